@@ -1,0 +1,58 @@
+# railscope: `make demo` shows the main job, `make test` proves it.  Both install what they need.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+# Debian packages.  build: the BPF objects and the demo's workload.  run: the agent and the demo.
+# test: what only tests and the bench use.
+PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
+PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
+PACKAGES_TEST := prometheus systemd systemd-container dbus nftables curl procps
+PACKAGES_BENCH := bpftrace python3-bpfcc linux-headers-amd64
+
+include build.mk
+
+.PHONY: setup build demo test lint bench packages packages-test packages-bench clean wheel
+
+setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
+
+packages:
+	@./install-packages $(PACKAGES_BUILD) $(PACKAGES_RUN)
+packages-test:
+	@./install-packages $(PACKAGES_TEST)
+packages-bench:
+	@./install-packages $(PACKAGES_BENCH)
+
+$(STAMPS)/venv: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@mkdir -p $(STAMPS) && touch $@
+
+build: $(BUILT)  ## compile the BPF objects and the demo's workload
+
+demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
+	$(BIN)/railscope demo
+
+test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
+	$(BIN)/python -m pytest
+
+$(STAMPS)/nccl: tests/nccl/wheels.txt
+	tests/nccl/fetch-wheels $(BIN)/python
+	@mkdir -p $(STAMPS) && touch $@
+
+lint: $(STAMPS)/venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the peers, as a table and JSON
+	$(BIN)/python -m tests.bench
+
+wheel: setup  ## a wheel with the BPF objects in it
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(BUILT) build dist *.egg-info

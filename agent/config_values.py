@@ -1,0 +1,154 @@
+"""How the texts of options and of the configuration file become values.
+
+Each reader takes a text and raises ValueError with one sentence that says what is wrong and what is allowed; the
+command line and the configuration file share them, so that both accept the same and complain alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+}
+_DURATION_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)(ns|us|µs|ms|s|m|h|d)")
+_DURATION: Final = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_SIZE: Final = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)?")
+_SIZE_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_INTEGER: Final = re.compile(r"[0-9]{1,18}")
+_ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]*):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    host: str
+    """Without brackets; empty: every address of the host."""
+    port: int
+    """0: any free port."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def listen_address(text: str) -> ListenAddress:
+    """`127.0.0.1:9779`, `[::1]:9779`, `:9779`."""
+    found = _ADDRESS.fullmatch(text)
+    if not found or int(found["port"]) > 65535:
+        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:9779, [::1]:9779 or :9779")
+    return ListenAddress(found["host"].strip("[]"), int(found["port"]))
+
+
+def duration_ns(shortest: str, longest: str) -> Callable[[str], int]:
+    """Reader of durations such as `100ms`, `1.5s` or `1m30s`, as nanoseconds, between two bounds."""
+    low, high = _duration(shortest), _duration(longest)
+
+    def read(text: str) -> int:
+        value = _duration(text)
+        if not low <= value <= high:
+            raise ValueError(f"{text} is out of range: allowed is {shortest} to {longest}")
+        return value
+
+    return read
+
+
+def _duration(text: str) -> int:
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration: write a number with its unit, such as 100ms, 10s or 5m")
+    return int(sum(Decimal(number) * _NANOSECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
+
+
+def size_bytes(smallest: str, largest: str) -> Callable[[str], int]:
+    """Reader of sizes such as `65536`, `64KiB` or `8MiB`, as bytes, between two bounds."""
+    low, high = _size(smallest), _size(largest)
+
+    def read(text: str) -> int:
+        value = _size(text)
+        if not low <= value <= high:
+            raise ValueError(f"{text} is out of range: allowed is {smallest} to {largest}")
+        return value
+
+    return read
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text!r} is no size: write bytes, or a number with KiB, MiB or GiB, such as 64KiB")
+    return int(found[1]) * _SIZE_UNITS[found[2] or "B"]
+
+
+def power_of_two_bytes(smallest: str, largest: str) -> Callable[[str], int]:
+    """Reader of a ring buffer's size: the kernel takes powers of two only."""
+    in_range = size_bytes(smallest, largest)
+
+    def read(text: str) -> int:
+        value = in_range(text)
+        if value & (value - 1):
+            raise ValueError(f"{text} is no power of two, such as 4MiB, 8MiB or 16MiB")
+        return value
+
+    return read
+
+
+def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(f"{text!r} is no whole number: allowed is {smallest} to {largest}")
+        value = int(text)
+        if not smallest <= value <= largest:
+            raise ValueError(f"{text} is out of range: allowed is {smallest} to {largest}")
+        return value
+
+    return read
+
+
+def power_of_two(largest: int) -> Callable[[str], int]:
+    in_range = whole_number(1, largest)
+
+    def read(text: str) -> int:
+        value = in_range(text)
+        if value & (value - 1):
+            raise ValueError(f"{text} is no power of two: allowed are 1, 2, 4, … {largest}")
+        return value
+
+    return read
+
+
+def one_of(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"{text!r} is not allowed: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
+        return text
+
+    return read
+
+
+def folder(text: str) -> Path:
+    """A path; it need not exist."""
+    if not text:
+        raise ValueError("'' is no path of a folder")
+    return Path(text)
+
+
+def optional_file(text: str) -> Path | None:
+    """A path; the empty text is none."""
+    return Path(text) if text else None
+
+
+def telemetry_path(text: str) -> str:
+    """The path under which metrics are served."""
+    if not re.fullmatch(r"/[\w.~/-]+", text, re.ASCII) or text in ("/healthz", "/readyz"):
+        raise ValueError(f"{text!r} is no path for metrics: write one such as /metrics (not /, /healthz or /readyz)")
+    return text

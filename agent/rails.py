@@ -1,0 +1,279 @@
+"""Which network devices are rails, and which number each rail has.
+
+The first that says something decides, namespace by namespace:
+
+1. the configuration: names or patterns, with a number where one is given (`eth2=0`);
+2. NCCL_SOCKET_IFNAME of the jobs that run there, read as NCCL reads it;
+3. NCCL's own choice without it: devices named `ib…`, else all but `docker…`, `lo…` and `virbr…` (ncclFindInterfaces
+   in NCCL's src/misc/socket.cc).
+
+Of what NCCL would take, parts of bonds and bridges are left out, as they have no address of their own; and, where
+nobody named them, what is switched off and what containers and hypervisors make beside hardware.
+
+Rails are numbered by position in natural order (eth2 before eth10).  A device that was a rail stays one, also when
+it is switched off: a rail that is down is the one people look for.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agent.sampling import DeviceTotals
+from agent.snapshot import UNKNOWN, Histogram, RailFacts
+from agent.totals import RATE_BOUNDS
+from probes.netdev.inventory import NetworkDevice
+
+_DEFAULT_FIRST: Final = "ib"
+_DEFAULT_EXCLUDED: Final = "^docker,lo,virbr"
+_DEFAULT_LAST: Final = ("docker", "lo", "virbr")
+_NOT_HARDWARE: Final = frozenset(
+    {"bridge", "veth", "tun", "dummy", "ifb", "vxlan", "geneve", "gre", "wireguard", "representor", "openvswitch"}
+)
+"""Kinds that carry no traffic of their own off the host, or carry that of containers and virtual machines."""
+
+SEVERITIES: Final = {
+    "carrier_changes": "page",
+    "rx_errors": "warn",
+    "tx_errors": "warn",
+    "rx_dropped": "warn",
+    "tx_dropped": "warn",
+    "rx_dropped_or_missed": "warn",
+    "rx_crc_errors": "warn",
+    "rx_length_errors": "warn",
+    "rx_over_errors": "warn",
+    "rx_frame_errors": "warn",
+    "rx_fifo_errors": "warn",
+    "rx_missed_errors": "warn",
+    "tx_aborted_errors": "warn",
+    "tx_carrier_errors": "warn",
+    "tx_fifo_errors": "warn",
+    "tx_heartbeat_errors": "warn",
+    "tx_window_errors": "warn",
+}
+"""How much an increase matters: `page` on any, `warn` on a rate; every other counter is `context`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailPattern:
+    """One entry of the configuration."""
+
+    glob: str
+    rail: str
+    """Number given to it; empty for its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailDecision:
+    """What one device is, and why."""
+
+    device: NetworkDevice
+    rail: str | None
+    """The rail's number; None: not a rail."""
+    reason: str
+
+
+def parse_rail_patterns(texts: Iterable[str]) -> tuple[RailPattern, ...]:
+    """Patterns from `eth2`, `eth*` or `eth2=0`.
+
+    Raises:
+        ValueError: an entry has no name, or a number is given to a pattern that several devices can match.
+    """
+    patterns = []
+    for text in texts:
+        glob, equals, rail = (part.strip() for part in text.partition("="))
+        if not glob or (equals and not rail):
+            raise ValueError(f"rail pattern {text!r}: write a device name, a pattern such as eth*, or eth2=0")
+        if rail and set(glob) & set("*?["):
+            raise ValueError(f"rail pattern {text!r}: give a rail number to one device name, not to a pattern")
+        patterns.append(RailPattern(glob, rail))
+    return tuple(patterns)
+
+
+def socket_interface_matches(value: str, name: str) -> bool:
+    """Whether NCCL_SOCKET_IFNAME=`value` lets NCCL use the device: prefixes by comma, `=` exact, `^` all but these."""
+    exclude = value.startswith("^")
+    rest = value[1:] if exclude else value
+    exact = rest.startswith("=")
+    rest = rest[1:] if exact else rest
+    # What follows a colon is a port; an empty list matches everything.
+    wanted = [token.split(":", 1)[0] for token in rest.split(",")]
+    wanted = [token for token in wanted if token]
+    matches = not wanted or any(name == token if exact else name.startswith(token) for token in wanted)
+    return matches != exclude
+
+
+def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """Sorting key in which eth2 comes before eth10."""
+    return tuple(
+        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"([0-9]+)", name) if part
+    )
+
+
+def decide_rails(
+    devices: Iterable[NetworkDevice],
+    *,
+    patterns: Sequence[RailPattern] = (),
+    socket_interfaces: Mapping[int, Sequence[str]] | None = None,
+    known: Collection[tuple[int, str]] = (),
+) -> tuple[RailDecision, ...]:
+    """Decide about every device, by namespace and natural order of names.
+
+    `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs in each network namespace (by inode), `known`
+    the (namespace, name) of devices that were rails by NCCL's own choice before.
+    """
+    namespaces: defaultdict[int, list[NetworkDevice]] = defaultdict(list)
+    for device in devices:
+        namespaces[device.netns].append(device)
+    decisions: list[RailDecision] = []
+    for netns, members in sorted(namespaces.items()):
+        members.sort(key=lambda device: natural_order(device.name))
+        values = [value for value in (socket_interfaces or {}).get(netns, ()) if len(value) > 1]
+        if patterns:
+            chosen = _configured(members, patterns)
+        elif values:
+            chosen = [_requested(device, values, _obstacle(device, members, known)) for device in members]
+        else:
+            chosen = _by_default(members, known)
+        decisions += _number(chosen, {pattern.glob: pattern.rail for pattern in patterns if pattern.rail})
+    return tuple(decisions)
+
+
+_Choice = tuple[NetworkDevice, bool, str]
+"""Device, whether it is a rail, why."""
+
+
+def _configured(members: list[NetworkDevice], patterns: Sequence[RailPattern]) -> list[_Choice]:
+    choices: list[_Choice] = []
+    for device in members:
+        match = next((entry.glob for entry in patterns if fnmatch.fnmatchcase(device.name, entry.glob)), None)
+        reason = "matches no configured rail" if match is None else f"configured: {match}"
+        choices.append((device, match is not None, reason))
+    return choices
+
+
+def _requested(device: NetworkDevice, values: list[str], obstacle: str) -> _Choice:
+    """Whether a job asked for it by name, be it switched off or not; or left it in, and nothing speaks against it."""
+    refusal = f"left out by NCCL_SOCKET_IFNAME={values[0]}"
+    for value in values:
+        if socket_interface_matches(value, device.name):
+            if not device.master and (not obstacle or not value.startswith("^")):
+                return device, True, f"NCCL_SOCKET_IFNAME={value}"
+            refusal = obstacle
+    return device, False, refusal
+
+
+def _by_default(members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> list[_Choice]:
+    reasons = {device.name: _obstacle(device, members, known) for device in members}
+    usable = [device for device in members if not reasons[device.name]]
+    for value in (_DEFAULT_FIRST, _DEFAULT_EXCLUDED, *_DEFAULT_LAST):
+        names = {device.name for device in usable if socket_interface_matches(value, device.name)}
+        if names:
+            break
+    chosen = f"NCCL's own choice: {_words(value)}"
+    return [
+        (device, device.name in names, chosen if device.name in names else reasons[device.name] or f"not {chosen}")
+        for device in members
+    ]
+
+
+def _words(value: str) -> str:
+    return f"all but {value[1:]}" if value.startswith("^") else f"devices named {value}…"
+
+
+def _obstacle(device: NetworkDevice, members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> str:
+    """Why NCCL would not send through a device, or why that would not be a rail; empty if nothing speaks against."""
+    if device.master:
+        return f"part of {device.master}"
+    hardware = any(member.kind == "physical" and not _unused(member, known) for member in members)
+    if device.kind in _NOT_HARDWARE and hardware:
+        return f"{device.kind} beside hardware"
+    return "switched off" if _unused(device, known) else ""
+
+
+def _unused(device: NetworkDevice, known: Collection[tuple[int, str]]) -> bool:
+    return device.up is False and (device.netns, device.name) not in known
+
+
+def _number(choices: list[_Choice], given: Mapping[str, str]) -> list[RailDecision]:
+    """Given numbers first; the others by position, leaving out numbers that are taken."""
+    taken = {given[device.name] for device, chosen, _reason in choices if chosen and device.name in given}
+    free = (str(number) for number in range(len(choices) + len(taken)) if str(number) not in taken)
+    return [
+        RailDecision(device, (given.get(device.name) or next(free)) if chosen else None, reason)
+        for device, chosen, reason in choices
+    ]
+
+
+def netns_labels(devices: Iterable[NetworkDevice], named: Mapping[int, str]) -> dict[tuple[int, str], str]:
+    """The `netns` label of every (namespace, name): empty where the name is in one namespace only.
+
+    `named` holds the names that namespaces have, by inode; one without a name is `net:[inode]`.
+    """
+    homes: defaultdict[str, set[int]] = defaultdict(set)
+    for device in devices:
+        homes[device.name].add(device.netns)
+    return {
+        (netns, name): named.get(netns, f"net:[{netns}]") if len(namespaces) > 1 else ""
+        for name, namespaces in homes.items()
+        for netns in namespaces
+    }
+
+
+def rail_facts(
+    decision: RailDecision,
+    totals: DeviceTotals | None,
+    *,
+    netns_label: str,
+    gpu: str = UNKNOWN,
+    transmit_wire_bytes: int | None = None,
+    receive_wire_bytes: int | None = None,
+    transmit_explained_ratio: float | None = None,
+    receive_explained_ratio: float | None = None,
+) -> RailFacts:
+    """What a snapshot says about one rail; `totals` is None while no source has read it.
+
+    Raises:
+        ValueError: the device is not a rail.
+    """
+    device = decision.device
+    if decision.rail is None:
+        raise ValueError(f"{device.name} is not a rail: {decision.reason}")
+    empty = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
+    counted = totals.counters if totals else ()
+    if device.carrier_changes is not None:
+        counted = (*counted, ("carrier_changes", device.carrier_changes))
+    return RailFacts(
+        rail=decision.rail,
+        device=device.name,
+        port="",
+        netdev=device.name,
+        netns=netns_label,
+        pci=device.pci or UNKNOWN,
+        numa=UNKNOWN if device.numa_node is None else str(device.numa_node),
+        gpu=gpu,
+        link_layer=device.link_layer,
+        driver=device.driver or UNKNOWN,
+        up=_works(device),
+        speed_bytes_per_second=device.speed_bytes_per_second,
+        transmit_bytes=totals.transmit_bytes if totals else 0,
+        receive_bytes=totals.receive_bytes if totals else 0,
+        transmit_wire_bytes=transmit_wire_bytes,
+        receive_wire_bytes=receive_wire_bytes,
+        transmit_explained_ratio=transmit_explained_ratio,
+        receive_explained_ratio=receive_explained_ratio,
+        transmit_rate=totals.transmit_rate if totals else empty,
+        receive_rate=totals.receive_rate if totals else empty,
+        counters=tuple((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
+    )
+
+
+def _works(device: NetworkDevice) -> bool | None:
+    """Switched on and connected; None where one of them cannot be known."""
+    if device.up is False or device.carrier is False:
+        return False
+    return True if device.up and device.carrier else None

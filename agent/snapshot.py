@@ -1,0 +1,157 @@
+"""What the agent knows at one moment, as one immutable value.
+
+The daemon makes a `Snapshot`; exporters, the demo and the terminal only read it.  Three notions of bytes are kept
+apart by name: payload (count × dtype size), wire (payload × algorithm factor: what should leave the node), port
+(what the network device counted).  What is not known is the string "unknown" in a label, `None` in a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+UNKNOWN: Final = "unknown"
+
+Labels = tuple[tuple[str, str], ...]
+"""Label names and values in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by bucket, not cumulative."""
+
+    bounds: tuple[float, ...]
+    """Upper bounds, inclusive, ascending, without +Inf; in the metric's unit."""
+    counts: tuple[int, ...]
+    """One more than `bounds`: the last counts what lies above every bound."""
+    sum: float | None
+    """Sum of what was observed, in the metric's unit; None where the kernel kept only buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTotal:
+    """The node's exact total for one kind of call; never falls, also when processes end."""
+
+    op: str
+    dtype: str
+    gpu: str
+    calls: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpHistogram:
+    op: str
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class OpTotal:
+    """Calls and payload of one op on one communicator, from one rank."""
+
+    op: str
+    calls: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorFacts:
+    """One rank's end of one communicator: what `comm_info` and the `comm_*` series show."""
+
+    comm: str
+    """NCCL's commHash as 16 hex digits."""
+    rank: str
+    nranks: str
+    gpu: str
+    node_rank: str
+    """Index of this node within the communicator."""
+    local_ranks: str
+    """Ranks of this communicator on this node."""
+    nccl_version: str
+    pid: int
+    netns: str
+    job: Labels
+    """Facts of the job (`job`, `pod`, `namespace`, `world_rank`, …) as label pairs."""
+    identity_source: str
+    """How the identity was read: `layout` (struct fields), `init` (arguments of the init call), `unknown`."""
+    enqueued: int
+    """Operations given to NCCL on this communicator so far."""
+    ops: tuple[OpTotal, ...]
+    alive: bool
+    """False once the communicator was destroyed or its process ended; it stays readable for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailFacts:
+    """One network port that collectives use, and what it carried."""
+
+    rail: str
+    device: str
+    port: str
+    netdev: str
+    netns: str
+    """Label of the network namespace; empty where no other namespace has a device of this name."""
+    pci: str
+    numa: str
+    gpu: str
+    link_layer: str
+    driver: str
+    up: bool | None
+    speed_bytes_per_second: int | None
+    transmit_bytes: int
+    """Port bytes since railscope first saw the device; never falls."""
+    receive_bytes: int
+    transmit_wire_bytes: int | None
+    """Wire bytes that the observed collectives should have put on this rail; None: cannot be known."""
+    receive_wire_bytes: int | None
+    transmit_explained_ratio: float | None
+    receive_explained_ratio: float | None
+    transmit_rate: Histogram
+    """Distribution of short-interval rates, bytes per second."""
+    receive_rate: Histogram
+    counters: tuple[tuple[str, str, int], ...]
+    """(counter, severity, value) of every error and congestion counter found."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorResult:
+    """How the last run of one source went."""
+
+    collector: str
+    success: bool
+    duration_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProbe:
+    library: str
+    nccl_version: str
+    program: str
+    attached: bool
+    layout_source: str
+    """How struct layouts of this library are known: `build-id`, `dwarf`, `accessors`, `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is exported, at one moment."""
+
+    realtime_ns: int
+    version: str
+    kernel: str
+    collectives: tuple[CollectiveTotal, ...] = ()
+    sizes: tuple[OpHistogram, ...] = ()
+    enqueue_times: tuple[OpHistogram, ...] = ()
+    communicators: tuple[CommunicatorFacts, ...] = ()
+    rails: tuple[RailFacts, ...] = ()
+    collectors: tuple[CollectorResult, ...] = ()
+    probes: tuple[AttachedProbe, ...] = ()
+    events_lost: Mapping[str, int] = field(default_factory=dict)
+    """By reason; every reason is present from the start, with 0."""
+    series_dropped: Mapping[str, int] = field(default_factory=dict)
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By program: calibrated cost that the probes put on the observed processes, seconds."""
+    processes_observed: int = 0
+    simulated: bool = False
+    """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""

@@ -1,0 +1,140 @@
+"""What devices carried since they were first seen, and how fast: readings of counters turned into totals and rates.
+
+A total never falls.  A counter that fell, a device that is another one under the same name, or a step that no link
+could carry starts a new baseline: nothing is added for it, and it is counted.  A rate is the difference of bytes over
+the measured time between two reads, sorted into a histogram per device and direction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.netdev.counters import CounterReading, Values
+
+_MEGABITS: Final = (
+    *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
+    *(1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 200_000, 400_000, 800_000),
+)
+RATE_BOUNDS: Final = tuple(megabits * 125_000.0 for megabits in _MEGABITS)
+"""Bytes per second; the upper ones are the speeds of links, so that a full link is told from one above it."""
+
+_IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
+"""Ten times the fastest link: a step beyond it is a counter that was set, not traffic."""
+_FORGET_NS: Final = 300_000_000_000
+"""A device that is gone keeps its totals this long, in case it comes back."""
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+
+class Totals:
+    """Totals and histograms of one source's devices.
+
+    The rows of the last reading come first, in its order; those of devices that are gone follow.  So a reading like
+    the one before, by far the usual case, touches the arrays as they are.
+    """
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        self.rows: dict[str, int] = {}
+        self.names: tuple[str, ...] = ()
+        """Devices of the last reading."""
+        self.resets = 0
+        self._generations: tuple[int, ...] = ()
+        self._bounds = np.array(RATE_BOUNDS)
+        self._directions = [fields.index("tx_bytes"), fields.index("rx_bytes")] if fields else []
+        self._read_ns = 0
+        """When the devices of the last reading were read."""
+        self._steady = False
+        """Whether all of them have a baseline from then."""
+        self._allocate(0)
+
+    def _allocate(self, count: int) -> None:
+        self.totals: Values = np.zeros((count, len(self.fields)), dtype=np.uint64)
+        self.counts: Counts = np.zeros((count, 2, len(RATE_BOUNDS) + 1), dtype=np.int64)
+        self.sums: Floats = np.zeros((count, 2))
+        self._previous: Values = np.zeros((count, len(self.fields)), dtype=np.uint64)
+        self._previous_ns: Counts = np.full(count, -1, dtype=np.int64)
+        """When `_previous` was read; -1: no baseline.  Up to date only between steady times."""
+        self._generation: Counts = np.zeros(count, dtype=np.int64)
+        self._first_bucket = np.arange(count * 2).reshape(count, 2) * (len(RATE_BOUNDS) + 1)
+
+    def add(self, reading: CounterReading, *, rates: bool) -> None:
+        """Take in one reading; `rates` is False after a gap, whose average is not a short-interval rate."""
+        now_ns = (reading.before_ns + reading.after_ns) // 2
+        if reading.names != self.names or reading.generations != self._generations:
+            self._arrange(reading, now_ns)
+        count = len(reading.names)
+        if count == 0:
+            return
+        values, previous = reading.values, self._previous[:count]
+        elapsed: Floats | float
+        if self._steady:
+            elapsed = max(now_ns - self._read_ns, 1) / 1e9
+        else:
+            elapsed = np.maximum(now_ns - self._previous_ns[:count, np.newaxis], 1) / 1e9
+        fallen = values < previous
+        delta = values - previous  # wraps where it fell
+        rate = delta[:, self._directions] / elapsed
+        if self._steady and not fallen.any() and rate.max() <= _IMPLAUSIBLE_BYTES_PER_SECOND:
+            self.totals[:count] += delta
+            if rates:
+                self._observe(rate, slice(None))
+        else:
+            self._add_some(fallen, delta, rate, rates=rates)
+        previous[:] = values
+        self._read_ns = now_ns
+        self._steady = True
+
+    def _add_some(self, fallen: npt.NDArray[np.bool_], delta: Values, rate: Floats, *, rates: bool) -> None:
+        """As `add` when some device has no baseline or gets a new one."""
+        count = len(delta)
+        known = np.ones(count, dtype=np.bool_) if self._steady else self._previous_ns[:count] >= 0
+        good = known & ~fallen[:, self._directions].any(axis=1) & (rate <= _IMPLAUSIBLE_BYTES_PER_SECOND).all(axis=1)
+        self.resets += int((known & ~good).sum())
+        # An error counter that a driver corrects downwards stands still; only bytes that fall mean a new beginning.
+        self.totals[:count] += np.where(fallen | ~good[:, np.newaxis], np.uint64(0), delta)
+        if rates:
+            self._observe(rate, good)
+
+    def _observe(self, rate: Floats, which: slice | npt.NDArray[np.bool_]) -> None:
+        count = len(rate)
+        buckets = np.searchsorted(self._bounds, rate, side="left")
+        buckets += self._first_bucket[:count]
+        self.counts.reshape(-1)[buckets[which]] += 1
+        self.sums[:count][which] += rate[which]
+
+    def _arrange(self, reading: CounterReading, now_ns: int) -> None:
+        """Put the rows in the reading's order, with new ones; drop those of devices that have been gone for long."""
+        if self._steady:
+            self._previous_ns[: len(self.names)] = self._read_ns
+        self._steady = False
+        current = set(reading.names)
+        gone = [
+            name
+            for name, row in self.rows.items()
+            if name not in current and now_ns - self._previous_ns[row] < _FORGET_NS
+        ]
+        order = {name: row for row, name in enumerate((*reading.names, *gone))}
+        kept = [name for name in order if name in self.rows]
+        sources, targets = [self.rows[name] for name in kept], [order[name] for name in kept]
+        before = self._arrays()
+        self._allocate(len(order))
+        for source, target in zip(before, self._arrays(), strict=True):
+            target[targets] = source[sources]
+        self.rows = order
+        generations = np.array(reading.generations, dtype=np.int64)
+        known = self._previous_ns[: len(generations)]
+        another = (self._generation[: len(generations)] != generations) & (known >= 0)
+        self.resets += int(another.sum())
+        known[another] = -1
+        self._generation[: len(generations)] = generations
+        self.names = reading.names
+        self._generations = reading.generations
+
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """What belongs to a row and moves with it."""
+        return self.totals, self.counts, self.sums, self._previous, self._previous_ns, self._generation

@@ -1,0 +1,165 @@
+"""Every metric railscope shows: name, kind, labels and meaning.
+
+The names are a contract with dashboards and alerts.  Three notions of bytes are kept apart by word: payload (count ×
+dtype size), wire (payload × algorithm factor: what should leave the node), port (what the network device counted).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from exporters.metric import Metric
+
+PREFIX: Final = "railscope_"
+
+
+def _counter(name: str, labels: str, help: str) -> Metric:
+    return Metric(f"{PREFIX}{name}_total", "counter", tuple(labels.split()), help)
+
+
+def _gauge(name: str, labels: str, help: str) -> Metric:
+    return Metric(PREFIX + name, "gauge", tuple(labels.split()), help)
+
+
+def _histogram(name: str, labels: str, help: str) -> Metric:
+    return Metric(PREFIX + name, "histogram", tuple(labels.split()), help)
+
+
+COLLECTIVE_CALLS: Final = _counter(
+    "collective_calls",
+    "op dtype gpu",
+    "NCCL calls on this node, exact; includes processes that have ended.",
+)
+COLLECTIVE_PAYLOAD_BYTES: Final = _counter(
+    "collective_payload_bytes",
+    "op dtype gpu",
+    "Payload in bytes (count x dtype size) given to NCCL on this node, exact; includes processes that have ended.",
+)
+COLLECTIVE_SIZE_BYTES: Final = _histogram(
+    "collective_size_bytes",
+    "op",
+    "Payload of one NCCL call in bytes, in powers of two.",
+)
+COLLECTIVE_ENQUEUE_SECONDS: Final = _histogram(
+    "collective_enqueue_seconds",
+    "op",
+    "Host time inside the NCCL call in seconds, sampled: the enqueue, not how long the collective took.",
+)
+COMM_INFO: Final = _gauge(
+    "comm_info",
+    "comm rank nranks gpu node_rank local_ranks nccl_version pid netns identity_source",
+    "Always 1: identity of one rank's end of a communicator and of its job; leaves a while after the process.",
+)
+COMM_ENQUEUED: Final = _counter(
+    "comm_enqueued",
+    "comm rank",
+    "Operations this rank gave to NCCL on this communicator; ranks of one communicator should advance together.",
+)
+RAIL_INFO: Final = _gauge(
+    "rail_info",
+    "rail device port netdev pci gpu numa link_layer driver",
+    "Always 1: the network port behind a rail; gpu is the nearest GPU.",
+)
+RAIL_TRANSMIT_BYTES: Final = _counter(
+    "rail_transmit_bytes",
+    "rail device port",
+    "Port bytes sent, as the device counted them since railscope first saw it.",
+)
+RAIL_RECEIVE_BYTES: Final = _counter(
+    "rail_receive_bytes",
+    "rail device port",
+    "Port bytes received, as the device counted them since railscope first saw it.",
+)
+RAIL_EXPECTED_WIRE_BYTES: Final = _counter(
+    "rail_expected_wire_bytes",
+    "rail device direction",
+    "Wire bytes that the observed collectives should have put on this rail (payload x algorithm factor); "
+    "absent where that cannot be known.",
+)
+RAIL_EXPLAINED_RATIO: Final = _gauge(
+    "rail_explained_ratio",
+    "rail device direction",
+    "Expected wire bytes over port bytes: 1 when the observed collectives explain the traffic; "
+    "absent where that cannot be known.",
+)
+RAIL_RATE: Final = _histogram(
+    "rail_rate_bytes_per_second",
+    "rail device direction",
+    "Port bytes per second over short intervals: shows bursts that a scrape interval averages away.",
+)
+RAIL_UP: Final = _gauge("rail_up", "rail device port", "1 if the link is up, 0 if it is down; absent if unknown.")
+RAIL_SPEED: Final = _gauge(
+    "rail_speed_bytes_per_second",
+    "rail device port",
+    "Line rate of the link in bytes per second, one direction; absent if unknown.",
+)
+RAIL_COUNTER: Final = _counter(
+    "rail_counter",
+    "rail device port counter severity",
+    "Error and congestion events, by the driver's name for the counter.",
+)
+COLLECTOR_SUCCESS: Final = _gauge(
+    "collector_success",
+    "collector",
+    "1 if the last run of this source worked, 0 if it failed; the other sources are unaffected.",
+)
+COLLECTOR_DURATION: Final = _gauge(
+    "collector_duration_seconds", "collector", "How long the last run of this source took, in seconds."
+)
+PROBE_ATTACHED: Final = _gauge(
+    "probe_attached",
+    "library nccl_version program",
+    "1 if this eBPF program is attached to this NCCL library, 0 if it is not.",
+)
+PROBE_LAYOUT_INFO: Final = _gauge(
+    "probe_layout_info",
+    "library nccl_version layout_source",
+    "Always 1: how struct layouts of this NCCL library are known; unknown means ranks come from init calls only.",
+)
+EVENTS_LOST: Final = _counter(
+    "events_lost", "reason", "Events that railscope itself lost; counts and bytes stay exact."
+)
+SERIES_DROPPED: Final = _counter(
+    "series_dropped", "reason", "Series left out of expositions, added up over expositions: rises while any is missing."
+)
+OVERHEAD_SECONDS: Final = _counter(
+    "overhead_seconds", "program", "Calibrated cost of this eBPF program to the observed processes, in seconds."
+)
+PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
+SNAPSHOT_TIMESTAMP: Final = _gauge(
+    "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
+)
+BUILD_INFO: Final = _gauge(
+    "build_info",
+    "version kernel simulated",
+    "Always 1: version of railscope and of the kernel; simulated is true when an input is recorded or synthesised.",
+)
+
+METRICS: Final = (
+    BUILD_INFO,
+    SNAPSHOT_TIMESTAMP,
+    PROCESSES_OBSERVED,
+    COLLECTIVE_CALLS,
+    COLLECTIVE_PAYLOAD_BYTES,
+    COLLECTIVE_SIZE_BYTES,
+    COLLECTIVE_ENQUEUE_SECONDS,
+    COMM_INFO,
+    COMM_ENQUEUED,
+    RAIL_INFO,
+    RAIL_UP,
+    RAIL_SPEED,
+    RAIL_TRANSMIT_BYTES,
+    RAIL_RECEIVE_BYTES,
+    RAIL_EXPECTED_WIRE_BYTES,
+    RAIL_EXPLAINED_RATIO,
+    RAIL_RATE,
+    RAIL_COUNTER,
+    PROBE_ATTACHED,
+    PROBE_LAYOUT_INFO,
+    OVERHEAD_SECONDS,
+    COLLECTOR_SUCCESS,
+    COLLECTOR_DURATION,
+    EVENTS_LOST,
+    SERIES_DROPPED,
+)
+"""In the order in which they are shown."""

@@ -1,0 +1,271 @@
+"""Which series a `Snapshot` becomes.
+
+Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
+makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
+are never more series than the budget allows: identity goes first, oldest communicator first, then what is merely
+detailed (error counters, rate distributions), then rails; the node's totals and railscope's own health stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+from agent.snapshot import CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
+from exporters import catalogue
+from exporters.budget import SeriesBudget
+from exporters.metric import Family, HistogramSample, LabelValues, Metric, Sample
+
+DROPPED_BY_CAP: Final = "cap"
+"""Reason in `series_dropped_total` for what the series budget left out."""
+
+_SAMPLES_PER_PAUSE: Final = 250
+_TRANSMIT: Final = "transmit"
+_RECEIVE: Final = "receive"
+_NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
+_NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A family before its samples are made; they may still meet under one label set."""
+
+    metric: Metric
+    samples: Iterable[Sample] = ()
+    histograms: Iterable[HistogramSample] = ()
+    more_labels: tuple[str, ...] = ()
+
+
+def families(
+    snapshot: Snapshot, budget: SeriesBudget | None = None, pause: Callable[[], None] = lambda: None
+) -> tuple[Family, ...]:
+    """All families of the snapshot that have at least one sample, in the catalogue's order.
+
+    What exceeds the budget is left out and added to the budget's total, which `series_dropped_total` shows with the
+    reason `cap`.  `snapshot.communicators` is taken to be oldest first.  `pause` is called after every few hundred
+    samples, about a third of a millisecond of work, for threads that must not wait until all are made.
+    """
+    budget = budget or SeriesBudget()
+    shown = _families(_drafts(snapshot), pause)
+    wanted = series = _series(shown)
+    allowed = budget.limit - len(snapshot.series_dropped.keys() | {DROPPED_BY_CAP})
+    # More than once only where rails share labels, and giving one up saved less than it seemed.
+    while series > allowed and (snapshot.communicators or snapshot.rails):
+        snapshot = _trimmed(snapshot, series - allowed)
+        shown = _families(_drafts(snapshot), pause)
+        series = _series(shown)
+    dropped_by_cap = snapshot.series_dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
+    reasons = {**snapshot.series_dropped, DROPPED_BY_CAP: dropped_by_cap}
+    return (*shown, *_families([_by_one_label(catalogue.SERIES_DROPPED, reasons.items())], pause))
+
+
+def _series(shown: Iterable[Family]) -> int:
+    return sum(family.series() for family in shown)
+
+
+def _families(drafts: Iterable[_Draft], pause: Callable[[], None]) -> list[Family]:
+    """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
+    made = []
+    for draft in drafts:
+        values: dict[LabelValues, int | float] = {}
+        samples = iter(draft.samples)
+        while batch := list(islice(samples, _SAMPLES_PER_PAUSE)):
+            if draft.metric.kind == "counter":
+                for labels, value in batch:
+                    values[labels] = values[labels] + value if labels in values else value
+            else:
+                for labels, value in batch:
+                    values.setdefault(labels, value)
+            pause()
+        histograms: dict[LabelValues, Histogram] = {}
+        for labels, histogram in draft.histograms:
+            if histogram.counts:
+                histograms.setdefault(labels, histogram)
+        if values or histograms:
+            names = draft.metric.labels + draft.more_labels
+            made.append(Family(draft.metric, names, tuple(values.items()), tuple(histograms.items())))
+    return made
+
+
+def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
+    """Every family but `series_dropped_total`, without regard to the budget."""
+    yield from _about_railscope(snapshot)
+    yield from _collectives(snapshot)
+    yield from _communicators(snapshot.communicators)
+    yield from _rails(snapshot.rails)
+    yield from _probes(snapshot)
+    yield from _collectors(snapshot)
+
+
+def _about_railscope(snapshot: Snapshot) -> Iterator[_Draft]:
+    build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
+    yield _Draft(catalogue.BUILD_INFO, [(build, 1)])
+    yield _Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
+    yield _Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
+
+
+def _collectives(snapshot: Snapshot) -> Iterator[_Draft]:
+    totals = snapshot.collectives
+    yield _Draft(catalogue.COLLECTIVE_CALLS, (((one.op, one.dtype, one.gpu), one.calls) for one in totals))
+    yield _Draft(
+        catalogue.COLLECTIVE_PAYLOAD_BYTES, (((one.op, one.dtype, one.gpu), one.payload_bytes) for one in totals)
+    )
+    yield _Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in snapshot.sizes))
+    yield _Draft(
+        catalogue.COLLECTIVE_ENQUEUE_SECONDS, histograms=(((one.op,), one.histogram) for one in snapshot.enqueue_times)
+    )
+
+
+def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Draft]:
+    # Every sample of comm_info has every job label, or a join on one of them would lose the others.
+    label_of = _job_label_names(communicators)
+    job_labels = tuple(dict.fromkeys(label_of.values()))
+    values_of: dict[Labels, tuple[str, ...]] = {}
+
+    def info(one: CommunicatorFacts) -> LabelValues:
+        job_values = values_of.get(one.job)
+        if job_values is None:
+            job = {label_of[name]: value for name, value in one.job if name in label_of}
+            job_values = values_of[one.job] = tuple(job.get(label, "") for label in job_labels)
+        # In the order of COMM_INFO.labels.
+        fixed = (one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version)
+        return (*fixed, str(one.pid), one.netns, one.identity_source, *job_values)
+
+    yield _Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
+    yield _Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
+
+
+def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
+    """The label that shows each fact of a job, by the fact's name, in the order of the labels.
+
+    Names come from the environment of other people's processes: what Prometheus does not take in a label's name
+    becomes `_`, and a fact named as one of ours is left out.
+    """
+    taken = frozenset(catalogue.COMM_INFO.labels)
+    shown = {}
+    for name in sorted({name for one in communicators for name, _ in one.job}):
+        label = _NOT_IN_LABEL_NAME.sub("_", name).lstrip("_")
+        if label and label[0].isdigit():
+            label = f"job_{label}"
+        if label and label not in taken:
+            shown[name] = label
+    return shown
+
+
+def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
+    yield _of_rails(
+        catalogue.RAIL_INFO,
+        ((one, (one.port, one.netdev, one.pci, one.gpu, one.numa, one.link_layer, one.driver), 1) for one in rails),
+    )
+    yield _of_rails(catalogue.RAIL_UP, ((one, (one.port,), None if one.up is None else int(one.up)) for one in rails))
+    yield _of_rails(catalogue.RAIL_SPEED, ((one, (one.port,), one.speed_bytes_per_second) for one in rails))
+    yield _of_rails(catalogue.RAIL_TRANSMIT_BYTES, ((one, (one.port,), one.transmit_bytes) for one in rails))
+    yield _of_rails(catalogue.RAIL_RECEIVE_BYTES, ((one, (one.port,), one.receive_bytes) for one in rails))
+    yield _of_rails(
+        catalogue.RAIL_EXPECTED_WIRE_BYTES,
+        (
+            (one, (direction,), value)
+            for one in rails
+            for direction, value in ((_TRANSMIT, one.transmit_wire_bytes), (_RECEIVE, one.receive_wire_bytes))
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_EXPLAINED_RATIO,
+        (
+            (one, (direction,), value)
+            for one in rails
+            for direction, value in ((_TRANSMIT, one.transmit_explained_ratio), (_RECEIVE, one.receive_explained_ratio))
+        ),
+    )
+    yield _Draft(
+        catalogue.RAIL_RATE,
+        histograms=(
+            ((one.rail, one.device, direction, one.netns or None), histogram)
+            for one in rails
+            for direction, histogram in ((_TRANSMIT, one.transmit_rate), (_RECEIVE, one.receive_rate))
+        ),
+        more_labels=("netns",),
+    )
+    yield _of_rails(
+        catalogue.RAIL_COUNTER,
+        ((one, (one.port, counter, severity), value) for one in rails for counter, severity, value in one.counters),
+    )
+
+
+def _of_rails(metric: Metric, values: Iterable[tuple[RailFacts, tuple[str, ...], int | float | None]]) -> _Draft:
+    """One sample a value; None, what cannot be known, is left out."""
+    samples = (
+        ((rail.rail, rail.device, *more, rail.netns or None), value)
+        for rail, more, value in values
+        if value is not None
+    )
+    return _Draft(metric, samples, more_labels=("netns",))
+
+
+def _probes(snapshot: Snapshot) -> Iterator[_Draft]:
+    yield _Draft(
+        catalogue.PROBE_ATTACHED,
+        (((one.library, one.nccl_version, one.program), int(one.attached)) for one in snapshot.probes),
+    )
+    yield _Draft(
+        catalogue.PROBE_LAYOUT_INFO,
+        (((one.library, one.nccl_version, one.layout_source), 1) for one in snapshot.probes),
+    )
+    yield _Draft(
+        catalogue.OVERHEAD_SECONDS, (((program,), value) for program, value in snapshot.overhead_seconds.items())
+    )
+
+
+def _collectors(snapshot: Snapshot) -> Iterator[_Draft]:
+    yield _Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in snapshot.collectors))
+    yield _Draft(
+        catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors)
+    )
+    yield _Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
+
+
+def _by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> _Draft:
+    return _Draft(metric, (((label,), value) for label, value in values))
+
+
+def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
+    """The snapshot without what stands for `excess` series, if that many can be given up."""
+    communicators, excess = _fewer_communicators(snapshot.communicators, excess)
+    rails = list(snapshot.rails)
+    # Last rail first, so that the rails that stay are the same from scrape to scrape.
+    for index in reversed(range(len(rails))):
+        if excess > 0:
+            excess -= len({counter[:2] for counter in rails[index].counters})
+            rails[index] = replace(rails[index], counters=())
+    for index in reversed(range(len(rails))):
+        if excess > 0:
+            excess -= _rate_series(rails[index])
+            rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
+    while rails and excess > 0:
+        excess -= _series(_families(_rails((rails.pop(),)), lambda: None))
+    return replace(snapshot, communicators=communicators, rails=tuple(rails))
+
+
+def _fewer_communicators(
+    communicators: tuple[CommunicatorFacts, ...], excess: int
+) -> tuple[tuple[CommunicatorFacts, ...], int]:
+    """What stays when the ended and then the oldest go until `excess` series are saved, and what excess is left."""
+    ends_of_rank = Counter((one.comm, one.rank) for one in communicators)
+    gone = set()
+    for index in sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index)):
+        if excess <= 0:
+            break
+        one = communicators[index]
+        gone.add(index)
+        ends_of_rank[one.comm, one.rank] -= 1
+        # Its comm_info, and its counter unless another end of the same rank still needs it.
+        excess -= 1 if ends_of_rank[one.comm, one.rank] else 2
+    return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
+
+
+def _rate_series(rail: RailFacts) -> int:
+    return _series(_families((draft for draft in _rails((rail,)) if draft.histograms), lambda: None))

@@ -1,0 +1,363 @@
+"""The HTTP server that Prometheus scrapes.
+
+Python's own `http.server` parses requests; what is added is what a daemon on a production node owes its host: a bound
+on connections, one deadline for each request however slowly it trickles in, one line instead of a traceback for
+every error, TLS and passwords from a web configuration file, and no name lookups on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agent.snapshot import Snapshot
+from exporters.budget import SeriesBudget
+from exporters.listen import ServerError, bound_socket, parse_listen_address
+from exporters.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
+from exporters.web_config import WebConfigFile
+
+__all__ = ["MetricsServer", "ServerError", "ServerSettings"]
+
+_logger: Final = logging.getLogger("railscope.http")
+_MAX_HEAD_BYTES: Final = 16 * 1024
+_END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
+_SEND_BYTES: Final = 256 * 1024
+_CLOSE_SECONDS: Final = 5.0
+_AFTER_FAILED_ACCEPT_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    listen_address: str = "127.0.0.1:9779"
+    telemetry_path: str = "/metrics"
+    max_connections: int = 16
+    """Connections served at once; further ones are answered 503, or closed where TLS is on."""
+    request_timeout_seconds: float = 10.0
+    """For a handshake, for a request to arrive once it began, and for an answer to be taken."""
+    idle_timeout_seconds: float = 120.0
+    """How long a connection may wait for its next request."""
+
+
+class MetricsServer:
+    """Serves metrics and health until closed.  Listens from construction on, answers from `start` on.
+
+    The callables run on connection threads: `snapshot` one call at a time, `healthy` and `ready` at any time.  Where
+    one raises, the client gets a 500 of one line and the log the reason.
+
+    Raises:
+        ServerError: the address or the telemetry path cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        snapshot: Callable[[], Snapshot],
+        healthy: Check,
+        ready: Check,
+        budget: SeriesBudget | None = None,
+        web: WebConfigFile | None = None,
+    ) -> None:
+        path = settings.telemetry_path
+        if not path.startswith("/") or path in (HEALTH_PATH, READY_PATH) or not path.isascii() or " " in path:
+            raise ServerError(f"cannot serve metrics at {path!r}: choose another --web.telemetry-path, as /metrics")
+        self._web = web
+        self._path = path
+        pages = Pages(
+            telemetry_path=path,
+            snapshot=snapshot,
+            healthy=healthy,
+            ready=ready,
+            budget=budget or SeriesBudget(),
+        )
+        self._address = parse_listen_address(settings.listen_address)
+        self._connections = _Connections(bound_socket(self._address), settings, pages, web)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also where the settings left the choice open."""
+        return int(self._connections.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where to reach it from this host; for every address, the loopback's."""
+        host = self._address.host or "localhost"
+        scheme = "https" if self._web and self._web.tls_context() else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def start(self) -> None:
+        """Begin to answer, on a thread of its own."""
+        self._thread = threading.Thread(target=self._connections.serve_forever, name="railscope-http", daemon=True)
+        self._thread.start()
+        _logger.info("metrics at %s%s", self.url, self._path)
+
+    def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._thread is not None:
+            # Wakes the accept loop, which otherwise looks for the end of its work twice a second.
+            _shut_down(self._connections.socket)
+            self._connections.shutdown()
+            self._thread.join()
+            self._thread = None
+        self._connections.end()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _ClientGoneError(Exception):
+    """The client closed, broke or stalled the connection."""
+
+
+class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Accepts connections and bounds their number.
+
+    Not `http.server.HTTPServer`: that one resolves the host's full name on start, which can take a resolver's
+    timeout on a node without DNS.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(
+        self, listener: socket.socket, settings: ServerSettings, pages: Pages, web: WebConfigFile | None
+    ) -> None:
+        socketserver.BaseServer.__init__(self, listener.getsockname(), _Connection)
+        self.socket = listener
+        self.settings = settings
+        self.pages = pages
+        self.web = web
+        self._open: dict[socket.socket, socket.socket] = {}
+        """The accepted socket, and what speaks for it: itself or TLS."""
+        self._changed = threading.Condition()
+        self.server_activate()
+
+    def end(self) -> None:
+        """Close the listener and every connection, and wait for their threads."""
+        self.server_close()
+        with self._changed:
+            for current in self._open.values():
+                _shut_down(current)
+            if not self._changed.wait_for(lambda: not self._open, timeout=_CLOSE_SECONDS):
+                _logger.warning("%d connections did not end in time", len(self._open))
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Out of file descriptors, most likely: the connection stays waiting, so do not spin on it.
+            time.sleep(_AFTER_FAILED_ACCEPT_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            full = len(self._open) >= self.settings.max_connections
+            if not full:
+                self._open[request] = request
+        if full:
+            self._refuse(request, client_address)
+        else:
+            super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(self.settings.request_timeout_seconds)
+        context = self.web.tls_context() if self.web else None
+        if context is None:
+            _Connection(request, client_address, self)
+            return
+        with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
+            with self._changed:
+                self._open[request] = secured
+            try:
+                secured.do_handshake()
+            except OSError as error:
+                _logger.info("%s: TLS handshake failed: %s", _peer(client_address), error)
+                return
+            if self.web is not None and not self.web.allows_peer(secured):
+                _logger.info("%s: refused: its certificate has no allowed name", _peer(client_address))
+                return
+            _Connection(secured, client_address, self)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._changed:
+            self._open.pop(request, None)
+            self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log what ended a connection; the client has had its answer."""
+        error = sys.exc_info()[1]
+        _logger.error("%s: %s: %s", _peer(client_address), type(error).__name__, error)
+        _logger.debug("where it was raised", exc_info=True)
+
+    def _refuse(self, request: socket.socket, client_address: Any) -> None:
+        _logger.warning("%s: refused: all %d connections are taken", _peer(client_address), len(self._open))
+        try:
+            if not (self.web and self.web.tls_context()):
+                request.setblocking(False)
+                request.send(
+                    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                    b"Content-Length: 21\r\nConnection: close\r\n\r\ntoo many connections\n"
+                )
+        except OSError as error:
+            _logger.debug("%s: %s", _peer(client_address), error)
+        finally:
+            self.shutdown_request(request)
+
+
+class _Connection(BaseHTTPRequestHandler):
+    """One client's requests, one after the other."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "railscope"
+    sys_version = ""
+    server: _Connections
+
+    def setup(self) -> None:
+        self.connection = self.request
+        self._arrived = b""
+        self._answered = True
+
+    def finish(self) -> None:
+        pass
+
+    def handle(self) -> None:
+        self.close_connection = False
+        try:
+            while not self.close_connection:
+                self.handle_one_request()
+        except _ClientGoneError as error:
+            _logger.debug("%s: %s", _peer(self.client_address), error)
+
+    def handle_one_request(self) -> None:
+        head = self._head()
+        self._answered = False
+        self.command = self.requestline = ""
+        if len(head) > _MAX_HEAD_BYTES:
+            self._finish(one_line(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too many header fields"), close=True)
+            return
+        self.rfile = BytesIO(head)
+        self.raw_requestline = self.rfile.readline()
+        try:
+            if self.parse_request():
+                has_body = self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers
+                self._finish(self._answer(), close=has_body)
+        finally:
+            # Where something raised: the client gets one line, `handle_error` logs the rest.
+            if not self._answered:
+                self._finish(one_line(HTTPStatus.INTERNAL_SERVER_ERROR, "railscope failed; see its log"), close=True)
+
+    def _answer(self) -> Answer:
+        web = self.server.web
+        if web is not None and not web.authorised(self.headers.get("Authorization", "")):
+            challenge = (("WWW-Authenticate", 'Basic realm="railscope", charset="UTF-8"'),)
+            return one_line(HTTPStatus.UNAUTHORIZED, "a user and password are required", challenge)
+        if self.command not in ("GET", "HEAD"):
+            return one_line(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", (("Allow", "GET, HEAD"),))
+        return self.server.pages.answer(
+            self.path.partition("?")[0],
+            accept=", ".join(self.headers.get_all("Accept", [])),
+            accept_encoding=", ".join(self.headers.get_all("Accept-Encoding", [])),
+        )
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
+        """Answer what could not be parsed; `parse_request` calls this."""
+        status = HTTPStatus(code)
+        self._finish(one_line(status, status.phrase.lower()), close=True)
+
+    def handle_expect_100(self) -> bool:
+        """No body is wanted, so nobody is told to go on and send one."""
+        return True
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        # As a literal: what a client sent must not be able to write lines of the log.
+        _logger.debug("%s: %r", _peer(self.client_address), format % arguments)
+
+    def _finish(self, answer: Answer, *, close: bool) -> None:
+        self._answered = True
+        self.close_connection = self.close_connection or close
+        self.wfile = BytesIO()
+        self.request_version = self.protocol_version
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in (*answer.headers, *(self.server.web.headers() if self.server.web else ())):
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        head = self.wfile.getvalue()
+        self._send(head if self.command == "HEAD" else head + answer.body)
+
+    def _head(self) -> bytes:
+        """The next request up to its empty line, or more than the limit of bytes where that does not come.
+
+        Raises:
+            _ClientGoneError: no request came, or not all of one in time.
+        """
+        deadline = time.monotonic() + self.server.settings.idle_timeout_seconds
+        started = False
+        while True:
+            if self._arrived and not started:
+                started = True
+                deadline = time.monotonic() + self.server.settings.request_timeout_seconds
+            end = _END_OF_HEAD.search(self._arrived)
+            if end or len(self._arrived) > _MAX_HEAD_BYTES:
+                cut = end.end() if end else len(self._arrived)
+                head, self._arrived = self._arrived[:cut], self._arrived[cut:]
+                return head
+            try:
+                self._wait_at_most_until(deadline)
+                more = self.connection.recv(_MAX_HEAD_BYTES)
+            except OSError as error:
+                raise _ClientGoneError(f"no request: {error}") from error
+            if not more:
+                raise _ClientGoneError("closed")
+            self._arrived += more
+
+    def _send(self, data: bytes) -> None:
+        deadline = time.monotonic() + self.server.settings.request_timeout_seconds
+        rest = memoryview(data)
+        try:
+            while rest:
+                self._wait_at_most_until(deadline)
+                rest = rest[self.connection.send(rest[:_SEND_BYTES]) :]
+        except OSError as error:
+            raise _ClientGoneError(f"answer not taken: {error}") from error
+
+    def _wait_at_most_until(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.connection.settimeout(left)
+
+
+def _shut_down(current: socket.socket) -> None:
+    try:
+        # The plain socket's, also for TLS: wake the thread that waits on it, without a farewell.
+        socket.socket.shutdown(current, socket.SHUT_RDWR)
+    except OSError as error:
+        _logger.debug("already closed: %s", error)
+
+
+def _peer(client_address: Any) -> str:
+    return str(client_address[0])

@@ -1,0 +1,81 @@
+"""Where a server listens: addresses as other exporters take them, `HOST:PORT`, `:PORT` and `[v6]:PORT`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass
+
+_ALL_HINT = "stop the other process or choose another --web.listen-address"
+
+
+class ServerError(Exception):
+    """The server cannot do what it was told; the text is one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    host: str
+    """Name or number; empty for every address of the host."""
+    port: int
+    """0 for any free port."""
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """`HOST:PORT`, `:PORT` or `[v6]:PORT`.
+
+    Raises:
+        ServerError: it is none of these.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    host_fits = (":" in host) == bracketed and not set(host) & set("[]")
+    port_fits = port.isascii() and port.isdigit() and int(port) <= 65535
+    if not (colon and host_fits and port_fits):
+        raise ServerError(f"cannot listen on {text!r}: expected HOST:PORT, :PORT or [v6]:PORT")
+    return ListenAddress(host, int(port))
+
+
+def bound_socket(address: ListenAddress) -> socket.socket:
+    """A TCP socket bound to the address but not yet listening; for every address it takes IPv6 and IPv4 alike.
+
+    Raises:
+        ServerError: the address is in use, is not one of this host's, or may not be used.
+    """
+    try:
+        if not address.host and socket.has_dualstack_ipv6():
+            try:
+                return _bound(socket.AF_INET6, ("::", address.port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+        found = socket.getaddrinfo(
+            address.host or "0.0.0.0", address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        # A name that stands for both, as localhost does, means IPv4, as scrape configurations write it.
+        family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+        return _bound(family, where)
+    except socket.gaierror as error:
+        problem = f"{str(error.strerror).lower()}; choose another --web.listen-address"
+    except OSError as error:
+        problem = f"{os.strerror(error.errno or 0).lower()}; {_ALL_HINT}"
+    raise ServerError(f"cannot listen on {address}: {problem}")
+
+
+def _bound(family: int, where: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if where[0] == "::" else 1)
+        sock.bind(where)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What the kernel side of the NCCL probes shares with probes/nccl/records.py: every struct here stands there once
+ * more as a numpy dtype, and both sides assert its size.
+ */
+#ifndef RAILSCOPE_NCCL_H
+#define RAILSCOPE_NCCL_H
+
+#include <linux/types.h>
+
+#define OP_COUNT 16
+#define OP_UNKNOWN 15
+#define DATA_TYPE_UNKNOWN 15
+#define UNIQUE_ID_BYTES 128
+#define NO_PEER (-1)
+#define NO_OFFSET 0xffffffffU
+#define COMMUNICATOR_MAGIC 0x0280028002800280ULL /* NCCL_MAGIC, src/include/comm.h, 2.18 to 2.32 */
+
+/*
+ * Attach cookie of a collective's entry point.  A place is 0-7: argument register; 8-14: stack slot, counted from
+ * the first stack argument; 15: the function has no such argument.
+ */
+#define COOKIE_OP(c) ((__u32)(c) & 0xff)
+#define COOKIE_PLACE(c, shift) ((__u32)((c) >> (shift)) & 0xf)
+#define PLACE_COMM 8
+#define PLACE_COUNT 12
+#define PLACE_DATA_TYPE 16
+#define PLACE_PEER 20
+#define PLACE_STREAM 24
+#define PLACE_NONE 15
+#define PLACE_STACK 8
+#define COOKIE_IS_INFO(c) (((c) >> 28) & 1) /* the first argument is a struct ncclInfo* */
+#define COOKIE_LIBRARY(c) ((__u32)((c) >> 32) & 0xffff)
+#define COOKIE_STACK_BYTES(c) ((__u32)((c) >> 48)) /* what the prologue pushed before the probed instruction */
+
+/* Cookie of a lifecycle function: same places, other meanings. */
+#define COOKIE_KIND(c) ((__u32)(c) & 0xff)
+#define PLACE_NEW_COMM 8 /* ncclComm_t*: where the new communicator will be stored */
+#define PLACE_RANKS 12
+#define PLACE_RANK 16
+#define PLACE_PARENT 20 /* ncclComm_t: the parent, or the communicator that ends */
+#define PLACE_UNIQUE_ID 24
+#define COOKIE_ID_BY_VALUE(c) (((c) >> 28) & 1)
+
+enum lifecycle_kind {
+	LIFECYCLE_SEEN = 0, /* first seen at an operation: it was made before the probes came */
+	LIFECYCLE_CONFIRMED = 1, /* identity filled in after the init call had returned (non-blocking, grouped) */
+	LIFECYCLE_INIT = 2,
+	LIFECYCLE_INIT_ALL = 3,
+	LIFECYCLE_SPLIT = 4,
+	LIFECYCLE_SHRINK = 5,
+	LIFECYCLE_GROW = 6,
+	LIFECYCLE_FINALIZE = 7,
+	LIFECYCLE_DESTROY = 8,
+	LIFECYCLE_ABORT = 9,
+	LIFECYCLE_REVOKE = 10,
+	LIFECYCLE_SUSPEND = 11,
+	LIFECYCLE_RESUME = 12,
+};
+
+enum stat {
+	STAT_CALLS, /* runs of the collective program at entry */
+	STAT_RETURNS, /* runs at return */
+	STAT_LIFECYCLE, /* runs of the lifecycle programs */
+	STAT_RING_FULL, /* events lost: the reader was too slow */
+	STAT_LIFECYCLE_RING_FULL,
+	STAT_AGGREGATES_FULL, /* calls counted in overflow_totals only */
+	STAT_COMMUNICATORS_FULL,
+	STAT_ARGUMENTS_UNREADABLE, /* struct ncclInfo or stack argument not resident */
+	STAT_FOREIGN_PID_NAMESPACE,
+	STAT_FILTERED,
+	STAT_COUNT,
+};
+
+/* One call, as written to the ring. */
+struct call_event {
+	__u64 time_ns; /* CLOCK_MONOTONIC at entry */
+	__u64 comm; /* communicator's address in its process */
+	__u64 stream;
+	__u64 payload_bytes;
+	__u32 tgid;
+	__u32 tid;
+	__u32 instance;
+	__u32 sequence; /* nth operation of this communicator, low 32 bits */
+	__s32 peer; /* peer of Send and Recv, root of rooted operations, else -1 */
+	__u32 cpu;
+	__u8 op;
+	__u8 data_type;
+	__u16 library;
+	__u32 reserved;
+};
+
+/* Exact counts: one entry per combination, per CPU. */
+struct aggregate_key {
+	__u32 tgid;
+	__u32 instance; /* 0: no communicator could be told */
+	__s32 peer;
+	__u8 op;
+	__u8 data_type;
+	__u8 size_bucket; /* payload in (2^(b-1), 2^b]; 0: up to one byte */
+	__u8 reserved;
+};
+
+struct aggregate {
+	__u64 calls;
+	__u64 payload_bytes;
+};
+
+struct enqueue_time {
+	__u64 calls;
+	__u64 sum_ns;
+	__u64 buckets[32]; /* i: up to 2^(7+i) ns; the last one has no bound */
+};
+
+struct identity {
+	__u64 comm_hash;
+	__s64 bus_id;
+	__s32 rank;
+	__s32 nranks;
+	__s32 cuda_dev;
+	__s32 nvml_dev;
+	__s32 node;
+	__s32 n_nodes;
+	__s32 local_rank;
+	__s32 local_ranks;
+};
+
+struct communicator_key {
+	__u64 comm;
+	__u32 tgid;
+	__u32 reserved;
+};
+
+struct communicator {
+	__u64 sequence; /* operations so far */
+	__u64 first_ns;
+	__u64 last_ns; /* last operation */
+	__u64 destroyed_ns; /* 0: alive */
+	__u32 instance; /* unique while the programs are loaded */
+	__u16 library;
+	__u8 confirmed; /* identity was read and its magics held */
+	__u8 attempts;
+	struct identity identity;
+};
+
+struct lifecycle_event {
+	__u64 time_ns;
+	__u64 comm;
+	__u64 parent;
+	__u32 tgid;
+	__u32 tid;
+	__u32 instance;
+	__u32 kind;
+	__s32 result; /* ncclResult_t of the call; 7 is "in progress" */
+	__s32 nranks; /* as given to the init call, -1 if the call has none */
+	__s32 rank;
+	__u16 library;
+	__u8 confirmed;
+	__u8 has_unique_id;
+	struct identity identity;
+	__u8 unique_id[UNIQUE_ID_BYTES];
+};
+
+/* Offsets in struct ncclComm of one library; NO_OFFSET where not known. */
+struct comm_layout {
+	__u32 known;
+	__u32 end_magic;
+	__u32 comm_hash;
+	__u32 rank;
+	__u32 nranks;
+	__u32 cuda_dev;
+	__u32 nvml_dev;
+	__u32 bus_id;
+	__u32 node;
+	__u32 n_nodes;
+	__u32 local_rank;
+	__u32 local_ranks;
+};
+
+#define ASSERT_SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type " is not " #size " bytes")
+ASSERT_SIZE(call_event, 64);
+ASSERT_SIZE(aggregate_key, 16);
+ASSERT_SIZE(aggregate, 16);
+ASSERT_SIZE(enqueue_time, 272);
+ASSERT_SIZE(identity, 48);
+ASSERT_SIZE(communicator_key, 16);
+ASSERT_SIZE(communicator, 88);
+ASSERT_SIZE(lifecycle_event, 232);
+ASSERT_SIZE(comm_layout, 48);
+
+#endif

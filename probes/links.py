@@ -1,0 +1,129 @@
+"""Attaching programs to functions of a file, and detaching them at once.
+
+`uprobe_multi` (kernel 6.6) attaches one program to many offsets with one link: fewer privileges, and closing it takes
+milliseconds.  Older kernels need one perf event and one link for each offset; closing one waits for the kernel's
+grace period, so they are closed side by side.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+
+from probes.bpf_syscall import (
+    BPF_TRACE_UPROBE_MULTI,
+    BPF_TRACE_UPROBE_SESSION,
+    KernelRefusal,
+    link_perf_uprobe,
+    link_uprobe_multi,
+)
+from probes.nccl.library import ProbePoint
+
+_CLOSERS = 32
+
+
+class AttachKind(Enum):
+    """How programs are attached."""
+
+    MULTI = "multi"
+    PERF = "perf"
+
+
+def supports_multi(program_fd: int, *, session: bool = False) -> bool:
+    """Whether the kernel has uprobe_multi links; `program_fd` was loaded for that attach type.
+
+    Asks for a link on a folder: a kernel that knows the type finds that it is no file (EBADF), another one finds the
+    request itself invalid (EINVAL).
+    """
+    attach_type = BPF_TRACE_UPROBE_SESSION if session else BPF_TRACE_UPROBE_MULTI
+    try:
+        os.close(link_uprobe_multi(program_fd, "/", [1], [0], attach_type=attach_type))
+    except KernelRefusal as refusal:
+        return refusal.errno == errno.EBADF
+    return True
+
+
+def perf_uprobe_type(sysfs: Path = Path("/sys")) -> int:
+    """The perf event type of uprobes.
+
+    Raises:
+        KernelRefusal: this kernel has none.
+    """
+    file = sysfs / "bus/event_source/devices/uprobe/type"
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        raise KernelRefusal(errno.EOPNOTSUPP, f"{file} cannot be read: this kernel has no uprobe events") from None
+
+
+class Links:
+    """Links that belong together, for one library say; they are gone after `close`, and when the process ends."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._descriptors)
+
+    def attach(
+        self,
+        kind: AttachKind,
+        program_fd: int,
+        path: str,
+        points: Sequence[ProbePoint],
+        *,
+        pid: int = 0,
+        on_return: bool = False,
+        session: bool = False,
+    ) -> None:
+        """Attach one program to all points of the file at `path`.
+
+        Raises:
+            KernelRefusal: nothing of this call stays attached.
+        """
+        if not points:
+            return
+        if kind is AttachKind.MULTI:
+            self._descriptors.append(
+                link_uprobe_multi(
+                    program_fd,
+                    path,
+                    [point.file_offset for point in points],
+                    [point.cookie for point in points],
+                    pid=pid,
+                    on_return=on_return,
+                    attach_type=BPF_TRACE_UPROBE_SESSION if session else BPF_TRACE_UPROBE_MULTI,
+                )
+            )
+            return
+        perf_type = perf_uprobe_type()
+        made: list[int] = []
+        try:
+            for point in points:
+                made += reversed(
+                    link_perf_uprobe(
+                        program_fd, path, point.file_offset, point.cookie, perf_type=perf_type, on_return=on_return
+                    )
+                )
+        except KernelRefusal:
+            _close_all(made)
+            raise
+        self._descriptors += made
+
+    def close(self) -> None:
+        """Detach; returns when no probe is left."""
+        descriptors, self._descriptors = self._descriptors, []
+        _close_all(descriptors)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    if len(descriptors) < 3:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return
+    with ThreadPoolExecutor(min(_CLOSERS, len(descriptors))) as pool:
+        list(pool.map(os.close, descriptors))

@@ -1,0 +1,136 @@
+"""Which network namespace a process lives in, and how to work inside it.
+
+A network namespace is identified by the inode of `/proc/PID/ns/net` (namespaces(7)).  A socket belongs for life to
+the namespace of the thread that made it, whichever thread uses it later; so a short-lived thread moves with
+setns(2), makes what is needed, and ends, and no other thread ever leaves its own namespace.
+
+An open socket keeps its namespace alive, and with it a network card that was moved into it: whoever opens one closes
+it as soon as the last process it was opened for has gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+_CLONE_NEWNET: Final = 0x40000000
+_LINK: Final = re.compile(r"net:\[(\d+)\]")
+
+Result = TypeVar("Result")
+
+
+class NamespaceError(RuntimeError):
+    """A network namespace cannot be named or entered."""
+
+
+class NamespaceGone(NamespaceError):
+    """The process that the namespace was reached through has ended."""
+
+
+class NamespaceDenied(NamespaceError):
+    """The agent lacks the rights; what can be read from outside still can."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkNamespace:
+    """One network namespace, and the file through which it can be entered."""
+
+    inode: int
+    path: Path
+    """`PROCFS/PID/ns/net` of the process through which it was found."""
+    own: bool
+    """True for the namespace in which the agent itself runs."""
+
+    @property
+    def process_folder(self) -> Path:
+        """`PROCFS/PID` of the process through which it was found."""
+        return self.path.parent.parent
+
+
+def network_namespace(procfs: Path, pid: int | Literal["self"]) -> NetworkNamespace:
+    """The network namespace of a process, from `PROCFS/PID/ns/net`.
+
+    Raises:
+        NamespaceGone: there is no such process any more.
+        NamespaceDenied: the process belongs to another user (CAP_SYS_PTRACE is needed).
+    """
+    path = procfs / str(pid) / "ns" / "net"
+    inode = _inode(path)
+    try:
+        own = inode == _inode(procfs / "self" / "ns" / "net")
+    except NamespaceError:
+        own = False  # a procfs of another pid namespace, or a recorded one: there is no "self" in it
+    return NetworkNamespace(inode, path, own)
+
+
+def named_namespaces(folder: Path = Path("/run/netns")) -> Mapping[int, str]:
+    """Names given by `ip netns add`, by inode; empty where the folder is missing."""
+    names: dict[int, str] = {}
+    try:
+        for file in sorted(folder.iterdir()):
+            names.setdefault(file.stat().st_ino, file.name)
+    except OSError:
+        return names
+    return names
+
+
+def run_inside(namespace: NetworkNamespace, function: Callable[[], Result]) -> Result:
+    """Run a function in a thread that lives in the given network namespace; returns what it returns.
+
+    Exceptions of the function are raised here.  The agent's own namespace is not entered: the function runs directly.
+
+    Raises:
+        NamespaceGone: the process has ended, or its number belongs to a process in another namespace now.
+        NamespaceDenied: CAP_SYS_ADMIN is missing.
+    """
+    if namespace.own:
+        return function()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"netns-{namespace.inode}") as visitor:
+        return visitor.submit(_visit, namespace, function).result()
+
+
+def _visit(namespace: NetworkNamespace, function: Callable[[], Result]) -> Result:
+    _enter(namespace)
+    return function()
+
+
+def _enter(namespace: NetworkNamespace) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        descriptor = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _explained(error, namespace.path) from None
+    try:
+        if os.fstat(descriptor).st_ino != namespace.inode:
+            raise NamespaceGone(f"{namespace.path} is another namespace now: the process has ended")
+        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise _explained(OSError(number, os.strerror(number)), namespace.path)
+    finally:
+        os.close(descriptor)
+
+
+def _inode(path: Path) -> int:
+    try:
+        target = str(path.readlink())
+    except OSError as error:
+        raise _explained(error, path) from None
+    match = _LINK.fullmatch(target)
+    if match is None:
+        raise NamespaceError(f"{path}: expected net:[inode], found {target[:40]!r}")
+    return int(match[1])
+
+
+def _explained(error: OSError, path: Path) -> NamespaceError:
+    if error.errno in (errno.ENOENT, errno.ESRCH):
+        return NamespaceGone(f"{path}: the process has ended")
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return NamespaceDenied(f"{path}: not allowed: run as root or grant CAP_SYS_ADMIN and CAP_SYS_PTRACE")
+    return NamespaceError(f"{path}: {error.strerror}")

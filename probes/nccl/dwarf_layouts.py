@@ -1,0 +1,202 @@
+"""Structure layouts from a library's debug information (DWARF), and the command that fills layouts.json with them.
+
+    python -m probes.nccl.dwarf_layouts nvidia_nccl_cu12-2.27.7-…whl libnccl.so.2 …
+
+The published NCCL libraries carry complete debug information, so the offsets in the table are the compiler's own.  The
+command reads wheels or libraries and adds each build to the table; it takes about a quarter of a minute a library and
+is for developers, when a new NCCL appears.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from probes.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
+from probes.nccl.layout import COMM_FIELDS, TABLE, Layouts, Structure
+
+if TYPE_CHECKING:
+    from elftools.dwarf.die import DIE
+
+_FIELD_NAMES: Final = {
+    "ncclInfo": "coll opName sendbuff recvbuff count datatype op root comm stream algorithm protocol",
+    "ncclKernelPlan": "comm persistent isSymColl isCeColl isRma channelMask hasProxyOps collOpCount collTaskQueue "
+    "proxyOpQueue",
+    "ncclTaskColl": "next func count root datatype trafficBytes nMaxChannels nWarps algorithm protocol",
+    "ncclProxyOp": "connection nbytes opCount root nsteps channelId dtype coll collAPI pattern protocol algorithm "
+    "nChannels rank peer pid",
+    "ncclProxyArgs": "subs nsubs opCount dtype pattern coll collAPI protocol algorithm nChannels",
+    "ncclProxySubArgs": "connection channelId nsteps nbytes peer base posted received transmitted done end rank pid "
+    "transSize",
+    "ncclChannel": "peers id",
+    "ncclChannelPeer": "send recv",
+    "ncclConnector": "connected proxyConn",
+    "ncclProxyConnector": "connection",
+    "ncclProxyConnection": "send transport transportResources",
+    "sendNetResources": "tpRank tpLocalRank tpRemoteRank netDev channelId",
+    "ncclIbSendComm": "base.ndevs base.vProps.ndevs base.vProps.devs",
+    "ncclIbDev": "devName portNum",
+    "ncclNetSocketComm": "dev",
+}
+FIELDS: Final[Mapping[str, Sequence[str]]] = {
+    "ncclComm": (*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
+    **{structure: names.split() for structure, names in _FIELD_NAMES.items()},
+}
+"""The structures that the table records, and the fields of each; versions lack some."""
+
+_MAX_DEPTH: Final = 8
+_MACHINES: Final = {EM_X86_64: "x86-64", EM_AARCH64: "arm64"}
+
+
+class ConflictError(Exception):
+    """Two compile units define a structure differently."""
+
+
+def structures_in(
+    stream: IO[bytes], wanted: Mapping[str, Sequence[str]], *, until_found: bool = False
+) -> dict[str, Structure]:
+    """The wanted structures with those of the wanted fields that they have.
+
+    With `until_found` the search ends when every structure was found once; else all compile units are read and must
+    agree.  pyelftools trusts its input: give it files of strangers only in a process that may fail or never end.
+
+    Raises:
+        ConflictError: two compile units disagree.
+    """
+    from elftools.elf.elffile import ELFFile
+
+    file = ELFFile(stream)
+    found: dict[str, Structure] = {}
+    if not file.has_dwarf_info():
+        return found
+    dwarf = file.get_dwarf_info(relocate_dwarf_sections=False, follow_links=False)
+    for unit in dwarf.iter_CUs():
+        for die in unit.get_top_DIE().iter_children():
+            if die.tag != "DW_TAG_structure_type" or "DW_AT_byte_size" not in die.attributes:
+                continue
+            name = _name(die)
+            if name not in wanted:
+                continue
+            offsets = {field: at for field in wanted[name] if (at := _offset(die, field.split("."))) is not None}
+            structure = Structure(die.attributes["DW_AT_byte_size"].value, offsets)
+            if found.setdefault(name, structure) != structure:
+                raise ConflictError(f"two compile units define {name} differently")
+        if until_found and found.keys() == set(wanted):
+            break
+    return found
+
+
+def _name(die: DIE) -> str:
+    attribute = die.attributes.get("DW_AT_name")
+    return attribute.value.decode("utf-8", "replace") if attribute is not None else ""
+
+
+def _offset(structure: DIE, path: Sequence[str], depth: int = 0) -> int | None:
+    """Byte offset of a (nested) field; members of anonymous structures and unions count as the outer one's."""
+    if depth > _MAX_DEPTH:
+        return None
+    for member in structure.iter_children():
+        if member.tag != "DW_TAG_member":
+            continue
+        name = _name(member)
+        at = _member_offset(member)
+        if at is None or (name and name != path[0]):
+            continue
+        if name and len(path) == 1:
+            return at
+        inner = _structure_behind(member)
+        within = _offset(inner, path[1:] if name else path, depth + 1) if inner is not None else None
+        if within is not None:
+            return at + within
+    return None
+
+
+def _member_offset(member: DIE) -> int | None:
+    """Byte offset of a member, `None` for one that is static or does not begin at a byte."""
+    attributes = {name: attribute.value for name, attribute in member.attributes.items()}
+    if "DW_AT_external" in attributes:
+        return None
+    at = attributes.get("DW_AT_data_member_location", 0)
+    if "DW_AT_data_bit_offset" in attributes:
+        bits = attributes["DW_AT_data_bit_offset"]
+    elif "DW_AT_bit_offset" in attributes:
+        # DWARF 3 counts from the most significant bit of the storage unit.
+        unit_bits = 8 * attributes.get("DW_AT_byte_size", 0)
+        bits = unit_bits - attributes["DW_AT_bit_offset"] - attributes["DW_AT_bit_size"]
+    else:
+        bits = 0
+    return at + bits // 8 if isinstance(at, int) and bits >= 0 and bits % 8 == 0 else None
+
+
+def _structure_behind(member: DIE) -> DIE | None:
+    kind: DIE = member
+    for _ in range(_MAX_DEPTH):
+        if "DW_AT_type" not in kind.attributes:
+            return None
+        kind = kind.get_DIE_from_attribute("DW_AT_type")
+        if kind.tag in ("DW_TAG_structure_type", "DW_TAG_union_type"):
+            return kind
+    return None
+
+
+def _libraries(path: Path) -> Iterator[IO[bytes]]:
+    """The NCCL libraries in a wheel, or the library itself."""
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            yield file
+        return
+    with zipfile.ZipFile(path) as wheel:
+        for name in wheel.namelist():
+            if Path(name).name.startswith("libnccl.so"):
+                with wheel.open(name) as packed, tempfile.TemporaryFile() as file:
+                    while block := packed.read(1 << 22):
+                        file.write(block)
+                    file.flush()
+                    yield file
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Add builds to the table; returns 0, or 2 when a file could not be used."""
+    parser = argparse.ArgumentParser(description="Add NCCL builds to the table of known layouts.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="WHEEL_OR_LIBRARY")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the table to add to (default: the package's)")
+    options = parser.parse_args(arguments)
+    table = json.loads(options.table.read_text()) if options.table.exists() else {"layouts": {}, "builds": {}}
+    for path in options.files:
+        try:
+            for file in _libraries(path):
+                with Elf.open(file.fileno()) as elf:
+                    build_id, machine = elf.build_id, _MACHINES.get(elf.machine, str(elf.machine))
+                    version = Layouts({}).nccl_version_of(elf)
+                structures = structures_in(file, FIELDS)
+                if build_id is None or "ncclComm" not in structures:
+                    print(f"{path}: no build-id or no debug information of struct ncclComm", file=sys.stderr)
+                    return 2
+                plain = {
+                    name: {"size_bytes": structure.size_bytes, "offsets": dict(structure.offsets)}
+                    for name, structure in sorted(structures.items())
+                }
+                # Builds of one version for several machines and CUDA versions mostly share their layout.
+                layout = next((key for key, known in table["layouts"].items() if known == plain), None)
+                if layout is None:
+                    layout = version if version not in table["layouts"] else f"{version} {build_id[:8]}"
+                    table["layouts"][layout] = plain
+                table["builds"][build_id] = {"nccl_version": version, "machine": machine, "layout": layout}
+                print(f"{build_id} NCCL {version} {machine}: {len(plain)} structures")
+        except (OSError, ElfError, ConflictError, zipfile.BadZipFile) as error:
+            print(f"{path}: {error}", file=sys.stderr)
+            return 2
+    order = sorted(table["builds"].items(), key=lambda item: [*map(int, item[1]["nccl_version"].split(".")), item[0]])
+    table = {"layouts": dict(sorted(table["layouts"].items())), "builds": dict(order)}
+    options.table.write_text(json.dumps(table, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,264 @@
+"""The NCCL probes, loaded: attach them to libraries, read what they counted.
+
+`NcclPrograms.load` picks the best object the kernel takes: with a session program (6.13), with uprobe_multi (6.6), or
+with perf events (5.15); each choice can be forced, so that all of them are tested on one machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from probes import libbpf
+from probes.bpf_syscall import (
+    BPF_TRACE_UPROBE_MULTI,
+    BPF_TRACE_UPROBE_SESSION,
+    KernelRefusal,
+    possible_cpus,
+)
+from probes.links import AttachKind, Links, supports_multi
+from probes.maps import Map, Records
+from probes.nccl import records
+from probes.nccl.layout import CommLayout
+from probes.nccl.library import ProbePoints
+from probes.nccl.records import Stat
+from probes.ring import Ring
+
+_log = logging.getLogger("railscope.probes")
+
+_OBJECTS: Final = Path(__file__).resolve().parent.parent / "bpf"
+_ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
+_SAMPLING_OFF: Final = 32
+_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+_MOST_LIBRARIES: Final = 256
+
+
+class EnqueueTime(Enum):
+    """How host time inside calls is sampled."""
+
+    SESSION = "session"
+    PAIR = "pair"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSettings:
+    """What is chosen before load; None: the best that the kernel has."""
+
+    attach: AttachKind | None = None
+    enqueue_time: EnqueueTime | None = None
+    sample_every: int = 16
+    """Host time is measured for one call in this many; a power of two."""
+    only_observed_processes: bool = False
+    write_events: bool = True
+    ring_bytes: int = 4 << 20
+    aggregate_entries: int = 65536
+    communicator_entries: int = 16384
+
+
+class NcclPrograms:
+    """The loaded programs, their maps and rings.  Closing it frees everything but the links made through it."""
+
+    def __init__(
+        self,
+        loaded: libbpf.LoadedObject,
+        attach: AttachKind,
+        enqueue_time: EnqueueTime,
+        settings: ProgramSettings,
+    ) -> None:
+        self.attach_kind = attach
+        self.enqueue_time = enqueue_time
+        self.settings = settings
+        self._loaded = loaded
+        cpus = possible_cpus()
+
+        def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
+            return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
+
+        self.aggregates = map_of("aggregates", records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)
+        self.communicators = map_of("communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR)
+        self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
+        self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
+        self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
+        self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
+        self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
+        self.call_events = Ring(loaded.map_fds["call_events"], settings.ring_bytes, records.CALL_EVENT)
+        self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], 1 << 20, records.LIFECYCLE_EVENT)
+
+    @classmethod
+    def load(cls, settings: ProgramSettings) -> NcclPrograms:
+        """Load the best programs this kernel takes, within `settings`.
+
+        Raises:
+            LoadError: none can be loaded, or what was forced is not there.
+        """
+        if settings.sample_every & (settings.sample_every - 1) or settings.sample_every < 1:
+            raise ValueError(f"one call in {settings.sample_every} cannot be sampled: choose a power of two")
+        refusals = []
+        for attach, enqueue_time in _candidates(settings):
+            try:
+                loaded = _load(attach, enqueue_time, settings)
+            except libbpf.LoadError as error:
+                refusals.append(f"{attach.value}/{enqueue_time.value}: {error}")
+                _log.debug("programs for %s/%s do not load: %s", attach.value, enqueue_time.value, error)
+                continue
+            if attach is AttachKind.PERF or _kernel_links(loaded, enqueue_time):
+                return cls(loaded, attach, enqueue_time, settings)
+            loaded.close()
+            refusals.append(f"{attach.value}/{enqueue_time.value}: this kernel has no such links")
+        raise libbpf.LoadError(refusals[-1].split(": ", 1)[1] if refusals else "no way to attach was allowed")
+
+    def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
+        """Attach to the file at `path` (`/proc/self/fd/N` serves); `pid` 0: every process that maps it.
+
+        Raises:
+            KernelRefusal: nothing stays attached.
+        """
+        if not 0 <= library < _MOST_LIBRARIES:
+            raise ValueError(f"library number {library} is out of range")
+        self._layouts.update(struct.pack("<I", library), _layout_record(layout))
+        programs = self._loaded.program_fds
+        kind = self.attach_kind
+        links = Links()
+        try:
+            # Return probes first: an entry without its return would leave a stale start time behind.
+            links.attach(kind, programs["init_return"], path, points.inits, pid=pid, on_return=True)
+            links.attach(kind, programs["init_entry"], path, points.inits, pid=pid)
+            links.attach(kind, programs["end_entry"], path, points.ends, pid=pid)
+            if self.enqueue_time is EnqueueTime.SESSION:
+                links.attach(kind, programs["collective_session"], path, points.calls, pid=pid, session=True)
+            else:
+                if self.enqueue_time is EnqueueTime.PAIR:
+                    links.attach(kind, programs["collective_return"], path, points.calls, pid=pid, on_return=True)
+                links.attach(kind, programs["collective_entry"], path, points.calls, pid=pid)
+            links.attach(kind, programs["collective_entry"], path, points.calls_entry_only, pid=pid)
+        except KernelRefusal:
+            links.close()
+            raise
+        return links
+
+    def observe(self, pid: int) -> None:
+        """Let a process be counted, where `only_observed_processes` is set."""
+        self._observed.update(struct.pack("<I", pid), b"\1")
+
+    def forget(self, pid: int) -> None:
+        self._observed.delete(struct.pack("<I", pid))
+
+    def stats(self) -> Mapping[Stat, int]:
+        """What the programs counted about themselves, since load."""
+        keys, values = self._stats.read()
+        totals = values.sum(axis=1)
+        return {Stat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
+
+    def overflow_totals(self) -> Records:
+        """Calls and payload that found the aggregates full: shape (ops, data types), dtype AGGREGATE."""
+        _, values = self._overflow.read()
+        totals = np.zeros(len(values), records.AGGREGATE)
+        for name in ("calls", "payload_bytes"):
+            totals[name] = values[name].sum(axis=1)
+        return totals.reshape(-1, 16)
+
+    def enqueue_times(self) -> Records:
+        """Sampled host time inside calls, one row an op, dtype ENQUEUE_TIME."""
+        _, values = self._enqueue_times.read()
+        totals = np.zeros(len(values), records.ENQUEUE_TIME)
+        for name in ("calls", "sum_ns", "buckets"):
+            totals[name] = values[name].sum(axis=1)
+        return totals
+
+    def close(self) -> None:
+        self.call_events.close()
+        self.lifecycle_events.close()
+        self._loaded.close()
+
+
+def _candidates(settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime]]:
+    """Combinations to try, best first."""
+    attaches = [settings.attach] if settings.attach else [AttachKind.MULTI, AttachKind.PERF]
+    candidates = []
+    for attach in attaches:
+        if settings.enqueue_time:
+            times = [settings.enqueue_time]
+        elif attach is AttachKind.MULTI:
+            # A pair traps twice at every call, which is not worth a histogram: it is for those who ask for it.
+            times = [EnqueueTime.SESSION, EnqueueTime.OFF]
+        else:
+            times = [EnqueueTime.OFF]
+        candidates += [
+            (attach, time) for time in times if attach is AttachKind.MULTI or time is not EnqueueTime.SESSION
+        ]
+    return candidates
+
+
+def _load(attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettings) -> libbpf.LoadedObject:
+    architecture = _ARCHITECTURES.get(platform.machine())
+    if architecture is None:
+        raise libbpf.LoadError(f"railscope has no BPF programs for {platform.machine()}: x86_64 and aarch64 only")
+    session = enqueue_time is EnqueueTime.SESSION
+    path = _OBJECTS / f"{'nccl_session' if session else 'nccl'}.{architecture}.bpf.o"
+    if not path.exists():
+        raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+    plain = BPF_TRACE_UPROBE_MULTI if attach is AttachKind.MULTI else 0
+    attach_types = dict.fromkeys(("collective_entry", "init_entry", "init_return", "end_entry"), plain)
+    if session:
+        attach_types["collective_session"] = BPF_TRACE_UPROBE_SESSION
+    if enqueue_time is EnqueueTime.PAIR:
+        attach_types["collective_return"] = plain
+    return libbpf.load(
+        path,
+        attach_types=attach_types,
+        map_entries={
+            "aggregates": settings.aggregate_entries,
+            "communicators": settings.communicator_entries,
+            "call_events": settings.ring_bytes,
+        },
+        constants=_constants(settings, enqueue_time),
+    )
+
+
+def _constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
+    """The `const volatile` variables of nccl.bpf.c, in their order."""
+    namespace = os.stat("/proc/self/ns/pid")
+    initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
+    off = enqueue_time is EnqueueTime.OFF
+    return struct.pack(
+        "<QQIII",
+        0 if initial else namespace.st_dev,
+        0 if initial else namespace.st_ino,
+        int(settings.only_observed_processes),
+        int(settings.write_events),
+        _SAMPLING_OFF if off else settings.sample_every.bit_length() - 1,
+    )
+
+
+def _kernel_links(loaded: libbpf.LoadedObject, enqueue_time: EnqueueTime) -> bool:
+    programs = loaded.program_fds
+    if not supports_multi(programs["init_entry"]):
+        return False
+    return enqueue_time is not EnqueueTime.SESSION or supports_multi(programs["collective_session"], session=True)
+
+
+def _layout_record(layout: CommLayout | None) -> bytes:
+    record = np.full(1, 0, records.COMM_LAYOUT)
+    if layout is None:
+        return record.tobytes()
+
+    def offset(value: int | None) -> int:
+        return records.NO_OFFSET if value is None else value
+
+    record["known"] = 1
+    record["end_magic"] = offset(layout.end_magic)
+    for name in ("comm_hash", "rank", "nranks", "cuda_dev", "nvml_dev", "bus_id"):
+        record[name] = offset(getattr(layout, name))
+    for name in ("node", "n_nodes", "local_rank", "local_ranks"):
+        record[name] = offset(getattr(layout, name))
+    return record.tobytes()

@@ -1,0 +1,165 @@
+"""What the BPF programs of probes/bpf/nccl.bpf.c write, as numpy dtypes.
+
+Each dtype mirrors a struct of probes/bpf/nccl.h; that header asserts the same sizes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+UNIQUE_ID_BYTES: Final = 128
+NO_OFFSET: Final = 0xFFFFFFFF
+"""An offset in `comm_layout` that is not known."""
+
+Dtype = np.dtype[Any]
+
+CALL_EVENT: Final[Dtype] = np.dtype(
+    [
+        ("time_ns", "<u8"),
+        ("comm", "<u8"),
+        ("stream", "<u8"),
+        ("payload_bytes", "<u8"),
+        ("tgid", "<u4"),
+        ("tid", "<u4"),
+        ("instance", "<u4"),
+        ("sequence", "<u4"),
+        ("peer", "<i4"),
+        ("cpu", "<u4"),
+        ("op", "u1"),
+        ("data_type", "u1"),
+        ("library", "<u2"),
+        ("reserved", "<u4"),
+    ]
+)
+AGGREGATE_KEY: Final[Dtype] = np.dtype(
+    [
+        ("tgid", "<u4"),
+        ("instance", "<u4"),
+        ("peer", "<i4"),
+        ("op", "u1"),
+        ("data_type", "u1"),
+        ("size_bucket", "u1"),
+        ("reserved", "u1"),
+    ]
+)
+AGGREGATE: Final[Dtype] = np.dtype([("calls", "<u8"), ("payload_bytes", "<u8")])
+ENQUEUE_TIME: Final[Dtype] = np.dtype([("calls", "<u8"), ("sum_ns", "<u8"), ("buckets", "<u8", (32,))])
+IDENTITY: Final[Dtype] = np.dtype(
+    [
+        ("comm_hash", "<u8"),
+        ("bus_id", "<i8"),
+        ("rank", "<i4"),
+        ("nranks", "<i4"),
+        ("cuda_dev", "<i4"),
+        ("nvml_dev", "<i4"),
+        ("node", "<i4"),
+        ("n_nodes", "<i4"),
+        ("local_rank", "<i4"),
+        ("local_ranks", "<i4"),
+    ]
+)
+COMMUNICATOR_KEY: Final[Dtype] = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
+COMMUNICATOR: Final[Dtype] = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("first_ns", "<u8"),
+        ("last_ns", "<u8"),
+        ("destroyed_ns", "<u8"),
+        ("instance", "<u4"),
+        ("library", "<u2"),
+        ("confirmed", "u1"),
+        ("attempts", "u1"),
+        ("identity", IDENTITY),
+    ]
+)
+LIFECYCLE_EVENT: Final[Dtype] = np.dtype(
+    [
+        ("time_ns", "<u8"),
+        ("comm", "<u8"),
+        ("parent", "<u8"),
+        ("tgid", "<u4"),
+        ("tid", "<u4"),
+        ("instance", "<u4"),
+        ("kind", "<u4"),
+        ("result", "<i4"),
+        ("nranks", "<i4"),
+        ("rank", "<i4"),
+        ("library", "<u2"),
+        ("confirmed", "u1"),
+        ("has_unique_id", "u1"),
+        ("identity", IDENTITY),
+        ("unique_id", "u1", (UNIQUE_ID_BYTES,)),
+    ]
+)
+COMM_LAYOUT: Final[Dtype] = np.dtype(
+    [
+        (name, "<u4")
+        for name in (
+            "known",
+            "end_magic",
+            "comm_hash",
+            "rank",
+            "nranks",
+            "cuda_dev",
+            "nvml_dev",
+            "bus_id",
+            "node",
+            "n_nodes",
+            "local_rank",
+            "local_ranks",
+        )
+    ]
+)
+STAT: Final[Dtype] = np.dtype("<u8")
+SLOT: Final[Dtype] = np.dtype("<u4")
+
+SIZES: Final = {
+    "call_event": (CALL_EVENT, 64),
+    "aggregate_key": (AGGREGATE_KEY, 16),
+    "aggregate": (AGGREGATE, 16),
+    "enqueue_time": (ENQUEUE_TIME, 272),
+    "identity": (IDENTITY, 48),
+    "communicator_key": (COMMUNICATOR_KEY, 16),
+    "communicator": (COMMUNICATOR, 88),
+    "lifecycle_event": (LIFECYCLE_EVENT, 232),
+    "comm_layout": (COMM_LAYOUT, 48),
+}
+"""Each struct's dtype and the size that nccl.h asserts, bytes."""
+
+assert all(dtype.itemsize == size for dtype, size in SIZES.values())
+
+
+class LifecycleKind(IntEnum):
+    """`enum lifecycle_kind` of nccl.h."""
+
+    SEEN = 0
+    CONFIRMED = 1
+    INIT = 2
+    INIT_ALL = 3
+    SPLIT = 4
+    SHRINK = 5
+    GROW = 6
+    FINALIZE = 7
+    DESTROY = 8
+    ABORT = 9
+    REVOKE = 10
+    SUSPEND = 11
+    RESUME = 12
+
+
+class Stat(IntEnum):
+    """`enum stat` of nccl.h: what the programs count about themselves."""
+
+    CALLS = 0
+    RETURNS = 1
+    LIFECYCLE = 2
+    RING_FULL = 3
+    LIFECYCLE_RING_FULL = 4
+    AGGREGATES_FULL = 5
+    COMMUNICATORS_FULL = 6
+    ARGUMENTS_UNREADABLE = 7
+    FOREIGN_PID_NAMESPACE = 8
+    FILTERED = 9

@@ -1,0 +1,114 @@
+"""The helper process that derives a communicator's layout from an NCCL build that the table does not know.
+
+    python -m probes.nccl.unknown_build {dwarf|accessors} FD
+
+It prints `null` or a JSON object with `source`, `size_bytes` and `offsets`.  A stranger's debug information may crash
+a parser, never end, or unpack to any size: the process has limits, and its death means "unknown".
+
+The second way reads the three exported accessors, whose last act is to load one `int` of the communicator:
+ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In 2.21.5 to 2.32.3 these three stand in
+a row behind the 8 bytes of `commHash`; only a triple of loads that fits this pattern, and only one, is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from probes.elf import EM_X86_64, Elf, ElfError
+from probes.nccl.dwarf_layouts import ConflictError, structures_in
+from probes.nccl.layout import ACCESSORS, COMM_FIELDS, Structure
+
+_MEMORY_BYTES: Final = 2 << 30
+_CPU_SECONDS: Final = 15
+_MAX_FUNCTION_BYTES: Final = 4096
+_MIN_OFFSET: Final = 64
+_MAX_COMM_BYTES: Final = 16 << 20
+
+
+def from_debug_information(fd: int) -> Structure | None:
+    """`struct ncclComm` as the library's own DWARF describes it."""
+    with open(fd, "rb", closefd=False) as stream:
+        return structures_in(stream, {"ncclComm": COMM_FIELDS}, until_found=True).get("ncclComm")
+
+
+def from_accessors(elf: Elf) -> Structure | None:
+    """Rank, ranks, CUDA device and hash as the machine code of the accessors tells; x86-64 only.
+
+    Raises:
+        ElfError: the file is broken.
+    """
+    if elf.machine != EM_X86_64:
+        return None
+    symbols = elf.symbols(ACCESSORS)
+    if symbols.keys() != set(ACCESSORS):
+        return None
+    loads: list[set[int]] = []
+    for name in ACCESSORS:
+        symbol = symbols[name]
+        length = min(symbol.size or _MAX_FUNCTION_BYTES, _MAX_FUNCTION_BYTES, elf.size_bytes - symbol.file_offset)
+        loads.append(loaded_offsets(elf.read_at(symbol.file_offset, length)))
+    rank_loads, count_loads, device_loads = loads
+    fitting = [at for at in rank_loads if at % 8 == 0 and at + 4 in count_loads and at + 8 in device_loads]
+    if len(fitting) != 1:
+        return None
+    rank = fitting[0]
+    offsets = {"startMagic": 0, "commHash": rank - 8, "rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
+    return Structure(_MAX_COMM_BYTES, offsets)
+
+
+def loaded_offsets(code: bytes) -> set[int]:
+    """Displacements of every 32-bit load from a register plus a constant in x86-64 code, far enough for a field.
+
+    Loads relative to the stack or the instruction pointer have nothing to do with a communicator.
+    """
+    from capstone import CS_ARCH_X86, CS_MODE_64, Cs
+    from capstone.x86 import X86_INS_MOV, X86_OP_MEM, X86_OP_REG, X86_REG_INVALID, X86_REG_RIP, X86_REG_RSP
+
+    decoder = Cs(CS_ARCH_X86, CS_MODE_64)
+    decoder.detail = True
+    found: set[int] = set()
+    for instruction in decoder.disasm(code, 0):
+        if instruction.id != X86_INS_MOV or len(instruction.operands) != 2:
+            continue
+        target, source = instruction.operands
+        if target.type != X86_OP_REG or source.type != X86_OP_MEM or source.size != 4:
+            continue
+        place = source.mem
+        if place.base in (X86_REG_INVALID, X86_REG_RIP, X86_REG_RSP) or place.index != X86_REG_INVALID:
+            continue
+        if _MIN_OFFSET <= place.disp < _MAX_COMM_BYTES:
+            found.add(place.disp)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print what was found; 0, or 1 when the file cannot be used."""
+    source, fd = arguments[0], int(arguments[1])
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        if source == "dwarf":
+            # The descriptor shares its position with the parent's; a new one does not.
+            own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+            found = from_debug_information(own)
+        else:
+            with Elf.open(fd) as elf:
+                found = from_accessors(elf)
+    except (ElfError, ConflictError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    answer = None
+    if found is not None:
+        answer = {"source": source, "size_bytes": found.size_bytes, "offsets": dict(found.offsets)}
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

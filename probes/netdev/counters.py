@@ -1,0 +1,70 @@
+"""What every network device of a namespace has counted, read in one go: the form that all sources share.
+
+Three sources of the same counters (`struct rtnl_link_stats64` in the kernel's if_link.h):
+
+* `rtnetlink_counters` asks for one RTM_GETSTATS dump: all devices in one question, whatever their number.
+* `procfs_counters` keeps `/proc/PID/net/dev` open: needs no right to enter the namespace.
+* `sysfs_counters` keeps a descriptor for every file of `class/net/*/statistics`: also for recorded trees.
+
+A source reports values as the kernel shows them; that they may fall, and what then, is the reader's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFailure:
+    """One device that could not be read while others could."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterReading:
+    """All counters of one source at one moment."""
+
+    before_ns: int
+    """Monotonic time when the read began."""
+    after_ns: int
+    """Monotonic time when it was complete; the values are from between the two."""
+    names: tuple[str, ...]
+    """Devices, one a row; the same object as in the last reading while nothing changed."""
+    generations: tuple[int, ...]
+    """One a row: another number under the same name is another device, whose counters start afresh."""
+    fields: tuple[str, ...]
+    """Counters, one a column; `rx_bytes` and `tx_bytes` are always among them.  A source never changes them."""
+    values: Values
+    """Rows by columns."""
+    failed: tuple[DeviceFailure, ...] = ()
+
+
+class CounterSource(Protocol):
+    """Something whose devices count bytes."""
+
+    def read(self) -> CounterReading:
+        """Read everything now.  A device that fails is left out and named in `failed`.
+
+        Raises:
+            OSError, ValueError: nothing at all can be read.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """Forget what was learnt about names: devices came, went or were renamed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def is_counter(text: bytes) -> bool:
+    """Whether a text is a counter as the kernel prints one."""
+    return text.isdigit() and len(text) <= 20 and int(text) < 2**64

@@ -1,0 +1,161 @@
+"""The kernel's own list of network devices: RTM_GETLINK, and the messages of the same form that announce changes.
+
+Source: the kernel's include/uapi/linux/if_link.h and rtnetlink.h, and rtnetlink(7).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+
+RTM_NEWLINK: Final = 16
+RTM_DELLINK: Final = 17
+_RTM_GETLINK: Final = 18
+
+RTNLGRP_LINK_MASK: Final = 1
+
+_INFO: Final = struct.Struct("=BxHiII")
+"""struct ifinfomsg: family, hardware type, index, flags, changed flags."""
+_AF_UNSPEC: Final = 0
+"""Bridges announce their ports in messages of another family, where RTM_DELLINK means "left the bridge"."""
+
+_IFLA_IFNAME: Final = 3
+_IFLA_MTU: Final = 4
+_IFLA_MASTER: Final = 10
+_IFLA_LINKINFO: Final = 18
+_IFLA_EXT_MASK: Final = 29
+_IFLA_CARRIER: Final = 33
+_IFLA_CARRIER_CHANGES: Final = 35
+_IFLA_PHYS_PORT_NAME: Final = 38
+_IFLA_INFO_KIND: Final = 1
+
+_RTEXT_FILTER_SKIP_STATS: Final = 8
+_REQUEST: Final = _INFO.pack(_AF_UNSPEC, 0, 0, 0, 0) + struct.pack("=HHI", 8, _IFLA_EXT_MASK, _RTEXT_FILTER_SKIP_STATS)
+
+_IFF_UP: Final = 0x1
+ARPHRD_ETHER: Final = 1
+ARPHRD_INFINIBAND: Final = 32
+ARPHRD_LOOPBACK: Final = 772
+_REPRESENTOR: Final = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One network device as rtnetlink shows it."""
+
+    index: int
+    name: str
+    hardware_type: int
+    """ARPHRD_*."""
+    up: bool
+    """Switched on by the administrator (IFF_UP); says nothing about the cable."""
+    carrier: bool | None
+    carrier_changes: int | None
+    mtu: int | None
+    master: int | None
+    """Index of the bond or bridge that it belongs to."""
+    declared_kind: str
+    """`veth`, `bond`, `vlan`, …; empty for what was not made by `ip link add`: hardware, loopback."""
+    port_name: str
+    """The port that a switch or a card with virtual functions gives it: `p0`, `pf0vf3`."""
+
+    @property
+    def kind(self) -> str:
+        """`physical`, `loopback`, `representor` (stands for a virtual function), or what `ip link add` was told."""
+        if self.declared_kind:
+            return self.declared_kind
+        return kind_of_undeclared(self.hardware_type, self.port_name)
+
+    @property
+    def link_layer(self) -> str:
+        return link_layer(self.hardware_type)
+
+
+def kind_of_undeclared(hardware_type: int, port_name: str) -> str:
+    """What a device is that no `ip link add` made."""
+    if hardware_type == ARPHRD_LOOPBACK:
+        return "loopback"
+    return "representor" if _REPRESENTOR.fullmatch(port_name) else "physical"
+
+
+def link_layer(hardware_type: int) -> str:
+    """`Ethernet`, `InfiniBand`, or `unknown`, from ARPHRD_*."""
+    return {ARPHRD_ETHER: "Ethernet", ARPHRD_INFINIBAND: "InfiniBand"}.get(hardware_type, "unknown")
+
+
+def read_links(netlink: NetlinkSocket) -> dict[int, Link]:
+    """Every network device of the socket's namespace, by index.
+
+    Raises:
+        OSError: the kernel refuses.
+        MalformedNetlink: its answer is not what rtnetlink describes.
+    """
+    return {link.index: link for link in parse_links(netlink.dump(_RTM_GETLINK, _REQUEST))}
+
+
+def parse_links(datagrams: Iterable[bytes]) -> list[Link]:
+    """The links in the answer to RTM_GETLINK; other messages are passed over.
+
+    Raises:
+        MalformedNetlink: a message is cut short.
+    """
+    links: list[Link] = []
+    for data in datagrams:
+        for kind, _flags, _sequence, payload in messages(data):
+            if kind == RTM_NEWLINK and (link := parse_link(payload)) is not None:
+                links.append(link)
+    return links
+
+
+def parse_link(payload: memoryview) -> Link | None:
+    """The link that an RTM_NEWLINK or RTM_DELLINK message is about; None if it is about a port of a bridge.
+
+    Raises:
+        MalformedNetlink: the message is cut short, or names no device.
+    """
+    if len(payload) < _INFO.size:
+        raise MalformedNetlink(f"netlink: a link message of {len(payload)} bytes, its header takes {_INFO.size}")
+    family, hardware_type, index, flags, _changed = _INFO.unpack_from(payload)
+    if family != _AF_UNSPEC:
+        return None
+    found = dict(attributes(payload[_INFO.size :]))
+    name = _text(found.get(_IFLA_IFNAME))
+    if index <= 0 or not name:
+        raise MalformedNetlink(f"netlink: a link message with index {index} and name {name[:40]!r}")
+    carrier = found.get(_IFLA_CARRIER)
+    return Link(
+        index=index,
+        name=name,
+        hardware_type=hardware_type,
+        up=bool(flags & _IFF_UP),
+        carrier=None if carrier is None or len(carrier) < 1 else bool(carrier[0]),
+        carrier_changes=_number(found.get(_IFLA_CARRIER_CHANGES)),
+        mtu=_number(found.get(_IFLA_MTU)),
+        master=_number(found.get(_IFLA_MASTER)),
+        declared_kind=_declared_kind(found.get(_IFLA_LINKINFO)),
+        port_name=_text(found.get(_IFLA_PHYS_PORT_NAME)),
+    )
+
+
+def _declared_kind(value: memoryview | None) -> str:
+    return "" if value is None else _text(dict(attributes(value)).get(_IFLA_INFO_KIND))
+
+
+def _number(value: memoryview | None) -> int | None:
+    if value is None:
+        return None
+    if len(value) < 4:
+        raise MalformedNetlink(f"netlink: a number of {len(value)} bytes")
+    return int.from_bytes(value[:4], "little" if _LITTLE else "big")
+
+
+def _text(value: memoryview | None) -> str:
+    return "" if value is None else bytes(value).split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+_LITTLE: Final = struct.pack("=H", 1) == b"\x01\x00"

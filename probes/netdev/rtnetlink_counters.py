@@ -1,0 +1,173 @@
+"""Counters of all devices of a network namespace in one RTM_GETSTATS dump.
+
+Source: `struct if_stats_msg` and `struct rtnl_link_stats64` in the kernel's include/uapi/linux/if_link.h.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from probes.clock import Clock
+from probes.netdev.counters import CounterReading, Values
+from probes.netdev.links import read_links
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+
+LINK_STATS_FIELDS: Final = (
+    "rx_packets",
+    "tx_packets",
+    "rx_bytes",
+    "tx_bytes",
+    "rx_errors",
+    "tx_errors",
+    "rx_dropped",
+    "tx_dropped",
+    "multicast",
+    "collisions",
+    "rx_length_errors",
+    "rx_over_errors",
+    "rx_crc_errors",
+    "rx_frame_errors",
+    "rx_fifo_errors",
+    "rx_missed_errors",
+    "tx_aborted_errors",
+    "tx_carrier_errors",
+    "tx_fifo_errors",
+    "tx_heartbeat_errors",
+    "tx_window_errors",
+)
+"""The head of struct rtnl_link_stats64, in its order; newer kernels append more."""
+
+_RTM_NEWSTATS: Final = 92
+_RTM_GETSTATS: Final = 94
+_IFLA_STATS_LINK_64: Final = 1
+_STATS: Final = struct.Struct("=BxxxII")
+"""struct if_stats_msg: family, index, mask of wanted attributes."""
+_STATS_REQUEST: Final = _STATS.pack(0, 0, 1 << (_IFLA_STATS_LINK_64 - 1))
+_ROW_BYTES: Final = len(LINK_STATS_FIELDS) * 8
+
+
+class NetlinkCounters:
+    """Counters of the network namespace of the thread that makes it, from RTM_GETSTATS."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Raises OSError when the kernel refuses a socket."""
+        self._clock = clock
+        self._netlink = NetlinkSocket()
+        self._names: tuple[str, ...] = ()
+        self._indexes: tuple[int, ...] = ()
+
+    def close(self) -> None:
+        self._netlink.close()
+
+    def refresh(self) -> None:
+        """See `CounterSource.refresh`."""
+        self._indexes = ()
+
+    def read(self) -> CounterReading:
+        """See `CounterSource.read`."""
+        before_ns = self._clock.monotonic_ns()
+        datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
+        after_ns = self._clock.monotonic_ns()
+        indexes, values = parse_statistics(datagrams)
+        if indexes != self._indexes:
+            links = read_links(self._netlink)
+            # A device may have come or gone between the two questions: what has no name now gets one at the next
+            # read, and the stored indexes stay different until then.
+            known = [row for row, index in enumerate(indexes) if index in links]
+            names = tuple(links[indexes[row]].name for row in known)
+            if len(known) == len(indexes):
+                self._names, self._indexes = names, indexes
+            else:
+                return CounterReading(
+                    before_ns,
+                    after_ns,
+                    names,
+                    tuple(indexes[row] for row in known),
+                    LINK_STATS_FIELDS,
+                    values[known],
+                )
+        return CounterReading(before_ns, after_ns, self._names, self._indexes, LINK_STATS_FIELDS, values)
+
+
+def parse_statistics(datagrams: list[bytes]) -> tuple[tuple[int, ...], Values]:
+    """Indexes and counters of every device in the answer to RTM_GETSTATS; other messages are passed over.
+
+    Raises:
+        MalformedNetlink: a message is cut short, or two speak of the same device.
+    """
+    indexes: list[int] = []
+    parts: list[Values] = []
+    for data in datagrams:
+        block = _uniform_block(data)
+        if block is not None:
+            indexes += block[0]
+            parts.append(block[1])
+            data = data[block[2] :]
+        for kind, _flags, _sequence, payload in messages(data):
+            if kind == _RTM_NEWSTATS and (row := _row(payload)) is not None:
+                indexes.append(row[0])
+                parts.append(row[1])
+    if len(set(indexes)) != len(indexes):
+        raise MalformedNetlink("netlink: two statistics of one device in a dump")
+    empty: Values = np.zeros((0, len(LINK_STATS_FIELDS)), dtype=np.uint64)
+    return tuple(indexes), np.concatenate(parts) if parts else empty
+
+
+def _row(payload: memoryview) -> tuple[int, Values] | None:
+    """(index, one row of counters) of one message; None if it carries other statistics."""
+    if len(payload) < _STATS.size:
+        raise MalformedNetlink(f"netlink: statistics of {len(payload)} bytes, their header takes {_STATS.size}")
+    _family, index, _mask = _STATS.unpack_from(payload)
+    for kind, value in attributes(payload[_STATS.size :]):
+        if kind == _IFLA_STATS_LINK_64:
+            if len(value) < _ROW_BYTES:
+                raise MalformedNetlink(f"netlink: counters of {len(value)} bytes, expected at least {_ROW_BYTES}")
+            return index, np.frombuffer(value[:_ROW_BYTES], dtype=np.uint64).reshape(1, -1)
+    return None
+
+
+_HEADS: Final = 16 + _STATS.size + 4
+"""Bytes before the counters: message header, statistics header, attribute header."""
+
+
+def _uniform_block(data: bytes) -> tuple[list[int], Values, int] | None:
+    """(indexes, counters, bytes used) of the equal messages a datagram starts with; None to go one by one.
+
+    One kernel makes all its statistics messages alike, so that numpy can take them at once.
+    """
+    if len(data) < _HEADS + _ROW_BYTES:
+        return None
+    length = int.from_bytes(data[:4], _BYTE_ORDER)
+    if length < _HEADS + _ROW_BYTES or length % 4 or length > len(data):
+        return None
+    block = np.frombuffer(data, dtype=_message_dtype(length), count=len(data) // length)
+    first = block[0]
+    if first["type"] != _RTM_NEWSTATS or first["attribute"].tobytes() != _attribute_header(length):
+        return None
+    alike = (block["head"] == first["head"]) & (block["attribute"] == first["attribute"])
+    count = len(block) if alike.all() else int(alike.argmin())
+    return block["index"][:count].tolist(), block["counters"][:count], count * length
+
+
+@lru_cache(maxsize=4)
+def _message_dtype(length: int) -> np.dtype[Any]:
+    """One message: `head` is its length, type and flags in one number, `attribute` likewise length and type."""
+    return np.dtype(
+        {
+            "names": ["head", "type", "index", "attribute", "counters"],
+            "formats": ["u8", "u2", "u4", "u4", ("u8", (len(LINK_STATS_FIELDS),))],
+            "offsets": [0, 4, 20, 28, _HEADS],
+            "itemsize": length,
+        }
+    )
+
+
+def _attribute_header(length: int) -> bytes:
+    return struct.pack("=HH", length - 16 - _STATS.size, _IFLA_STATS_LINK_64)
+
+
+_BYTE_ORDER: Final = "little" if struct.pack("=H", 1) == b"\x01\x00" else "big"

@@ -1,0 +1,106 @@
+"""Reading a BPF ring buffer of equal records as numpy arrays.
+
+The kernel maps a ring buffer as one writable page (the consumer's position), one read-only page (the producer's) and
+the data twice in a row, so that a slice across the end is contiguous; a record is an 8-byte header and its payload
+(kernel/bpf/ringbuf.c).  When every record has the same size, a batch is one strided view: no Python runs per event.
+
+Memory order: the producer's position and each header must be read before the payload.  x86 keeps that order by
+itself; elsewhere taking a lock in between gives the acquire barrier that Python has no other word for.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from typing import Any, Final
+
+import numpy as np
+
+from probes.maps import Records
+
+_HEADER_BYTES: Final = 8
+_BUSY: Final = 1 << 31
+_DISCARDED: Final = 1 << 30
+_LENGTH_MASK: Final = _DISCARDED - 1
+
+
+class RingCorrupted(RuntimeError):
+    """The ring holds a record of another size: reader and BPF object do not belong together."""
+
+
+class Ring:
+    """The reader's end of one ring buffer whose records all have dtype `record`; at most one reader a ring."""
+
+    def __init__(self, fd: int, size_bytes: int, record: np.dtype[Any]) -> None:
+        """Map the ring behind map descriptor `fd` (which stays the caller's) of `size_bytes` (a power of two).
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        if size_bytes & (size_bytes - 1):
+            raise ValueError(f"a ring's size is a power of two, not {size_bytes}")
+        page = mmap.PAGESIZE
+        self.fd = fd
+        self._size = size_bytes
+        self._record = record
+        self._slot = np.dtype([("header", "<u4"), ("page", "<u4"), ("record", record)])
+        if self._slot.itemsize % 8:
+            raise ValueError(f"records of {record.itemsize} bytes are padded by the kernel; make them a multiple of 8")
+        self._consumer_page = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        try:
+            self._shared = mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        except OSError:
+            self._consumer_page.close()
+            raise
+        self._consumer = np.frombuffer(self._consumer_page, np.uint64, 1)
+        self._producer = np.frombuffer(self._shared, np.uint64, 1)
+        self._data = np.frombuffer(self._shared, np.uint8, offset=page)
+        self._fence = threading.Lock()
+        self.records_read = 0
+        """Records handed out since the ring was opened."""
+
+    def backlog_bytes(self) -> int:
+        """Bytes written and not yet read."""
+        return int(self._producer[0]) - int(self._consumer[0])
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size
+
+    def read(self) -> Records:
+        """Take all finished records, oldest first, as a copy of shape (n,).
+
+        Raises:
+            RingCorrupted: a record has another size than `record`.
+        """
+        consumed = int(self._consumer[0])
+        produced = int(self._producer[0])
+        stride = self._slot.itemsize
+        count = (produced - consumed) // stride
+        if count <= 0:
+            return np.empty(0, self._record)
+        with self._fence:
+            start = consumed & (self._size - 1)
+        slots = self._data[start : start + count * stride].view(self._slot)
+        headers = slots["header"]
+        busy = (headers & _BUSY) != 0
+        if busy.any():
+            count = int(busy.argmax())
+            slots = slots[:count]
+            headers = headers[:count]
+        with self._fence:
+            lengths = headers & _LENGTH_MASK
+        if count and not (lengths == self._record.itemsize).all():
+            raise RingCorrupted(f"a record of {int(lengths.max())} bytes instead of {self._record.itemsize}")
+        discarded = (headers & _DISCARDED) != 0
+        batch = slots["record"].copy() if not discarded.any() else slots["record"][~discarded]
+        self._consumer[0] = consumed + count * stride
+        self.records_read += len(batch)
+        return batch
+
+    def close(self) -> None:
+        """Unmap; the descriptor stays open."""
+        # numpy's views must go first: a mapping with views on it refuses to close.
+        del self._consumer, self._producer, self._data
+        self._consumer_page.close()
+        self._shared.close()

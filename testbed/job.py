@@ -1,0 +1,312 @@
+"""A collective job on a fabric's hosts: its ranks as processes, and what they report at the end.
+
+A rank is the program `railscope-workload`, which calls a small library with NCCL's public ABI; the bytes really
+cross the rails.  Ranks are numbered host by host, as torchrun does: rank = host * ranks_per_host + local rank.  They
+find each other through a unique id in a private temporary directory, and die with the thread that started them
+(prctl(2), PR_SET_PDEATHSIG): start a job in a thread that outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from testbed.hosts import Host, TestbedError
+
+BIN_DIRECTORY: Final = Path(__file__).resolve().parent / "bin"
+DRIVER: Final = BIN_DIRECTORY / "railscope-workload"
+LIBRARY: Final = BIN_DIRECTORY / "librailscope-workload.so"
+PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed", "idle")
+
+_POLL_SECONDS: Final = 0.01
+_STOP_SECONDS: Final = 5.0
+"""How long ranks may take to end after SIGTERM: the driver itself gives up waiting for its peers after 3 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What the ranks do; exactly one of `seconds` and `iterations` says for how long."""
+
+    pattern: str = "ddp"
+    seconds: float | None = None
+    iterations: int | None = None
+    ranks_per_host: int = 1
+    seed: int = 1
+    bytes: int | None = None
+    """With `inference`: payload of every call; None: 1 to 64 KiB, mixed."""
+    verify: bool = True
+    """Check every element of every result."""
+    hold: bool = False
+    """Make no collective call before `Job.release`, so that an observer can attach first."""
+    init_before_start: bool = False
+    """With `hold`: create the communicator before `Job.release` instead of after it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Extra environment variables of every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCount:
+    """Calls of one operation with one data type."""
+
+    op: str
+    """NCCL's name: AllReduce, AllGather, …; Bcast counts as Broadcast."""
+    dtype: str
+    """As in `probes.nccl.abi.data_type_name`: float32, bfloat16, …"""
+    calls: int
+    payload_bytes: int
+    """Sum of count times the size of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorReport:
+    """What one rank called on one communicator."""
+
+    hash: str
+    """16 hex digits, the same on all its ranks."""
+    rank: int
+    nranks: int
+    operations: tuple[OperationCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RailBytes:
+    """Bytes the library gave to and took from one rail's sockets: payload and message headers, no TCP/IP headers."""
+
+    rail: str
+    transmit_bytes: int
+    receive_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank did, as it says itself: the truth that an observer's numbers are held against."""
+
+    pid: int
+    rank: int
+    nranks: int
+    host: str
+    pattern: str
+    communicators: tuple[CommunicatorReport, ...]
+    rails: tuple[RailBytes, ...]
+    calls: int
+    seconds: float
+    """From the first call to the end of the last."""
+    calls_per_second: float
+    verified: bool
+    """Every result was checked and right."""
+    interrupted: bool
+    """The rank was told to end while it waited for its peers."""
+    errors: tuple[str, ...]
+
+    def totals(self) -> dict[str, OperationCount]:
+        """Calls and payload by operation over all communicators and data types (dtype reads `all`)."""
+        sums: dict[str, tuple[int, int]] = {}
+        for operation in (operation for comm in self.communicators for operation in comm.operations):
+            calls, payload_bytes = sums.get(operation.op, (0, 0))
+            sums[operation.op] = calls + operation.calls, payload_bytes + operation.payload_bytes
+        return {op: OperationCount(op, "all", calls, payload) for op, (calls, payload) in sorted(sums.items())}
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the driver's JSON.
+
+        Raises:
+            TestbedError: it is not what this version's driver writes.
+        """
+        try:
+            facts: dict[str, Any] = json.loads(text)
+            return cls(
+                communicators=tuple(
+                    CommunicatorReport(
+                        comm["hash"],
+                        comm["rank"],
+                        comm["nranks"],
+                        tuple(OperationCount(**operation) for operation in comm["operations"]),
+                    )
+                    for comm in facts.pop("communicators")
+                ),
+                rails=tuple(RailBytes(**rail) for rail in facts.pop("rails")),
+                errors=tuple(facts.pop("errors")),
+                **{name: value for name, value in facts.items() if name != "totals"},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TestbedError(f"a rank's report cannot be read ({error}): run `make build` again") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """How one rank's process ended."""
+
+    rank: int
+    pid: int
+    exit_status: int | None
+    """0 fine, 1 wrong results or an NCCL error, 3 told to end while it waited for its peers, negative: the signal that
+    ended it, None: still running."""
+    report: RankReport | None
+    """None: the rank ended without writing one."""
+    complaint: str
+    """Last line it wrote to its standard error."""
+
+
+class Job:
+    """One job, started on entry of the `with` block; whatever still runs is killed on exit."""
+
+    def __init__(self, hosts: Sequence[Host], options: JobOptions) -> None:
+        if options.pattern not in PATTERNS:
+            raise TestbedError(f"no pattern is called {options.pattern!r}: choose one of {', '.join(PATTERNS)}")
+        if (options.seconds is None) == (options.iterations is None):
+            raise TestbedError("a job ends after a number of seconds or of iterations: give exactly one")
+        if options.ranks_per_host < 1 or not hosts:
+            raise TestbedError("a job needs at least one host and one rank a host")
+        if not DRIVER.exists() or not LIBRARY.exists():
+            raise TestbedError("the testbed's workload is not built: run `make build`")
+        self.hosts: Final = tuple(hosts)
+        self.options: Final = options
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._temporary = tempfile.TemporaryDirectory(prefix="railscope-job-", ignore_cleanup_errors=True)
+        try:
+            for rank in range(len(self.hosts) * self.options.ranks_per_host):
+                self._start(rank)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids in rank order."""
+        return tuple(process.pid for process in self._processes)
+
+    def release(self) -> None:
+        """Let the ranks begin, if `hold` was asked for."""
+        (self._directory / "start").touch()
+
+    def running(self) -> bool:
+        """Whether any rank still runs."""
+        return any(process.poll() is None for process in self._processes)
+
+    def wait(self, timeout_s: float) -> tuple[RankReport, ...]:
+        """Wait for the end of all ranks and return their reports in rank order.
+
+        Raises:
+            TestbedError: a rank failed, or the time is over (the ranks run on until `stop` or the block's end).
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.running():
+            if any(process.poll() not in (None, 0) for process in self._processes):
+                break
+            if time.monotonic() > deadline:
+                raise TestbedError(f"the job did not end within {timeout_s:g} s: stop it, or give it more time")
+            time.sleep(_POLL_SECONDS)
+        results = self.results()
+        for result in results:
+            if result.exit_status not in (None, 0):
+                raise TestbedError(f"rank {result.rank} ended with status {result.exit_status}: {result.complaint}")
+        return tuple(result.report for result in results if result.report is not None)
+
+    def stop(self) -> tuple[RankResult, ...]:
+        """Ask all ranks to end at the same iteration, kill those that cannot, and say how each ended."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self._kill()
+        return self.results()
+
+    def results(self) -> tuple[RankResult, ...]:
+        """How each rank stands now, in rank order."""
+        return tuple(self._result(rank, process) for rank, process in enumerate(self._processes))
+
+    def close(self) -> None:
+        """Kill what still runs and remove the job's temporary directory; harmless when called again."""
+        self._kill()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _start(self, rank: int) -> None:
+        options, directory = self.options, self._directory
+        host_index, local_rank = divmod(rank, options.ranks_per_host)
+        host = self.hosts[host_index]
+        command = [str(DRIVER), "--pattern", options.pattern, "--seed", str(options.seed)]
+        command += ["--id-file", str(directory / "id"), "--report", str(self._report_path(rank))]
+        command += ["--die-with", str(os.getpid())]
+        if options.seconds is not None:
+            command += ["--seconds", str(options.seconds)]
+        if options.iterations is not None:
+            command += ["--iterations", str(options.iterations)]
+        if options.bytes is not None:
+            command += ["--bytes", str(options.bytes)]
+        if not options.verify:
+            command += ["--no-verify"]
+        if options.hold:
+            command += ["--start-file", str(directory / "start")]
+        if options.init_before_start:
+            command += ["--init-before-start"]
+        environment = {
+            **os.environ,
+            "NCCL_SOCKET_IFNAME": ",".join(host.rails),
+            "NCCL_HOSTID": f"host{host.index}",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(len(self.hosts) * options.ranks_per_host),
+            **options.environment,
+        }
+        with self._complaints_path(rank).open("wb") as complaints:
+            self._processes.append(
+                subprocess.Popen(
+                    host.command(*command),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=complaints,
+                )
+            )
+
+    @property
+    def _directory(self) -> Path:
+        if self._temporary is None:
+            raise TestbedError("the job has not been started: enter its `with` block first")
+        return Path(self._temporary.name)
+
+    def _report_path(self, rank: int) -> Path:
+        return self._directory / f"report-{rank}.json"
+
+    def _complaints_path(self, rank: int) -> Path:
+        return self._directory / f"stderr-{rank}"
+
+    def _result(self, rank: int, process: subprocess.Popen[bytes]) -> RankResult:
+        report = None
+        with contextlib.suppress(FileNotFoundError):
+            report = RankReport.parse(self._report_path(rank).read_text())
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            lines = self._complaints_path(rank).read_text(errors="replace").strip().splitlines()
+        return RankResult(rank, process.pid, process.poll(), report, lines[-1] if lines else "")

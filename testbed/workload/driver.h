@@ -1,0 +1,99 @@
+/* The driver: one process, one rank.
+ *
+ *   driver.c           options, meeting the other ranks, the loop, the end
+ *   driver_patterns.c  what training and inference jobs call
+ *   driver_data.c      data whose right results are known without a second computation
+ *   driver_report.c    what was called, for whoever compares */
+#ifndef RAILSCOPE_DRIVER_H
+#define RAILSCOPE_DRIVER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "workload.h"
+
+enum report_op {
+    COUNT_ALL_REDUCE,
+    COUNT_ALL_GATHER,
+    COUNT_REDUCE_SCATTER,
+    COUNT_BROADCAST,
+    COUNT_REDUCE,
+    COUNT_ALL_TO_ALL,
+    COUNT_GATHER,
+    COUNT_SCATTER,
+    COUNT_SEND,
+    COUNT_RECV,
+    COUNT_OPS,
+};
+
+/* A communicator and what was called on it.  Lives until the report, also when the communicator is gone. */
+struct party {
+    struct party *next;
+    ncclComm_t comm;
+    uint64_t hash;
+    int rank, nranks;
+    struct {
+        atomic_uint_fast64_t calls, payload_bytes;
+    } counts[COUNT_OPS][ncclNumTypes];
+};
+
+struct options {
+    const char *pattern, *report, *id_file, *start_file;
+    double seconds;     /* negative: not given */
+    int64_t iterations; /* negative: not given */
+    uint64_t seed;
+    size_t bytes; /* 0: the pattern's own */
+    bool verify, init_before_start;
+    int rank, nranks;
+};
+
+/* ---- driver_report.c ---- */
+
+void report_options(const struct options *options); /* first of all */
+struct party *party_make(ncclComm_t comm);
+void party_called(struct party *party, enum report_op op, size_t count, ncclDataType_t type);
+void report_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bool report_has_errors(void);
+void report_began(void);
+void report_ended(void);
+void report_write(const struct options *options, bool interrupted);
+
+/* Counts the call, makes it, and ends the process if it fails: a rank without its peers has nothing left to do. */
+#define CALL(party, op, count, type, call)                                                                             \
+    do {                                                                                                               \
+        party_called(party, op, count, type);                                                                          \
+        must(call, #call);                                                                                             \
+    } while (0)
+void must(ncclResult_t result, const char *call);
+
+/* ---- driver_data.c ---- */
+
+struct data;
+struct data *data_make(ncclDataType_t type, ncclRedOp_t reduction, size_t elements, int nranks, uint64_t seed);
+void data_free(struct data *data);
+const void *data_of(const struct data *data, int rank, uint64_t iteration); /* what a rank holds */
+const void *data_combined(const struct data *data, uint64_t iteration);     /* reduced over all ranks */
+uint64_t mix(uint64_t a, uint64_t b);
+
+/* ---- driver_patterns.c ---- */
+
+struct job {
+    const struct options *options;
+    struct party *world, *second, *third;
+    cudaStream_t stream, other_stream;
+    struct data *data;
+    char **buffers;
+    int buffer_count;
+};
+
+struct pattern {
+    const char *name;
+    void (*prepare)(struct job *job);
+    void (*iterate)(struct job *job, uint64_t iteration);
+    void (*finish)(struct job *job);
+};
+
+const struct pattern *pattern_named(const char *name); /* NULL: there is none */
+
+#endif

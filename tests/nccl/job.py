@@ -1,0 +1,254 @@
+"""Jobs of the real NCCL on namespace hosts: one driver process a rank, the network between them real.
+
+The ranks initialise, tell that they are ready, and wait for `start`, so that an observer can attach
+before the first collective; with `hold` they also wait, done but alive, for `release`.  Only the GPUs are
+simulated (see double/double.h): sockets, proxy threads and everything else are NCCL's own.
+
+    with Fabric(hosts=2, rails=2) as fabric, Job(fabric, tmp_path, build(), iterations=500) as job:
+        pids = job.ready()
+        ...
+        job.start()
+        for report in job.wait():
+            assert report.verified
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from testbed.hosts import Fabric
+from tests.nccl.build import Double
+
+ENVIRONMENT: Final = {
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_ALGO": "RING",
+    "NCCL_PROTO": "SIMPLE",
+    "NCCL_P2P_LL_THRESHOLD": "0",
+    "NCCL_RAS_ENABLE": "0",
+}
+"""What keeps NCCL to what the double plays: plain memory, sockets, the ring, the Simple protocol."""
+
+POLL_SECONDS: Final = 0.01
+
+
+class JobError(RuntimeError):
+    """The job did not do what was asked; the message holds what the ranks said."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCount:
+    """Calls of one operation that one rank made, by its API."""
+
+    operation: str
+    """NCCL's name: AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, Send, Recv."""
+    calls: int
+    payload_bytes: int
+    """Sum of count times the size of the data type, as the calls had them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank did."""
+
+    pid: int
+    rank: int
+    ranks: int
+    nccl_version: int
+    """As ncclGetVersion has it: 23203 for 2.32.3."""
+    communicators: int
+    verified: bool
+    """Every result that was checked was right."""
+    seconds: float
+    """Time from the start signal to the last result."""
+    operations: tuple[OperationCount, ...]
+
+    def count(self, operation: str) -> OperationCount:
+        """The calls of one operation; zero calls when it never ran."""
+        for entry in self.operations:
+            if entry.operation == operation:
+                return entry
+        return OperationCount(operation, 0, 0)
+
+
+def read_report(path: Path) -> RankReport:
+    """Read the JSON that the driver program left."""
+    facts = json.loads(path.read_text())
+    operations = tuple(
+        OperationCount(name, entry["calls"], entry["payload_bytes"]) for name, entry in facts.pop("operations").items()
+    )
+    return RankReport(operations=operations, **facts)
+
+
+class Job:
+    """Ranks on the hosts of a fabric for as long as the `with` block lasts; what still runs then is killed."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        folder: Path,
+        double: Double,
+        *,
+        pattern: str = "allreduce",
+        iterations: int = 1,
+        size_bytes: int = 1 << 20,
+        type_name: str = "f32",
+        reduction: str = "sum",
+        communicators: int = 1,
+        ranks_per_host: int = 1,
+        pace_us: int = 0,
+        hold: bool = False,
+        environment: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Describe a job; nothing runs before the `with` block is entered.
+
+        Args:
+            folder: where ids, reports and the ranks' output go; empty, owned by the caller.
+            pattern: one of the driver's: allreduce, allgather, reducescatter, broadcast, reduce, alltoall,
+                sendrecv, everything (each with every type and reduction), mixed (all in turn), grouped,
+                split (a communicator for even and one for odd ranks), abandoned (rank 0 never comes, the
+                communicator is aborted).
+            iterations: calls of each operation on each communicator.
+            size_bytes: count times type size of each call, rounded down to whole elements.
+            pace_us: pause between iterations.
+            hold: keep the ranks alive after their last operation until `release`.
+            environment: overrides of ENVIRONMENT; None takes a variable away.
+        """
+        self._fabric = fabric
+        self._folder = folder
+        self._double = double
+        self._ranks_per_host = ranks_per_host
+        self._hold = hold
+        self._arguments = [
+            *("--pattern", pattern, "--iterations", str(iterations), "--bytes", str(size_bytes)),
+            *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
+            *("--pace-us", str(pace_us)),
+        ]
+        self._environment: dict[str, str | None] = {**ENVIRONMENT, **(environment or {})}
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids in rank order."""
+        return tuple(process.pid for process in self._processes)
+
+    def __enter__(self) -> Self:
+        ranks = len(self._fabric.hosts) * self._ranks_per_host
+        try:
+            for rank in range(ranks):
+                self._processes.append(self._begin(rank, ranks))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the ranks that still run, stopped ones included."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def ready(self, timeout_s: float = 60) -> tuple[int, ...]:
+        """Wait until every rank has its communicators; returns their pids in rank order.
+
+        Raises:
+            JobError: a rank ended, or took too long.
+        """
+        files = [self._folder / f"ready.{rank}" for rank in range(len(self._processes))]
+        self._await(lambda: all(file.exists() for file in files), timeout_s, "initialise")
+        return self.pids
+
+    def start(self) -> None:
+        """Let the ranks call their first collective."""
+        (self._folder / "start").touch()
+
+    def finished(self, timeout_s: float = 60) -> list[RankReport]:
+        """Wait until every rank has made its last call and reported; with `hold` the ranks live on.
+
+        Raises:
+            JobError: a rank ended badly, or took too long.
+        """
+        files = [self._folder / f"report.{rank}" for rank in range(len(self._processes))]
+        self._await(lambda: all(file.exists() for file in files), timeout_s, "finish")
+        return [read_report(file) for file in files]
+
+    def release(self) -> None:
+        """Let the ranks destroy their communicators and leave."""
+        (self._folder / "hold").touch()
+
+    def wait(self, timeout_s: float = 60) -> list[RankReport]:
+        """Wait until every rank has left; reports in rank order.
+
+        Raises:
+            JobError: a rank failed, or took too long.
+        """
+        self._await(lambda: all(process.poll() is not None for process in self._processes), timeout_s, "leave")
+        return self.finished(timeout_s=0)
+
+    def run(self, timeout_s: float = 60) -> list[RankReport]:
+        """Start at once and wait for the end: for a job that nobody watches."""
+        self.start()
+        self.release()
+        return self.wait(timeout_s)
+
+    def output(self, rank: int) -> str:
+        """What a rank has written to stdout and stderr."""
+        return (self._folder / f"output.{rank}").read_text(errors="replace")
+
+    def _begin(self, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+        host = self._fabric.hosts[rank // self._ranks_per_host]
+        command = [
+            str(self._double.driver),
+            *("--rank", str(rank), "--ranks", str(ranks), "--id", str(self._folder / "id")),
+            *("--report", str(self._folder / f"report.{rank}"), "--ready-file", str(self._folder / f"ready.{rank}")),
+            *("--start-file", str(self._folder / "start")),
+            *(("--hold-file", str(self._folder / "hold")) if self._hold else ()),
+            *self._arguments,
+        ]
+        variables = {
+            **os.environ,
+            "NCCL_SOCKET_IFNAME": ",".join(host.rails),
+            "NCCL_HOSTID": f"host{host.index}",
+            "CUDA_VISIBLE_DEVICES": str(rank % self._ranks_per_host),
+            **self._environment,
+        }
+        environment = {name: value for name, value in variables.items() if value is not None}
+        with (self._folder / f"output.{rank}").open("wb") as output:
+            return subprocess.Popen(
+                host.command(*command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self._folder,
+            )
+
+    def _await(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            finished = done()  # before the exit statuses: a rank reports, then leaves
+            failed = [rank for rank, process in enumerate(self._processes) if process.poll() not in (None, 0)]
+            if failed:
+                said = "\n".join(f"rank {rank}: {self.output(rank).strip()}" for rank in failed)
+                raise JobError(f"ranks {failed} failed:\n{said}")
+            if finished:
+                return
+            if time.monotonic() > deadline:
+                said = "\n".join(f"rank {r}: {self.output(r).strip()}" for r in range(len(self._processes)))
+                raise JobError(f"the ranks did not {what} within {timeout_s} s:\n{said}")
+            time.sleep(POLL_SECONDS)

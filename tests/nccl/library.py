@@ -1,0 +1,29 @@
+"""Where the real NCCL library of the tests lies.
+
+tests/nccl/wheels.txt pins it and tests/nccl/fetch-wheels brings it; neither the library nor any part
+of it is kept in the repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+NCCL_VERSION: Final = "2.32.3"
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+
+
+class LibraryMissing(RuntimeError):
+    """The NCCL library has not been fetched."""
+
+
+def nccl_library(version: str = NCCL_VERSION, repository: Path = REPOSITORY) -> Path:
+    """The path of libnccl.so.2 of one version.
+
+    Raises:
+        LibraryMissing: it is not there; the message says how to fetch it.
+    """
+    library = repository / ".venv" / "nccl" / version / "libnccl.so.2"
+    if not library.is_file():
+        raise LibraryMissing(f"{library} is missing: run tests/nccl/fetch-wheels .venv/bin/python")
+    return library

@@ -1,0 +1,232 @@
+"""The CUDA test double plays NCCL's kernels rightly, and refuses by name what it cannot play.
+
+The library is the real one from PyPI and the network is the kernel's; only the GPU is simulated.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.hosts import Fabric
+from tests.nccl.build import SOURCES, Double
+from tests.nccl.job import Job, JobError
+from tests.nccl.library import LibraryMissing, nccl_library
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
+
+FETCH = Path(__file__).with_name("fetch-wheels")
+
+
+def test_every_operation_type_and_reduction_is_right_on_two_hosts(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="everything", iterations=2, size_bytes=20_000) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True, True]
+    # 7 types; 5 reductions where one applies; every repetition is counted
+    assert reports[0].count("AllReduce").calls == 7 * 5 * 2
+    assert reports[0].count("AllGather").calls == 7 * 2
+
+
+def test_every_operation_type_and_reduction_is_right_on_four_hosts(
+    four_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(four_hosts, tmp_path, double, pattern="everything", size_bytes=4_000) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+    assert [report.rank for report in reports] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size_bytes", [8, 5_000_004])
+def test_sizes_from_one_element_to_many_chunks_are_right(
+    two_hosts: Fabric, tmp_path: Path, double: Double, size_bytes: int
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=2, size_bytes=size_bytes) as job:
+        reports = job.run()
+    assert all(report.verified for report in reports)
+    assert all(entry.payload_bytes == entry.calls * size_bytes for entry in reports[0].operations)
+    assert [entry.operation for entry in reports[0].operations] == [
+        "AllReduce",
+        "AllGather",
+        "ReduceScatter",
+        "Broadcast",
+        "Reduce",
+        "AllToAll",
+        "Send",
+        "Recv",
+    ]
+
+
+@pytest.mark.parametrize("size_bytes", [3_000, 2_000_000])
+def test_with_the_algorithms_and_protocols_that_nccl_itself_prefers(
+    four_hosts: Fabric, tmp_path: Path, double: Double, size_bytes: int
+) -> None:
+    free_choice = dict.fromkeys(["NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_LL_THRESHOLD"])
+    with Job(
+        four_hosts, tmp_path, double, pattern="mixed", iterations=2, size_bytes=size_bytes, environment=free_choice
+    ) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("protocol", "type_name", "reduction"),
+    [("LL", "f32", "sum"), ("SIMPLE", "bf16", "max"), ("SIMPLE", "i32", "avg")],
+)
+def test_the_tree_sums_up_and_down(
+    four_hosts: Fabric, tmp_path: Path, double: Double, protocol: str, type_name: str, reduction: str
+) -> None:
+    way = {"NCCL_ALGO": "TREE", "NCCL_PROTO": protocol}
+    with Job(
+        four_hosts, tmp_path, double, type_name=type_name, reduction=reduction, size_bytes=500_000, environment=way
+    ) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+
+
+def test_two_ranks_of_one_host_talk_through_shared_memory(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="mixed", size_bytes=300_000, ranks_per_host=2) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+
+
+def test_small_messages_inside_a_host_may_take_the_low_latency_protocol(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    low_latency = {"NCCL_P2P_LL_THRESHOLD": "16384"}
+    with Job(
+        two_hosts, tmp_path, double, pattern="sendrecv", size_bytes=4096, ranks_per_host=2, environment=low_latency
+    ) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+
+
+def test_several_communicators_run_at_once(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="mixed", size_bytes=300_000, communicators=3) as job:
+        reports = job.run()
+    assert all(report.verified for report in reports)
+    assert reports[0].count("AllReduce").calls == 3
+
+
+def test_collectives_of_one_group_share_a_launch_and_are_right(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="grouped", iterations=3, size_bytes=1 << 20) as job:
+        reports = job.run()
+    assert all(report.verified for report in reports)
+    assert reports[0].count("AllReduce").calls == 4 * 3
+
+
+def test_a_split_communicator_works_beside_its_parent(four_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(four_hosts, tmp_path, double, pattern="split", iterations=3, size_bytes=100_000) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True] * 4
+
+
+def test_a_kernel_whose_peer_never_comes_ends_when_the_communicator_is_aborted(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="abandoned") as job:
+        reports = job.run()
+    assert [report.count("AllReduce").calls for report in reports] == [0, 1]
+
+
+def test_the_bytes_of_a_ring_cross_both_rails(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    payload_bytes = 32 * (1 << 20)
+    before = [two_hosts.counters(0, rail).transmit_bytes for rail in range(2)]
+    with Job(two_hosts, tmp_path, double, iterations=32, size_bytes=1 << 20) as job:
+        (report, _) = job.run()
+    sent = [two_hosts.counters(0, rail).transmit_bytes - before[rail] for rail in range(2)]
+    assert report.count("AllReduce").payload_bytes == payload_bytes
+    # 2(n-1)/n of the payload leaves a host; headers and NCCL's own set-up come on top
+    assert payload_bytes < sum(sent) < 1.1 * payload_bytes
+    assert min(sent) > 0.4 * payload_bytes
+
+
+def test_ranks_wait_for_the_start_signal_and_stay_while_held(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(two_hosts, tmp_path, double, hold=True) as job:
+        pids = job.ready()
+        assert not list(tmp_path.glob("report.*"))
+        job.start()
+        assert [report.pid for report in job.finished()] == list(pids)
+        assert all(Path(f"/proc/{pid}/exe").resolve() == double.driver for pid in pids)
+        job.release()
+        job.wait()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "environment", "named"),
+    [
+        ("allgather", {"NCCL_PROTO": "LL128"}, "device function ncclDevFunc_AllGather_RING_LL128"),
+        ("allgather", {"NCCL_ALGO": "PAT"}, "device function ncclDevFunc_AllGather_PAT_SIMPLE"),
+    ],
+)
+def test_what_the_double_cannot_play_aborts_by_name(
+    two_hosts: Fabric, tmp_path: Path, double: Double, pattern: str, environment: dict[str, str], named: str
+) -> None:
+    with (
+        Job(two_hosts, tmp_path, double, pattern=pattern, size_bytes=4096, environment=environment) as job,
+        pytest.raises(JobError, match=f"cuda-double.*unsupported.*{named}"),
+    ):
+        job.run()
+
+
+def test_a_library_without_nccls_structures_is_refused(tmp_path: Path, double: Double) -> None:
+    command = [sys.executable, str(SOURCES / "make-layout.py"), str(double.shared_object), str(tmp_path / "layout.h")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "does not describe ncclConnFifo" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_double_built_for_another_library_refuses_this_one(tmp_path: Path, double: Double) -> None:
+    folder = double.shared_object.parent
+    layout = (folder / "layout.h").read_text()
+    build_id = layout.partition('LAYOUT_BUILD_ID "')[2].partition('"')[0]
+    (tmp_path / "double.so").write_bytes(double.shared_object.read_bytes().replace(build_id.encode(), b"0" * 40))
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(tmp_path / "double.so"),
+        "LD_LIBRARY_PATH": str(folder),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(double.nccl)!r})"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert f"this libnccl has build-id {build_id}, the double was built for {'0' * 40}" in done.stderr
+
+
+def test_fetching_again_does_nothing() -> None:
+    done = subprocess.run([FETCH, sys.executable], env={**os.environ, "PIP_NO_INDEX": "1"}, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_fetching_without_an_index_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "nccl"
+    folder.mkdir(parents=True)
+    for name in ("fetch-wheels", "wheels.txt"):
+        shutil.copy(FETCH.with_name(name), folder / name)
+    done = subprocess.run(
+        [folder / "fetch-wheels", sys.executable],
+        env={**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "make a Python package index reachable" in done.stderr
+    assert [path for path in (tmp_path / ".venv").rglob("*") if path.is_file()] == []
+
+
+def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(LibraryMissing, match=r"libnccl\.so\.2 is missing: run tests/nccl/fetch-wheels"):
+        nccl_library(repository=tmp_path)

@@ -1,0 +1,127 @@
+"""Snapshots for the exporters' tests: one with something of everything, and one as large as asked.
+
+Simulated: the values are made up to be easy to recognise in an exposition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.snapshot import (
+    AttachedProbe,
+    CollectiveTotal,
+    CollectorResult,
+    CommunicatorFacts,
+    Histogram,
+    OpHistogram,
+    OpTotal,
+    RailFacts,
+    Snapshot,
+)
+
+RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
+
+
+def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 4711) -> CommunicatorFacts:
+    return CommunicatorFacts(
+        comm=comm,
+        rank=rank,
+        nranks="4",
+        gpu="0",
+        node_rank="0",
+        local_ranks="2",
+        nccl_version="2.27.3",
+        pid=pid,
+        netns="4026531840",
+        job=(("job", "pretrain"), ("user", "ada")),
+        identity_source="layout",
+        enqueued=1200,
+        ops=(OpTotal("AllReduce", 1200, 1200 << 20),),
+        alive=True,
+    )
+
+
+def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
+    return RailFacts(
+        rail=number,
+        device=device,
+        port="1",
+        netdev=f"ib{number}",
+        netns="",
+        pci=f"0000:1{number}:00.0",
+        numa="0",
+        gpu=number,
+        link_layer="InfiniBand",
+        driver="mlx5_core",
+        up=True,
+        speed_bytes_per_second=50_000_000_000,
+        transmit_bytes=2**63 + 1,
+        receive_bytes=987_654_321,
+        transmit_wire_bytes=2**62,
+        receive_wire_bytes=900_000_000,
+        transmit_explained_ratio=0.5,
+        receive_explained_ratio=0.911,
+        transmit_rate=RATES,
+        receive_rate=replace(RATES, sum=None),
+        counters=(("link_downed", "error", 1), ("np_cnp_sent", "congestion", 42)),
+    )
+
+
+def full_snapshot() -> Snapshot:
+    """Something of everything, with the values that are awkward to write down."""
+    unknown = replace(
+        communicator(comm="unknown", rank="unknown", pid=4713),
+        identity_source="unknown",
+        job=(("pod", 'trainer "a"\\0'), ("rank", "not ours to overwrite")),
+        enqueued=3,
+    )
+    soft_rail = replace(
+        rail("1", "rxe0"),
+        netns="tenant-b",
+        up=None,
+        speed_bytes_per_second=None,
+        transmit_wire_bytes=None,
+        receive_wire_bytes=None,
+        transmit_explained_ratio=None,
+        receive_explained_ratio=None,
+        counters=(),
+    )
+    return Snapshot(
+        realtime_ns=1_750_000_000_250_000_000,
+        version="0.1.0",
+        kernel="6.8.0",
+        collectives=(
+            CollectiveTotal("AllReduce", "Bfloat16", "0", calls=1200, payload_bytes=1200 << 20),
+            CollectiveTotal("Send", "Float32", "unknown", calls=5, payload_bytes=0),
+        ),
+        sizes=(OpHistogram("AllReduce", Histogram((1.0, 1024.0, 1048576.0), (0, 0, 1200, 0), sum=1258291200.0)),),
+        enqueue_times=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 9, 1, 0), sum=None)),),
+        communicators=(communicator(), communicator(rank="1", pid=4712), unknown),
+        rails=(rail(), soft_rail),
+        collectors=(CollectorResult("rdma", True, 0.00125), CollectorResult("ethernet", False, 2.0)),
+        probes=(
+            AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
+            AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
+        ),
+        events_lost={"ring_full": 0, "decode": 2},
+        series_dropped={"communicator_limit": 0},
+        overhead_seconds={"all_reduce": 0.0625},
+        processes_observed=3,
+        simulated=True,
+    )
+
+
+def large_snapshot(communicators: int = 7_000, rails: int = 64) -> Snapshot:
+    """About three thousand series of rails and two for each communicator."""
+    base = full_snapshot()
+    return replace(
+        base,
+        communicators=tuple(
+            communicator(comm=f"{number // 8:016x}", rank=str(number % 8), pid=number + 2)
+            for number in range(communicators)
+        ),
+        rails=tuple(
+            replace(rail(str(number), f"mlx5_{number}"), counters=tuple((f"c{i}", "error", i) for i in range(30)))
+            for number in range(rails)
+        ),
+    )

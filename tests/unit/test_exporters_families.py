@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.snapshot import CommunicatorFacts, Histogram, OpHistogram, Snapshot
+from exporters import catalogue
+from exporters.budget import SeriesBudget
+from exporters.families import families
+from exporters.metric import Family
+from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
+
+EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
+
+
+def samples(shown: Iterable[Family], name: str) -> list[tuple[dict[str, str], int | float]]:
+    """The samples of `railscope_<name>` as labels that are there and value."""
+    return [
+        ({label: text for label, text in zip(one.labels, values, strict=True) if text is not None}, value)
+        for one in shown
+        if one.metric.name == f"railscope_{name}"
+        for values, value in one.samples
+    ]
+
+
+def count(shown: Iterable[Family]) -> int:
+    return sum(family.series() for family in shown)
+
+
+def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> None:
+    assert [family.metric for family in families(full_snapshot())] == list(catalogue.METRICS)
+
+
+def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it_is_not_known() -> None:
+    first, second, third = samples(families(full_snapshot()), "comm_info")
+    assert first[0].keys() == second[0].keys() == third[0].keys()
+    assert (first[0]["job"], first[0]["pod"]) == ("pretrain", "")
+    assert (third[0]["job"], third[0]["pod"]) == ("", 'trainer "a"\\0')
+    assert third[0]["rank"] == "unknown", "a job's fact must not replace ours"
+
+
+def test_a_job_fact_whose_name_is_no_label_name_is_shown_under_one_that_is() -> None:
+    odd = replace(communicator(), job=(("app.kubernetes.io/name", "a"), ("__meta", "b"), ("9lives", "c"), ("é", "d")))
+    ((labels, _),) = samples(families(replace(EMPTY, communicators=(odd,))), "comm_info")
+    assert (labels["app_kubernetes_io_name"], labels["meta"], labels["job_9lives"]) == ("a", "b", "c")
+    assert "d" not in labels.values()
+
+
+def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_identities() -> None:
+    twice = (communicator(pid=1), communicator(pid=2))
+    shown = families(replace(EMPTY, communicators=twice))
+    assert samples(shown, "comm_enqueued_total") == [({"comm": "00c0ffee00c0ffee", "rank": "0"}, 2400)]
+    assert [labels["pid"] for labels, _ in samples(shown, "comm_info")] == ["1", "2"]
+
+
+def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
+    shown = families(replace(EMPTY, communicators=(communicator(), communicator())))
+    assert len(samples(shown, "comm_info")) == 1
+
+
+def test_a_rail_has_a_netns_label_only_where_it_is_needed() -> None:
+    with_netns, without = rail("0", "rxe0"), rail("1", "mlx5_0")
+    shown = families(replace(EMPTY, rails=(replace(with_netns, netns="tenant-b"), without)))
+    for name in ("rail_info", "rail_transmit_bytes_total", "rail_explained_ratio", "rail_counter_total"):
+        for labels, _ in samples(shown, name):
+            assert labels.get("netns") == ("tenant-b" if labels["device"] == "rxe0" else None)
+
+
+def test_what_cannot_be_known_of_a_rail_is_absent_and_never_zero() -> None:
+    blind = replace(
+        rail(),
+        up=None,
+        speed_bytes_per_second=None,
+        transmit_wire_bytes=None,
+        transmit_explained_ratio=None,
+    )
+    shown = families(replace(EMPTY, rails=(blind,)))
+    assert not samples(shown, "rail_up")
+    assert not samples(shown, "rail_speed_bytes_per_second")
+    assert [labels["direction"] for labels, _ in samples(shown, "rail_expected_wire_bytes_total")] == ["receive"]
+    assert [labels["direction"] for labels, _ in samples(shown, "rail_explained_ratio")] == ["receive"]
+
+
+def test_a_rail_that_is_down_is_zero() -> None:
+    ((_, up),) = samples(families(replace(EMPTY, rails=(replace(rail(), up=False),))), "rail_up")
+    assert (up, type(up)) == (0, int)
+
+
+def test_simulated_inputs_are_labelled_so() -> None:
+    def label(simulated: bool) -> str:
+        ((labels, one),) = samples(families(replace(EMPTY, simulated=simulated)), "build_info")
+        assert one == 1
+        return labels["simulated"]
+
+    assert (label(True), label(False)) == ("true", "false")
+
+
+def test_an_empty_snapshot_still_says_that_railscope_is_there_and_dropped_nothing() -> None:
+    shown = families(EMPTY)
+    assert samples(shown, "processes_observed") == [({}, 0)]
+    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 0)]
+
+
+def test_what_the_agent_dropped_and_what_the_cap_drops_are_shown_by_reason() -> None:
+    shown = families(replace(EMPTY, series_dropped={"limit": 3, "cap": 2}), SeriesBudget(1000))
+    assert samples(shown, "series_dropped_total") == [({"reason": "limit"}, 3), ({"reason": "cap"}, 2)]
+
+
+def test_within_the_budget_nothing_is_dropped() -> None:
+    snapshot = full_snapshot()
+    everything = count(families(snapshot))
+    exactly = SeriesBudget(everything)
+    assert count(families(snapshot, exactly)) == everything
+    assert exactly.dropped_total == 0
+
+
+def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
+    four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
+    snapshot = replace(EMPTY, communicators=four, rails=(rail(),))
+    budget = SeriesBudget(count(families(snapshot)) - 3)
+    shown = families(snapshot, budget)
+    assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
+    assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
+    assert len(samples(shown, "rail_counter_total")) == 2
+    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 4)]
+    assert count(shown) <= budget.limit
+
+
+def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
+    snapshot = full_snapshot()
+    core = count(families(replace(snapshot, communicators=(), rails=())))
+    without_counters = replace(snapshot, communicators=(), rails=tuple(replace(r, counters=()) for r in snapshot.rails))
+    shown = families(snapshot, SeriesBudget(count(families(without_counters))))
+    assert not samples(shown, "rail_counter_total")
+    assert any(family.metric is catalogue.RAIL_RATE for family in shown)
+    smallest = families(snapshot, SeriesBudget(core))
+    assert not samples(smallest, "rail_up")
+    assert len(samples(smallest, "collective_calls_total")) == 2
+    assert count(smallest) == core
+
+
+def test_the_total_of_what_was_dropped_rises_with_every_exposition_that_lacks_something() -> None:
+    snapshot = large_snapshot(communicators=20, rails=0)
+    budget = SeriesBudget(count(families(snapshot)) - 2)
+    totals = [samples(families(snapshot, budget), "series_dropped_total")[-1][1] for _ in range(3)]
+    assert totals == [2, 4, 6]
+    assert budget.dropped_total == 6
+
+
+def test_a_budget_for_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="give 1 or more"):
+        SeriesBudget(0)
+
+
+few_texts = st.sampled_from(["", "0", "1", "unknown", 'a"b\\', "é\n"])
+communicators = st.builds(
+    CommunicatorFacts,
+    comm=few_texts,
+    rank=few_texts,
+    nranks=few_texts,
+    gpu=few_texts,
+    node_rank=few_texts,
+    local_ranks=few_texts,
+    nccl_version=few_texts,
+    pid=st.integers(1, 3),
+    netns=few_texts,
+    job=st.lists(st.tuples(st.sampled_from(["job", "a.b", "a-b", "a_b", "pid", "é", "__x"]), few_texts)).map(tuple),
+    identity_source=few_texts,
+    enqueued=st.integers(0, 2**64 - 1),
+    ops=st.just(()),
+    alive=st.booleans(),
+)
+rails = st.builds(
+    lambda number, device, netns, counters: replace(rail(number, device), netns=netns, counters=counters),
+    few_texts,
+    few_texts,
+    few_texts,
+    st.lists(st.tuples(few_texts, few_texts, st.integers(0, 9))).map(tuple),
+)
+sizes = st.builds(OpHistogram, few_texts, st.just(Histogram((1.0, 2.0), (1, 2, 3), None)))
+snapshots = st.builds(
+    lambda communicators, rails, sizes: replace(
+        full_snapshot(), communicators=tuple(communicators), rails=tuple(rails), sizes=tuple(sizes)
+    ),
+    st.lists(communicators, max_size=12),
+    st.lists(rails, max_size=6),
+    st.lists(sizes, max_size=6),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(snapshots, st.integers(1, 300))
+def test_no_two_series_of_a_family_have_the_same_labels_and_the_budget_holds(snapshot: Snapshot, limit: int) -> None:
+    budget = SeriesBudget(limit)
+    shown = families(snapshot, budget)
+    for family in shown:
+        assert len(set(family.labels)) == len(family.labels)
+        for values in (*family.samples, *family.histograms):
+            assert len(values[0]) == len(family.labels)
+        # Prometheus does not tell an empty label from one that is not there.
+        seen = [
+            tuple((label, text) for label, text in zip(family.labels, one[0], strict=True) if text)
+            for one in (*family.samples, *family.histograms)
+        ]
+        assert len(set(seen)) == len(seen), family.metric.name
+    core = count(families(replace(snapshot, communicators=(), rails=())))
+    assert count(shown) <= max(limit, core)
+    assert count(shown) + budget.dropped_total == count(families(snapshot, SeriesBudget(10**9)))

@@ -1,0 +1,366 @@
+"""Processes are read while they live, die and hide; a mapped file is found by what it is, not by what it is called."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes import processes
+from probes.processes import (
+    PROCFS,
+    FileKey,
+    LibraryKey,
+    MappedFileError,
+    MappedFiles,
+    Mapping,
+    ProcessIdentity,
+    cgroup,
+    environ,
+    executable_mappings,
+    identity_of,
+    is_alive,
+    library_key,
+    open_mapped_file,
+    open_pidfd,
+    parse_maps,
+    pid_namespace,
+    process_ids,
+    same_library,
+    status_of,
+    thread_states,
+)
+
+MAPS = b"""\
+00400000-00401000 r--p 00000000 fe:00 11                                 /opt/train
+00401000-00402000 r-xp 00001000 fe:00 11                                 /opt/train
+7f0000000000-7f0000001000 r-xp 00000000 00:00 0
+7f0000001000-7f0000002000 r-xp 00000000 00:1f 4294967296                 /opt/my libs/lib\\012x.so
+7f0000002000-7f0000003000 rwxp 00000000 00:01 77                         /memfd:jit (deleted)
+7f0000003000-7f0000004000 r-xs 00000000 103:02 12                        /usr/lib/libnccl.so.2 (deleted)
+7f0000004000-7f0000005000 r-xp 00000000 fe:00 11                         /opt/train
+7f0000005000-7f0000006000 rw-p 00000000 fe:00 13                         /usr/lib/data.so
+7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0                          [vdso]
+"""
+
+
+class SimulatedProcfs:
+    """A folder that looks like /proc as far as the readers look."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self,
+        pid: int,
+        *,
+        comm: str = "python",
+        start: int = 100,
+        size: int = 4096,
+        flags: int = 0x400000,
+        state: str = "S",
+        threads: int = 1,
+        maps: bytes = MAPS,
+    ) -> None:
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 10, str(threads), "0", str(start), str(size)]
+        (folder / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)} 0 0\n")
+        (folder / "maps").write_bytes(maps)
+
+
+@pytest.fixture
+def procfs(tmp_path: Path) -> SimulatedProcfs:
+    return SimulatedProcfs(tmp_path)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A real process that waits until its input closes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"RANK": "3", "EMPTY": "", "WITH": "a=b"},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+
+
+def test_only_executable_mappings_of_files_count_and_each_file_once() -> None:
+    found = list(parse_maps(MAPS).values())
+    assert [(m.path, m.deleted, m.device, m.inode) for m in found] == [
+        ("/opt/train", False, (0xFE, 0), 11),
+        ("/opt/my libs/lib\nx.so", False, (0, 0x1F), 1 << 32),
+        ("/memfd:jit", True, (0, 1), 77),
+        ("/usr/lib/libnccl.so.2", True, (0x103, 2), 12),
+    ]
+    assert (found[0].start, found[0].end) == (0x401000, 0x402000)
+
+
+@given(st.binary(max_size=400), st.integers(0, len(MAPS)))
+def test_damaged_maps_never_raise(noise: bytes, cut: int) -> None:
+    parse_maps(noise)
+    assert len(parse_maps(MAPS[:cut] + b"\n" + noise)) <= 9 + noise.count(b"\n")
+
+
+def test_a_name_with_brackets_and_spaces_does_not_hide_the_start_time(procfs: SimulatedProcfs) -> None:
+    procfs.add(7, comm="a) R 1 (b c", start=4242)
+    assert identity_of(procfs.root, 7) == ProcessIdentity(7, 4242)
+
+
+def test_a_pid_used_again_is_another_process(procfs: SimulatedProcfs) -> None:
+    procfs.add(7, start=100)
+    first = identity_of(procfs.root, 7)
+    assert first is not None
+    assert is_alive(procfs.root, first)
+    procfs.add(7, start=101)
+    assert not is_alive(procfs.root, first)
+
+
+def test_a_zombie_is_dead_unless_other_threads_outlived_the_first(procfs: SimulatedProcfs) -> None:
+    procfs.add(7, state="Z")
+    procfs.add(8, state="Z", threads=4)
+    assert not is_alive(procfs.root, ProcessIdentity(7, 100))
+    assert is_alive(procfs.root, ProcessIdentity(8, 100))
+
+
+def test_a_process_that_is_gone_reads_as_absent_everywhere(procfs: SimulatedProcfs) -> None:
+    for root, pid in ((procfs.root, 7), (PROCFS, 2**22 + 1)):
+        assert identity_of(root, pid) is None
+        assert not is_alive(root, ProcessIdentity(pid, 100))
+        assert executable_mappings(root, pid) == []
+        assert environ(root, pid) == {}
+        assert cgroup(root, pid) is None
+        assert status_of(root, pid) is None
+        assert thread_states(root, pid) == {}
+        assert pid_namespace(root, pid) is None
+    assert open_pidfd(PROCFS, ProcessIdentity(2**22 + 1, 100)) is None
+
+
+def test_a_garbled_stat_reads_as_absent(procfs: SimulatedProcfs) -> None:
+    (procfs.root / "9").mkdir()
+    for text in ("", "9 (x", "9 (x) S 1 2", "9 (x) S " + "x " * 30):
+        (procfs.root / "9/stat").write_text(text)
+        assert identity_of(procfs.root, 9) is None
+
+
+def test_real_facts_of_a_real_process(child: subprocess.Popen[bytes]) -> None:
+    identity = identity_of(PROCFS, child.pid)
+    assert identity is not None
+    assert child.pid in process_ids()
+    assert environ(PROCFS, child.pid) == {"RANK": "3", "EMPTY": "", "WITH": "a=b"}
+    status = status_of(PROCFS, child.pid)
+    assert status is not None
+    assert (status.uid, status.namespace_pids[0]) == (os.getuid(), child.pid)
+    assert status.comm == (PROCFS / str(child.pid) / "comm").read_text().strip()
+    assert thread_states(PROCFS, child.pid).keys() == {child.pid}
+    assert pid_namespace(PROCFS, child.pid) == Path("/proc/self/ns/pid").stat().st_ino
+    assert str(Path(sys.executable).resolve()) in {m.path for m in executable_mappings(PROCFS, child.pid)}
+
+    pidfd = open_pidfd(PROCFS, identity)
+    assert pidfd is not None
+    os.close(pidfd)
+    assert open_pidfd(PROCFS, replace(identity, start_time_ticks=1)) is None
+    assert child.stdin is not None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(PROCFS, identity), "a zombie is no running process"
+    assert executable_mappings(PROCFS, child.pid) == []
+
+
+def test_the_environment_is_read_up_to_its_budget(procfs: SimulatedProcfs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "MAX_ENVIRON_BYTES", 20)
+    procfs.add(7)
+    (procfs.root / "7/environ").write_bytes(b"RANK=1\0no equals\0LONG=" + b"x" * 100)
+    assert environ(procfs.root, 7) == {"RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("0::/kubepods.slice/pod1/abc\n", "/kubepods.slice/pod1/abc"),
+        ("12:cpu,cpuacct:/\n4:memory:/kubepods/pod1:x/abc\n0::/\n", "/kubepods/pod1:x/abc"),
+        ("0::/\n", "/"),
+        ("nonsense\n", None),
+    ],
+)
+def test_the_control_group_that_says_most_is_taken(procfs: SimulatedProcfs, text: str, path: str | None) -> None:
+    procfs.add(7)
+    (procfs.root / "7/cgroup").write_text(text)
+    assert cgroup(procfs.root, 7) == path
+
+
+@contextlib.contextmanager
+def mapped_executable(path: Path) -> Iterator[Mapping]:
+    """Map a file executable in this very process."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        inode = path.stat().st_ino
+        yield next(m for m in executable_mappings(PROCFS, os.getpid()) if m.inode == inode)
+
+
+def contents(mapping: Mapping) -> bytes:
+    fd = open_mapped_file(PROCFS, os.getpid(), mapping)
+    try:
+        return os.pread(fd, 100, 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "name", ["library.so", "with space .so", "line\nbreak.so", "looks (deleted)", "back\\012slash"]
+)
+def test_a_mapped_file_is_opened_whatever_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"the library")
+    with mapped_executable(path) as mapping:
+        assert contents(mapping) == b"the library"
+
+
+@pytest.mark.root
+def test_a_deleted_or_replaced_file_is_opened_as_it_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(b"old")
+    with mapped_executable(path) as mapping:
+        path.unlink()
+        assert contents(mapping) == b"old"
+        (tmp_path / "new").write_bytes(b"new")
+        (tmp_path / "new").rename(path)
+        assert contents(mapping) == b"old"
+
+
+def test_a_path_that_now_leads_to_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    os.mkfifo(path)
+    status = path.stat()
+    device = (os.major(status.st_dev), os.minor(status.st_dev))
+    with pytest.raises(MappedFileError, match="no longer mapped") as caught:
+        open_mapped_file(PROCFS, os.getpid(), Mapping(0x1000, 0x2000, device, status.st_ino, str(path), False))
+    assert caught.value.gone
+
+
+def test_a_gone_process_is_said_to_be_gone() -> None:
+    with pytest.raises(MappedFileError, match="has gone") as caught:
+        open_mapped_file(PROCFS, 2**22 + 1, Mapping(0x1000, 0x2000, (9, 9), 1, "/none/li\nb.so", False))
+    assert caught.value.gone
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.root
+def test_without_privileges_the_missing_capability_is_named(child: subprocess.Popen[bytes]) -> None:
+    mapping = replace(executable_mappings(PROCFS, child.pid)[0], path="/gone/library.so")
+    script = (
+        "import os\n"
+        "from probes.processes import *\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        f"try: open_mapped_file(PROCFS, {child.pid}, {mapping!r})\n"
+        "except MappedFileError as error: print(error, error.gone)\n"
+        f"print(executable_mappings(PROCFS, {child.pid}), environ(PROCFS, {child.pid}))\n"
+        "print(MappedFiles().scan().unreadable > 0)\n"
+    )
+    command = [sys.executable, "-c", script]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
+    first, *rest = output.splitlines()
+    assert "give railscope CAP_SYS_PTRACE and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE False" in first
+    assert rest == ["[] {}", "True"]
+
+
+def test_a_scan_skips_kernel_threads_and_tells_who_maps_what(procfs: SimulatedProcfs) -> None:
+    procfs.add(2, flags=0x208040, maps=b"", size=0)
+    procfs.add(7)
+    procfs.add(8, maps=MAPS.replace(b"fe:00 11 ", b"fe:00 21 "))
+    scan = MappedFiles(procfs.root).scan()
+    assert {identity.pid for identity in scan.processes} == {7, 8}
+    nccl = FileKey((0x103, 2), 12)
+    assert scan.files[nccl][1].path == "/usr/lib/libnccl.so.2"
+    assert {identity.pid for identity, _ in scan.mappers(nccl)} == {7, 8}
+    assert [identity.pid for identity, _ in scan.mappers(FileKey((0xFE, 0), 21))] == [8]
+
+
+def test_an_unchanged_process_is_not_read_again_until_its_turn_or_a_fresh_scan(procfs: SimulatedProcfs) -> None:
+    procfs.add(7)
+    scanner = MappedFiles(procfs.root)
+    assert len(scanner.scan().files) == 4
+    procfs.add(7, maps=b"")
+    assert len(scanner.scan().files) == 4
+    assert len(scanner.scan(fresh=True).files) == 0
+    procfs.add(7)
+    scanner.scan(fresh=True)
+    procfs.add(7, maps=MAPS.splitlines(keepends=True)[1])
+    sizes = [len(scanner.scan().files) for _ in range(processes.FULL_SCAN_EVERY)]
+    assert sizes == [4] * (processes.FULL_SCAN_EVERY - 1) + [1]
+
+
+def test_a_grown_a_new_and_a_replaced_process_are_read_at_once(procfs: SimulatedProcfs) -> None:
+    procfs.add(7, maps=b"")
+    scanner = MappedFiles(procfs.root)
+    assert not scanner.scan().processes
+    procfs.add(7, size=8192)
+    assert len(scanner.scan().files) == 4
+    procfs.add(7, size=8192, start=200, maps=MAPS.splitlines(keepends=True)[1])
+    assert len(scanner.scan().files) == 1
+    shutil.rmtree(procfs.root / "7")
+    assert not scanner.scan().processes
+
+
+def test_a_file_that_a_real_process_maps_shows_in_a_scan(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(b"the library")
+    scanner = MappedFiles()
+    before = scanner.scan()
+    with mapped_executable(path) as mapping:
+        assert mapping.file not in before.files
+        assert scanner.scan(fresh=True).files[mapping.file][0] == os.getpid()
+
+
+LOWER = LibraryKey(device=1, inode=55, size_bytes=10, modified_ns=7, build_id="ab", overlay=False)
+
+
+def test_a_library_is_known_again_through_an_overlay_but_two_files_stay_two() -> None:
+    overlay = replace(LOWER, device=9, overlay=True)
+    assert same_library(LOWER, LOWER)
+    assert same_library(LOWER, overlay)
+    assert same_library(overlay, LOWER)
+    assert same_library(LOWER, replace(overlay, inode=55 | 1 << 62)), "the layer's number stands in the upper bits"
+    assert not same_library(LOWER, replace(LOWER, device=2)), "equal numbers on two ordinary filesystems"
+    for other in (
+        replace(overlay, inode=56),
+        replace(overlay, size_bytes=11),
+        replace(overlay, modified_ns=8),
+        replace(overlay, build_id="cd"),
+    ):
+        assert not same_library(LOWER, other)
+
+
+@pytest.mark.root
+def test_a_real_overlay_shows_the_lower_file_as_the_same_library(tmp_path: Path) -> None:
+    names = ("lower", "upper", "work", "merged")
+    lower, upper, work, merged = (tmp_path / name for name in names)
+    for name in names:
+        (tmp_path / name).mkdir()
+    (lower / "library.so").write_bytes(b"the library")
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
+    try:
+        keys: list[LibraryKey] = []
+        for folder in (lower, merged):
+            with (folder / "library.so").open("rb") as file:
+                keys.append(library_key(file.fileno(), "ab"))
+        assert [key.overlay for key in keys] == [False, True]
+        assert same_library(*keys)
+        with mapped_executable(merged / "library.so") as mapping:
+            assert contents(mapping) == b"the library"
+            assert contents(replace(mapping, path="/elsewhere")) == b"the library"
+    finally:
+        subprocess.run(["umount", str(merged)], check=True)

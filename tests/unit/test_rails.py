@@ -1,0 +1,249 @@
+"""Which devices are rails, and their numbers; simulated devices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from agent.rails import (
+    RailDecision,
+    decide_rails,
+    natural_order,
+    netns_labels,
+    parse_rail_patterns,
+    rail_facts,
+    socket_interface_matches,
+)
+from agent.sampling import DeviceTotals
+from agent.snapshot import Histogram
+from agent.totals import RATE_BOUNDS
+from probes.netdev.inventory import NetworkDevice
+
+
+def device(
+    name: str,
+    kind: str = "physical",
+    *,
+    netns: int = 1,
+    up: bool | None = True,
+    carrier: bool | None = True,
+    master: str = "",
+    speed: int | None = 50_000_000_000,
+) -> NetworkDevice:
+    return NetworkDevice(
+        name=name,
+        index=0,
+        netns=netns,
+        kind=kind,
+        link_layer="Ethernet",
+        driver="mlx5_core",
+        pci="0000:18:00.0",
+        numa_node=0,
+        up=up,
+        carrier=carrier,
+        speed_bytes_per_second=speed,
+        mtu=9000,
+        master=master,
+        slaves=(),
+        carrier_changes=2,
+    )
+
+
+LO = device("lo", "loopback")
+
+
+def rails(
+    devices: Sequence[NetworkDevice],
+    *,
+    configured: Sequence[str] = (),
+    jobs: Mapping[int, Sequence[str]] | None = None,
+    known: Sequence[tuple[int, str]] = (),
+) -> dict[str, str]:
+    """Rail number by device name."""
+    decisions = decide_rails(
+        devices, patterns=parse_rail_patterns(configured), socket_interfaces=jobs or {}, known=known
+    )
+    return {decision.device.name: decision.rail for decision in decisions if decision.rail is not None}
+
+
+def reason(name: str, decisions: Sequence[RailDecision]) -> str:
+    return next(decision.reason for decision in decisions if decision.device.name == name)
+
+
+def test_rails_are_numbered_in_natural_order_whatever_the_order_of_the_kernel() -> None:
+    devices = [device(f"eth{number}") for number in range(12)]
+    random.Random(7).shuffle(devices)
+    assert rails([LO, *devices]) == {f"eth{number}": str(number) for number in range(12)}
+
+
+def test_natural_order_compares_numbers_inside_names() -> None:
+    names = ["ibp192s0", "ibp24s0", "eth10", "eth2", "rail", "eth2.100", "10g0", "eth2f1"]
+    assert sorted(names, key=natural_order) == [
+        "eth2",
+        "eth2.100",
+        "eth2f1",
+        "eth10",
+        "ibp24s0",
+        "ibp192s0",
+        "rail",
+        "10g0",
+    ]
+
+
+def test_nccls_own_choice_prefers_devices_named_ib() -> None:
+    assert rails([LO, device("eth0"), device("ibp64s0"), device("ibp24s0")]) == {"ibp24s0": "0", "ibp64s0": "1"}
+
+
+def test_nccls_own_choice_takes_docker_then_loopback_only_when_there_is_nothing_else() -> None:
+    assert rails([LO, device("docker0", "bridge"), device("eth0", "veth")]) == {"eth0": "0"}
+    assert rails([LO, device("docker0", "bridge")]) == {"docker0": "0"}
+    assert rails([LO]) == {"lo": "0"}
+
+
+def test_containers_ends_and_bridges_are_no_rails_beside_hardware_but_are_without() -> None:
+    virtual = [device("vethabc", "veth"), device("br0", "bridge"), device("eth0_rep", "representor")]
+    assert rails([LO, device("eth0"), *virtual]) == {"eth0": "0"}
+    assert rails([LO, device("rail0", "veth"), device("rail1", "veth")]) == {"rail0": "0", "rail1": "1"}
+
+
+def test_a_card_that_is_switched_off_does_not_make_the_veths_of_a_namespace_less() -> None:
+    assert rails([device("eth0", up=False), device("rail0", "veth")]) == {"rail0": "0"}
+
+
+def test_a_bond_is_one_rail_and_its_members_are_none() -> None:
+    devices = [device("bond0", "bond"), device("eth0", master="bond0"), device("eth1", master="bond0")]
+    assert rails(devices) == {"bond0": "0"}
+    assert reason("eth1", decide_rails(devices)) == "part of bond0"
+    assert rails(devices, jobs={1: ["eth,bond"]}) == {"bond0": "0"}
+
+
+def test_what_was_never_switched_on_is_no_rail_but_a_rail_that_is_switched_off_stays_one() -> None:
+    devices = [device("eth0"), device("eth1", up=False)]
+    assert rails(devices) == {"eth0": "0"}
+    assert rails(devices, known=[(1, "eth0"), (1, "eth1")]) == {"eth0": "0", "eth1": "1"}
+    assert rails(devices, known=[(2, "eth1")]) == {"eth0": "0"}
+    lost = [device("eth0", carrier=False), device("eth1")]
+    assert rails(lost) == {"eth0": "0", "eth1": "1"}
+
+
+def test_the_environment_of_the_job_decides_and_also_holds_for_a_device_that_is_switched_off() -> None:
+    devices = [device("eth0"), device("rail0", "veth"), device("rail1", "veth", up=False)]
+    assert rails(devices, jobs={1: ["rail0,rail1"]}) == {"rail0": "0", "rail1": "1"}
+    decisions = decide_rails(devices, socket_interfaces={1: ["rail0,rail1"]})
+    assert reason("rail1", decisions) == "NCCL_SOCKET_IFNAME=rail0,rail1"
+    assert reason("eth0", decisions) == "left out by NCCL_SOCKET_IFNAME=rail0,rail1"
+
+
+def test_an_environment_that_only_excludes_does_not_make_every_bridge_a_rail() -> None:
+    devices = [LO, device("eth0"), device("br0", "bridge"), device("eth1", up=False), device("docker0", "bridge")]
+    assert rails(devices, jobs={1: ["^lo,docker"]}) == {"eth0": "0"}
+    decisions = decide_rails(devices, socket_interfaces={1: ["^lo,docker"]})
+    assert reason("br0", decisions) == "bridge beside hardware"
+
+
+def test_jobs_of_one_namespace_share_their_rails_and_each_namespace_numbers_its_own() -> None:
+    devices = [device(name, "veth", netns=netns) for netns in (1, 2) for name in ("rail0", "rail1", "rail2")]
+    decisions = decide_rails(devices, socket_interfaces={1: ["rail2", "=rail0"], 2: ["rail1"]})
+    assert {(d.device.netns, d.device.name): d.rail for d in decisions if d.rail} == {
+        (1, "rail0"): "0",
+        (1, "rail2"): "1",
+        (2, "rail1"): "0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "used"),
+    [
+        ("eth1", {"eth1", "eth10"}),
+        ("=eth1", {"eth1"}),
+        ("=eth1,ib0", {"eth1", "ib0"}),
+        ("eth1,ib", {"eth1", "eth10", "ib0"}),
+        ("^eth1", {"ib0", "lo"}),
+        ("^=eth1", {"eth10", "ib0", "lo"}),
+        ("^lo,ib", {"eth1", "eth10"}),
+        ("eth1:4000", {"eth1", "eth10"}),
+        ("nothing", set()),
+    ],
+)
+def test_nccl_socket_ifname_is_read_as_nccl_reads_it(value: str, used: set[str]) -> None:
+    assert {name for name in ("eth1", "eth10", "ib0", "lo") if socket_interface_matches(value, name)} == used
+
+
+def test_a_value_of_one_character_is_ignored_as_nccl_ignores_it() -> None:
+    assert rails([LO, device("eth0")], jobs={1: ["^", ""]}) == {"eth0": "0"}
+
+
+def test_the_configuration_overrules_the_job_and_gives_numbers() -> None:
+    devices = [device(f"eth{number}") for number in range(4)]
+    numbers = rails(devices, configured=["eth3=0", "eth0", "eth2=7"], jobs={1: ["eth1"]})
+    assert numbers == {"eth3": "0", "eth0": "1", "eth2": "7"}
+    decisions = decide_rails(devices, patterns=parse_rail_patterns(["eth[02]"]))
+    assert reason("eth2", decisions) == "configured: eth[02]"
+    assert reason("eth1", decisions) == "matches no configured rail"
+
+
+@pytest.mark.parametrize("text", ["", "=0", "eth0=", "eth*=1"])
+def test_a_pattern_that_cannot_be_meant_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^rail pattern '.*': (write a device name|give a rail number to one)"):
+        parse_rail_patterns([text])
+
+
+def test_every_device_gets_a_decision_with_a_reason() -> None:
+    devices = [LO, device("eth0"), device("veth1", "veth"), device("eth9", up=False)]
+    decisions = decide_rails(devices)
+    assert {decision.device.name for decision in decisions} == {"lo", "eth0", "veth1", "eth9"}
+    assert all(decision.reason for decision in decisions)
+    assert reason("eth9", decisions) == "switched off"
+    assert reason("veth1", decisions) == "veth beside hardware"
+
+
+def test_a_name_in_several_namespaces_gets_a_label_and_a_unique_one_none() -> None:
+    devices = [device("rail0", netns=1), device("rail0", netns=2), device("eth0", netns=1)]
+    assert netns_labels(devices, {2: "host1"}) == {(1, "rail0"): "net:[1]", (2, "rail0"): "host1", (1, "eth0"): ""}
+
+
+def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
+    histogram = Histogram(RATE_BOUNDS, (1,) * 20, 5.0)
+    totals = DeviceTotals(1, "eth0", 700, 300, (("rx_errors", 2), ("rx_packets", 9)), histogram, histogram, True)
+    facts = rail_facts(
+        RailDecision(device("eth0"), "3", ""),
+        totals,
+        netns_label="host1",
+        gpu="4",
+        transmit_wire_bytes=600,
+        transmit_explained_ratio=0.857,
+    )
+    assert (facts.rail, facts.device, facts.netdev, facts.netns, facts.gpu) == ("3", "eth0", "eth0", "host1", "4")
+    assert (facts.transmit_bytes, facts.receive_bytes) == (700, 300)
+    assert (facts.transmit_wire_bytes, facts.receive_wire_bytes) == (600, None)
+    assert (facts.transmit_explained_ratio, facts.receive_explained_ratio) == (0.857, None)
+    assert (facts.up, facts.numa, facts.speed_bytes_per_second) == (True, "0", 50_000_000_000)
+    assert facts.counters == (
+        ("rx_errors", "warn", 2),
+        ("rx_packets", "context", 9),
+        ("carrier_changes", "page", 2),
+    )
+    assert facts.transmit_rate is histogram
+
+
+@pytest.mark.parametrize(
+    ("up", "carrier", "works"),
+    [(True, True, True), (True, False, False), (False, None, False), (None, None, None), (True, None, None)],
+)
+def test_a_rail_is_up_when_switched_on_and_connected_and_unknown_is_not_down(
+    up: bool | None, carrier: bool | None, works: bool | None
+) -> None:
+    decision = RailDecision(device("eth0", up=up, carrier=carrier), "0", "")
+    assert rail_facts(decision, None, netns_label="").up is works
+
+
+def test_a_rail_that_was_not_read_yet_has_zero_bytes_and_empty_histograms() -> None:
+    facts = rail_facts(RailDecision(device("eth0", speed=None), "0", ""), None, netns_label="")
+    assert (facts.transmit_bytes, sum(facts.receive_rate.counts), facts.speed_bytes_per_second) == (0, 0, None)
+
+
+def test_facts_are_only_made_of_rails() -> None:
+    with pytest.raises(ValueError, match="lo is not a rail: excluded"):
+        rail_facts(RailDecision(LO, None, "excluded"), None, netns_label="")
