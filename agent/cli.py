@@ -1,0 +1,143 @@
+"""The command line: `railscope agent`, `doctor`, `demo`.
+
+Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+# numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from agent.config import CommandParser, ConfigError, add_arguments, config_from
+from agent.log import set_up_logging
+from exporters.listen import ServerError
+from exporters.web_config import WebConfigError
+from probes.bpf_syscall import KernelRefusal
+from probes.libbpf import LoadError
+from testbed.hosts import TestbedError
+
+FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
+
+
+def version() -> str:
+    """This installation's version, or "unknown" where it runs from a folder that was never installed."""
+    try:
+        return metadata.version("railscope")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        parsed = _parser().parse_args(arguments)
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except (ConfigError, LoadError, ServerError, WebConfigError, TestbedError, KernelRefusal) as error:
+        print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        return 130
+    return COULD_NOT_RUN
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="railscope",
+        description="Every NCCL collective of this host and what it put on each rail, without touching the job.",
+    )
+    parser.add_argument("--version", action="version", version=f"railscope {version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    agent = commands.add_parser(
+        "agent",
+        help="run the daemon in the foreground",
+        description="Observe the NCCL of running processes and serve /metrics.",
+        epilog="example: railscope agent --web.listen-address 0.0.0.0:9779",
+    )
+    add_arguments(agent)
+    agent.set_defaults(run=_agent)
+    doctor = commands.add_parser(
+        "doctor",
+        help="what works on this host and what to do about the rest",
+        description="Try everything the agent needs, and say what is missing and how to mend it.",
+        epilog="example: railscope doctor --json",
+    )
+    add_arguments(doctor)
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor.set_defaults(run=_doctor)
+    demo = commands.add_parser(
+        "demo",
+        help="two hosts, two rails, a real collective job, the agent beside it",
+        description="Start namespace hosts, a job that really sends, and the agent; compare what both counted.",
+        epilog="example: railscope demo --seconds 20 --pattern ddp",
+    )
+    demo.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long jobs run in all (default 10)")
+    demo.add_argument("--hosts", type=int, default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)")
+    demo.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="1 to 8 (default 1)")
+    demo.add_argument(
+        "--pattern",
+        default="all",
+        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed"),
+        help="what the job does (default: all of them, one after the other)",
+    )
+    demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _agent(parsed: Any) -> int:
+    config = config_from(parsed)
+    set_up_logging(config.log_level, config.log_format)
+    # Imported here so that `--help` and errors of the command line answer at once.
+    from agent.daemon import Daemon
+    from exporters.families import families
+    from exporters.text import Format, Renderer
+    from probes.clock import SystemClock
+
+    clock = SystemClock()
+    daemon = Daemon(config, clock, version(), serve=not config.once)
+    try:
+        if config.once:
+            daemon.start()
+            clock.sleep(config.once_settle_ns / 1e9)
+            snapshot = daemon.observer.snapshot()
+            sys.stdout.buffer.write(Renderer().render(families(snapshot), Format.PROMETHEUS))
+            return FINE
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: daemon.stop())
+        daemon.start()
+        daemon.run()
+        return FINE
+    finally:
+        daemon.close()
+
+
+def _doctor(parsed: Any) -> int:
+    config = config_from(parsed)
+    set_up_logging("error", config.log_format)
+    from agent.doctor import run_doctor
+
+    return run_doctor(config, as_json=parsed.json, out=sys.stdout)
+
+
+def _demo(parsed: Any) -> int:
+    set_up_logging("warn", "logfmt")
+    from agent.demo import DemoSettings, run_demo
+
+    settings = DemoSettings(parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json)
+    return run_demo(settings, sys.stdout, version())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

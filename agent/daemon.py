@@ -1,0 +1,260 @@
+"""The daemon: one loop that reacts to the kernel, and a server that shows what is known.
+
+The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
+link events.  Between them it drains the ring of call events, scans all processes now and then (what the stream of
+mappings may have lost), and once a second relates collectives to port bytes.  Rails are sampled by a thread of
+their own (agent/sampling.py), requests are answered by others (exporters/http.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from agent.config import Config
+from agent.observer import Observer
+from exporters.budget import SeriesBudget
+from exporters.http import MetricsServer, ServerSettings
+from exporters.web_config import WebConfigFile
+from probes.clock import Clock
+from probes.links import AttachKind
+from probes.mmap_events import MmapEvents, MmapEventsError
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.netdev.events import LinkEvents
+from probes.processes import ProcessIdentity, open_pidfd
+
+_log = logging.getLogger("railscope.daemon")
+
+_TICK_NS: Final = 1_000_000_000
+_DRAIN_NS: Final = 100_000_000
+_FAST_DRAIN_NS: Final = 5_000_000
+_SETTLE_NS: Final = 5_000_000
+"""New mappings are looked at together after this long: a start maps dozens of libraries at once."""
+
+
+def program_settings(config: Config) -> ProgramSettings:
+    """How the programs are to be loaded under this configuration."""
+    return ProgramSettings(
+        attach=None if config.probe_attach == "auto" else AttachKind(config.probe_attach),
+        enqueue_time=None if config.probe_enqueue_time == "auto" else EnqueueTime(config.probe_enqueue_time),
+        sample_every=config.probe_sample_every,
+        only_observed_processes=bool(config.pids) or config.scope == "netns",
+        ring_bytes=config.ring_bytes,
+        aggregate_entries=config.aggregate_entries,
+        communicator_entries=config.communicator_entries,
+    )
+
+
+class Daemon:
+    """The running agent.  `run` returns when `stop` was called."""
+
+    def __init__(self, config: Config, clock: Clock, version: str, *, serve: bool = True) -> None:
+        """Load the programs and bind the server's address.
+
+        Raises:
+            LoadError: the kernel does not take the programs.
+            ServerError, WebConfigError: the address or the web configuration cannot be used.
+        """
+        self._config = config
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stopping = False
+        self._ready = threading.Event()
+        self._beat_ns = clock.monotonic_ns()
+        self._ended: list[ProcessIdentity] = []
+        self._fresh_pids: set[int] = set()
+        self._pidfds: dict[int, ProcessIdentity] = {}
+        self._mmap_events: MmapEvents | None = None
+        self._server: MetricsServer | None = None
+        self._programs: NcclPrograms | None = None
+        try:
+            if serve:
+                self._server = self._bind()
+            if "collective" in config.collectors:
+                self._programs = NcclPrograms.load(program_settings(config))
+        except BaseException:
+            self._release()
+            raise
+        self.observer = Observer(config, self._programs, clock, version)
+        self.observer.new_process = self._watch_process
+
+    def _bind(self) -> MetricsServer:
+        web = WebConfigFile(self._config.web_config_file) if self._config.web_config_file else None
+        settings = ServerSettings(
+            listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path
+        )
+        return MetricsServer(
+            settings,
+            snapshot=lambda: self.observer.snapshot(),
+            healthy=self._healthy,
+            ready=self._is_ready,
+            budget=SeriesBudget(self._config.series_limit),
+            web=web,
+        )
+
+    @property
+    def url(self) -> str:
+        return self._server.url if self._server else ""
+
+    def _healthy(self) -> tuple[bool, str]:
+        late_seconds = (self._clock.monotonic_ns() - self._beat_ns) / 1e9
+        if late_seconds > 30:
+            return False, f"the agent's loop has not run for {late_seconds:.0f} s"
+        if "netdev" in self._config.collectors and self._ready.is_set() and not self.observer.rails.alive:
+            return False, "the sampler of network devices has ended"
+        return True, "ok"
+
+    def _is_ready(self) -> tuple[bool, str]:
+        if not self._ready.is_set():
+            return False, "looking for NCCL in running processes"
+        if not self.observer.attached():
+            return False, "probes could not be attached to a library; see the log"
+        return True, "ready"
+
+    def start(self) -> None:
+        """Attach to what runs, begin to serve, and tell systemd."""
+        for events in self.observer.start():
+            self._poll(events)
+        if self._programs is not None:
+            self._selector.register(
+                self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle
+            )
+            # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
+            try:
+                self._mmap_events = MmapEvents.open()
+                for fd in self._mmap_events.fds:
+                    self._selector.register(fd, selectors.EVENT_READ, self._take_mappings)
+            except MmapEventsError as error:
+                _log.warning("new processes are found by scanning only: %s", error)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
+        self.observer.scan()
+        if self._server is not None:
+            self._server.start()
+            _log.info("listening on %s", self._server.url)
+        self._ready.set()
+        # What was made so far lives as long as the process: the collector need not look at it again, which would
+        # hold up the sampler.
+        gc.collect()
+        gc.freeze()
+        _notify_systemd("READY=1\nSTATUS=attached")
+
+    def run(self) -> None:
+        """React until `stop` is called."""
+        next_tick_ns = next_drain_ns = self._clock.monotonic_ns()
+        next_scan_ns = next_tick_ns + self._config.scan_interval_ns
+        settle_ns: int | None = None
+        while not self._stopping:
+            now_ns = self._clock.monotonic_ns()
+            deadlines = [next_tick_ns, next_drain_ns, next_scan_ns] + ([settle_ns] if settle_ns else [])
+            for key, _ in self._selector.select(max(0.0, (min(deadlines) - now_ns) / 1e9)):
+                handler: Callable[[], None] = key.data
+                handler()
+            now_ns = self._beat_ns = self._clock.monotonic_ns()
+            if self._fresh_pids and settle_ns is None:
+                settle_ns = now_ns + _SETTLE_NS
+            if settle_ns is not None and now_ns >= settle_ns:
+                pids, self._fresh_pids, settle_ns = self._fresh_pids, set(), None
+                self.observer.look_at(pids)
+            if now_ns >= next_drain_ns:
+                next_drain_ns = now_ns + self._drain()
+            ended, self._ended = self._ended, []
+            for identity in ended:
+                self.observer.process_gone(identity)
+            if now_ns >= next_tick_ns:
+                next_tick_ns = now_ns + _TICK_NS
+                for events in self.observer.tick():
+                    self._unpoll(events)
+            if now_ns >= next_scan_ns:
+                self.observer.scan()
+                spent_ns = self._clock.monotonic_ns() - now_ns
+                # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core.
+                next_scan_ns = now_ns + max(self._config.scan_interval_ns, 100 * spent_ns)
+
+    def stop(self) -> None:
+        """End `run`; safe from signal handlers and other threads."""
+        self._stopping = True
+        os.write(self._wake_write, b".")
+
+    def close(self) -> None:
+        """Stop serving, detach, and free everything."""
+        _notify_systemd("STOPPING=1")
+        self.observer.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._mmap_events is not None:
+            self._mmap_events.close()
+        if self._programs is not None:
+            self._programs.close()
+        for fd in self._pidfds:
+            os.close(fd)
+        self._pidfds.clear()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake_up(self) -> None:
+        os.read(self._wake_read, 4096)
+
+    def _take_lifecycle(self) -> None:
+        if self._programs is not None:
+            self.observer.take_lifecycle(self._programs.lifecycle_events.read())
+
+    def _take_mappings(self) -> None:
+        if self._mmap_events is not None:
+            self._fresh_pids.update(event.pid for event in self._mmap_events.read())
+
+    def _drain(self) -> int:
+        """Make room in the ring of call events; returns when to come again, ns."""
+        if self._programs is None:
+            return _TICK_NS
+        ring = self._programs.call_events
+        busy = ring.backlog_bytes() > ring.size_bytes // 8
+        ring.read()
+        return _FAST_DRAIN_NS if busy else _DRAIN_NS
+
+    def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
+        if events is not None:
+            self._poll(events)
+        fd = open_pidfd(self._config.procfs, identity)
+        if fd is None:
+            self._ended.append(identity)
+            return
+        self._pidfds[fd] = identity
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._process_ended(fd))
+
+    def _process_ended(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        self._ended.append(self._pidfds.pop(fd))
+        os.close(fd)
+
+    def _poll(self, events: LinkEvents) -> None:
+        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self.observer.take_link_events(events))
+
+    def _unpoll(self, events: LinkEvents) -> None:
+        for fd, key in list(self._selector.get_map().items()):
+            if key.fileobj == events.fileno() or fd == events.fileno():
+                self._selector.unregister(fd)
+
+
+def _notify_systemd(state: str) -> None:
+    """Tell the service manager, where there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+        try:
+            notify.connect("\0" + address[1:] if address.startswith("@") else address)
+            notify.send(state.encode())
+        except OSError as error:
+            _log.warning("systemd cannot be told: %s", error)
+

@@ -1,0 +1,98 @@
+"""What `railscope doctor` says: findings, and what it learnt about libraries and rails.
+
+A check that cannot be made is itself a finding: whatever goes wrong while one looks at a strange host, the others
+still speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from probes.elf import ElfError
+from probes.libbpf import LoadError
+from probes.mmap_events import MmapEventsError
+from probes.namespaces import NamespaceError
+from probes.nccl.layout import LayoutTableError
+from probes.processes import MappedFileError
+
+Status = Literal["ok", "note", "problem"]
+
+CHECK_FAILURES: Final = (
+    OSError,
+    ValueError,
+    LoadError,
+    ElfError,
+    NamespaceError,
+    MappedFileError,
+    MmapEventsError,
+    LayoutTableError,
+)
+"""What a check may raise; `KernelRefusal` is an OSError."""
+
+ASK_AS_ROOT: Final = "sudo railscope doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, how it is, and what would mend it."""
+
+    check: str
+    status: Status
+    what: str
+    remedy: str = ""
+    """A command or a step; empty where nothing has to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReport:
+    """One NCCL library that running processes have mapped."""
+
+    path: str
+    nccl_version: str
+    layout_source: str
+    """Where the offsets in `struct ncclComm` come from; `unknown`: communicators have no identity."""
+    through: str
+    """`ncclEnqueueCheck` or `exported functions`."""
+    probe_points: int
+    refused_functions: tuple[str, ...]
+    """Not probed, because every call would be single-stepped: their calls are not counted."""
+    processes: int
+    attach: Literal["accepted", "refused", "not tried"]
+    """Whether the kernel takes the probes on this file; tried without touching the processes."""
+    attach_refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class RailReport:
+    """One network device, and whether it is a rail."""
+
+    netns: int
+    """Inode of its network namespace."""
+    own_netns: bool
+    device: str
+    rail: str | None
+    """The rail's number; None: not a rail."""
+    reason: str
+    kind: str
+    up: bool | None
+    carrier: bool | None
+    speed_bytes_per_second: int | None
+
+
+def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
+    """The findings of one check, or the one that it could not be made."""
+    try:
+        return list(look())
+    except CHECK_FAILURES as error:
+        what = f"cannot be checked: {one_line(error)}"
+        return [Finding(check, "problem", what, f"{ASK_AS_ROOT}; as root already: report this line")]
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an exception on one line, without the number that OSError puts before it."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return " ".join(text.split()) or type(error).__name__

@@ -1,0 +1,247 @@
+"""The rails of every network namespace that observed processes live in: found, sampled, and related to collectives.
+
+A namespace is opened with its first process and closed shortly after its last one, since an open socket keeps it
+alive; what its rails had carried stays readable for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
+from agent.rails import RailDecision, RailPattern, decide_rails, netns_labels, rail_facts
+from agent.sampling import Sampler, SamplerState
+from agent.snapshot import CollectorResult, RailFacts
+from probes.clock import Clock
+from probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
+from probes.netdev.events import LinkChange, LinkEvents
+from probes.netdev.inventory import NetworkDevice
+from probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+
+_log = logging.getLogger("railscope.rails")
+
+_INVENTORY_PERIOD_NS: Final = 10_000_000_000
+_LINGER_PERIODS: Final = 3
+"""A namespace is read this many sample periods after its last process went, so that its last bytes are seen."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    sources: DeviceSources
+    key: str
+    processes: set[int] = field(default_factory=set)
+    socket_interfaces: set[str] = field(default_factory=set)
+    devices: tuple[NetworkDevice, ...] = ()
+    inventory_ns: int = 0
+    close_ns: int | None = None
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    facts: tuple[RailFacts, ...]
+    until_ns: int
+
+
+class RailWatch:
+    """Not thread-safe: the daemon's lock guards it; the sampler has a thread of its own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        procfs: Path,
+        sysfs: Path,
+        sample_interval_ns: int,
+        window_ns: int,
+        lifetime_ns: int,
+        patterns: Sequence[RailPattern],
+    ) -> None:
+        self._clock = clock
+        self._procfs = procfs
+        self._sysfs = sysfs
+        self._interval_ns = sample_interval_ns
+        self._lifetime_ns = lifetime_ns
+        self._patterns = patterns
+        self._sampler = Sampler(clock)
+        self._correlator = Correlator(window_ns=window_ns)
+        self._watched: dict[int, _Watched] = {}
+        self._gone: dict[int, _Gone] = {}
+        self._to_close: list[DeviceSources] = []
+        self._decisions: tuple[RailDecision, ...] = ()
+        self._wire: Mapping[tuple[int, str], RailWire] = {}
+
+    def start(self) -> None:
+        self._sampler.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._sampler.alive
+
+    def watch_recorded(self) -> None:
+        """Read a recorded sysfs tree instead of a running host's devices."""
+        self._open(0, recorded_sources(self._sysfs, clock=self._clock), "netdev", permanent=True)
+
+    def watch_own(self, namespace: NetworkNamespace) -> LinkEvents | None:
+        """Watch the agent's own namespace for good; returns its link events to poll."""
+        return self._enter(namespace, permanent=True)
+
+    def add_process(self, pid: int, namespace: NetworkNamespace, socket_interfaces: str) -> LinkEvents | None:
+        """Watch the namespace of a process; returns link events to poll when the namespace is new."""
+        events = None
+        if namespace.inode not in self._watched:
+            events = self._enter(namespace, permanent=False)
+        watched = self._watched.get(namespace.inode)
+        if watched is None:
+            return None
+        watched.processes.add(pid)
+        watched.close_ns = None
+        if socket_interfaces and socket_interfaces not in watched.socket_interfaces:
+            watched.socket_interfaces.add(socket_interfaces)
+            self._decide()
+        return events
+
+    def remove_process(self, pid: int) -> None:
+        for watched in self._watched.values():
+            if pid in watched.processes:
+                watched.processes.discard(pid)
+                if not watched.processes and not watched.permanent:
+                    watched.close_ns = self._clock.monotonic_ns() + _LINGER_PERIODS * self._interval_ns
+
+    def _enter(self, namespace: NetworkNamespace, *, permanent: bool) -> LinkEvents | None:
+        try:
+            sources = open_namespace(namespace, procfs=self._procfs, sysfs=self._sysfs, clock=self._clock)
+        except NamespaceError as error:
+            _log.info("network namespace %d is not watched: %s", namespace.inode, error)
+            return None
+        key = "netdev" if namespace.own else f"netdev net:[{namespace.inode}]"
+        if sources.reason:
+            _log.warning("%s: %s", key, sources.reason)
+        return self._open(namespace.inode, sources, key, permanent=permanent)
+
+    def _open(self, netns: int, sources: DeviceSources, key: str, *, permanent: bool) -> LinkEvents | None:
+        self._gone.pop(netns, None)
+        watched = _Watched(sources, key, permanent=permanent)
+        self._watched[netns] = watched
+        self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
+        self._read_inventory(watched)
+        return sources.events
+
+    def _read_inventory(self, watched: _Watched) -> None:
+        watched.inventory_ns = self._clock.monotonic_ns()
+        try:
+            watched.devices = tuple(watched.sources.inventory.read())
+        except (OSError, ValueError) as error:
+            _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
+        self._decide()
+
+    def _decide(self) -> None:
+        known = [(d.device.netns, d.device.name) for d in self._decisions if d.rail is not None]
+        self._decisions = decide_rails(
+            [device for watched in self._watched.values() for device in watched.devices],
+            patterns=self._patterns,
+            socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
+            known=known,
+        )
+
+    def take_events(self, events: LinkEvents) -> None:
+        """Act on what a namespace's link events say."""
+        try:
+            changes = events.read()
+        except OSError as error:
+            _log.warning("link events: %s", error)
+            return
+        for watched in self._watched.values():
+            if watched.sources.events is events and changes:
+                self._read_inventory(watched)
+                if any(change.change is not LinkChange.CARRIER for change in changes):
+                    self._sampler.refresh(watched.key)
+
+    def tick(self, expected: Sequence[ExpectedBytes]) -> list[LinkEvents]:
+        """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more."""
+        now_ns = self._clock.monotonic_ns()
+        self.relate(expected)
+        for sources in self._to_close:
+            sources.close()
+        self._to_close.clear()
+        closed = []
+        for netns, watched in list(self._watched.items()):
+            if watched.close_ns is not None and now_ns >= watched.close_ns:
+                if watched.sources.events is not None:
+                    closed.append(watched.sources.events)
+                self._close(netns, now_ns)
+            elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
+                self._read_inventory(watched)
+        self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+        return closed
+
+    def relate(self, expected: Sequence[ExpectedBytes]) -> None:
+        """Bring expected wire bytes and port bytes together."""
+        state = self._sampler.state()
+        keys, ports = [], []
+        for decision in self._decisions:
+            totals = state.device(decision.device.netns, decision.device.name)
+            if decision.rail is None or totals is None:
+                continue
+            keys.append((decision.device.netns, decision.device.name))
+            ports.append(
+                PortTotals(
+                    str(decision.device.netns), decision.device.name, "", totals.transmit_bytes, totals.receive_bytes
+                )
+            )
+        wire = self._correlator.update(self._clock.monotonic_ns(), ports, expected)
+        self._wire = dict(zip(keys, wire, strict=True))
+
+    def rails(self) -> tuple[RailFacts, ...]:
+        """Every rail, those of namespaces that have gone lately included."""
+        living = self._facts(self._sampler.state(), None)
+        return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
+
+    def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
+        labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
+        facts = []
+        for decision in self._decisions:
+            device = decision.device
+            if decision.rail is None or (only_netns is not None and device.netns != only_netns):
+                continue
+            wire = self._wire.get((device.netns, device.name))
+            facts.append(
+                rail_facts(
+                    decision,
+                    state.device(device.netns, device.name),
+                    netns_label=labels.get((device.netns, device.name), ""),
+                    transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
+                    receive_wire_bytes=wire.receive.wire_bytes if wire else None,
+                    transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
+                    receive_explained_ratio=wire.receive.explained_ratio if wire else None,
+                )
+            )
+        return tuple(facts)
+
+    def decisions(self) -> tuple[RailDecision, ...]:
+        return self._decisions
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        return self._sampler.state().collector_results()
+
+    def _close(self, netns: int, now_ns: int) -> None:
+        watched = self._watched.pop(netns)
+        facts = self._facts(self._sampler.state(), netns)
+        named = tuple(replace(fact, netns=fact.netns or f"net:[{netns}]") for fact in facts)
+        self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns)
+        self._sampler.remove(watched.key)
+        # The daemon still polls the events: they are closed at the next tick, after it has let go of them.
+        self._to_close.append(watched.sources)
+        self._correlator.forget(str(netns))
+        self._decide()
+
+    def close(self) -> None:
+        self._sampler.stop()
+        for sources in [*self._to_close, *(watched.sources for watched in self._watched.values())]:
+            sources.close()
+        self._to_close.clear()
+        self._watched.clear()
