@@ -67,7 +67,9 @@ class Communicator:
 
     @property
     def placement(self) -> Placement | None:
-        return placement_of(*(-1 if v is None else v for v in (self.rank, self.nranks, self.node, self.n_nodes, self.local_ranks)))
+        return placement_of(
+            *(-1 if v is None else v for v in (self.rank, self.nranks, self.node, self.n_nodes, self.local_ranks))
+        )
 
 
 def text(value: int | None) -> str:
@@ -108,7 +110,9 @@ class Communicators:
                 known = _identified(known, event["identity"])
             elif known.source == UNKNOWN and int(event["nranks"]) > 0:
                 rank = _known(int(event["rank"]))
-                known = replace(known, nranks=int(event["nranks"]), rank=rank, source="init" if rank is not None else UNKNOWN)
+                known = replace(
+                    known, nranks=int(event["nranks"]), rank=rank, source="init" if rank is not None else UNKNOWN
+                )
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
             self._known[instance] = known

@@ -87,9 +87,7 @@ class Daemon:
 
     def _bind(self) -> MetricsServer:
         web = WebConfigFile(self._config.web_config_file) if self._config.web_config_file else None
-        settings = ServerSettings(
-            listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path
-        )
+        settings = ServerSettings(listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path)
         return MetricsServer(
             settings,
             snapshot=lambda: self.observer.snapshot(),
@@ -123,9 +121,7 @@ class Daemon:
         for events in self.observer.start():
             self._poll(events)
         if self._programs is not None:
-            self._selector.register(
-                self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle
-            )
+            self._selector.register(self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle)
             # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
             try:
                 self._mmap_events = MmapEvents.open()
@@ -257,4 +253,3 @@ def _notify_systemd(state: str) -> None:
             notify.send(state.encode())
         except OSError as error:
             _log.warning("systemd cannot be told: %s", error)
-

@@ -106,7 +106,9 @@ class Discovery:
         """Look at every process."""
         errors: list[str] = []
         scan = self._mapped_files.scan()
-        self._by_file = {key: number for key, number in self._by_file.items() if key in scan.files or number is not None}
+        self._by_file = {
+            key: number for key, number in self._by_file.items() if key in scan.files or number is not None
+        }
         for identity, mappings in scan.processes.items():
             self._look(identity, mappings.values(), errors)
         gone = {mapper for library in self._libraries.values() for mapper in library.mappers} - set(scan.processes)

@@ -166,7 +166,9 @@ def devices(procfs: Path, sysfs: Path) -> list[Finding]:
         if rdma:
             names = ", ".join(rdma[:_MOST_NAMES]) + (f" and {len(rdma) - _MOST_NAMES} more" * (len(rdma) > _MOST_NAMES))
             findings.append(
-                Finding("RDMA", "note", f"{names}: this version does not read their counters, so RDMA bytes are missing")
+                Finding(
+                    "RDMA", "note", f"{names}: this version does not read their counters, so RDMA bytes are missing"
+                )
             )
     if not rdma and not findings:
         findings.append(Finding("RDMA", "note", "no devices: only network devices can be rails"))

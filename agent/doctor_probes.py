@@ -318,6 +318,8 @@ def _mapping_events(sysfs: Path) -> list[Finding]:
         except MmapEventsError as error:
             return [Finding("mapping events", "problem", one_line(error), ASK_AS_ROOT)]
     if told:
-        return [Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")]
+        return [
+            Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")
+        ]
     what = "the stream opens, but a mapping of our own was not told: new libraries are found by scanning"
     return [Finding("mapping events", "note", what, "run the agent in the host's pid namespace")]

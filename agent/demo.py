@@ -1,0 +1,263 @@
+"""`railscope demo`: the main job, live, on one machine.
+
+Hosts are network namespaces with two rails each, the job is real processes that call a library with NCCL's ABI and
+move real bytes over those rails, and the agent observes them from outside as it would on a GPU node.  At the end the
+job's own count of what it did is compared, call by call and byte by byte, with what the agent saw.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, TextIO
+
+from agent.config import Config
+from agent.daemon import Daemon
+from agent.observer import Observer
+from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from probes.clock import SystemClock
+from testbed.hosts import Fabric
+from testbed.job import Job, JobOptions, RankReport
+
+_PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
+_VIEW_SECONDS: Final = 1.0
+_ATTACH_SECONDS: Final = 10.0
+_FINISH_SECONDS: Final = 60.0
+_SETTLE_SECONDS: Final = 0.25
+"""The rails are read once more after the job's last byte: longer than two sample periods."""
+
+Counts = dict[str, tuple[int, int]]
+"""Calls and payload bytes by op."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    seconds: float
+    hosts: int
+    ranks_per_host: int
+    pattern: str
+    """A pattern's name, or `all`."""
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankCount:
+    """What one rank did, as the job or as the agent counted it."""
+
+    pattern: str
+    rank: int
+    pid: int
+    ops: Mapping[str, Mapping[str, int]]
+    """op → calls, payload_bytes."""
+    communicators: Mapping[str, int]
+    """commHash → operations given to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailCount:
+    """What one rail carried over all patterns."""
+
+    device: str
+    netns: str
+    direction: str
+    port_bytes: int
+    expected_wire_bytes: int | None
+    explained_ratio: float | None
+
+
+def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
+    """Run the demo; returns 0 when the agent's counts equal the job's, else 1.
+
+    Raises:
+        TestbedError, LoadError: it cannot run here; the message says what to do.
+    """
+    patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
+    config = Config(collectors=frozenset({"collective", "netdev"}))
+    with Fabric(hosts=settings.hosts, rails=2) as fabric:
+        daemon = Daemon(config, SystemClock(), version, serve=False)
+        try:
+            daemon.start()
+            loop = threading.Thread(target=daemon.run, name="agent")
+            loop.start()
+            try:
+                demo = _Demo(daemon.observer, fabric, settings, out)
+                for pattern in patterns:
+                    demo.run_job(pattern, settings.seconds / len(patterns))
+                return demo.conclude()
+            finally:
+                daemon.stop()
+                loop.join()
+        finally:
+            daemon.close()
+
+
+class _Demo:
+    def __init__(self, observer: Observer, fabric: Fabric, settings: DemoSettings, out: TextIO) -> None:
+        self._observer = observer
+        self._namespaces = [host.namespace for host in fabric.hosts]
+        self._fabric = fabric
+        self._settings = settings
+        self._out = out
+        self._did: list[RankCount] = []
+        self._seen: list[RankCount] = []
+        self._verified = True
+        self._rails: dict[tuple[str, str], RailFacts] = {}
+        self._say(
+            f"{settings.hosts} hosts × 2 rails from network namespaces, {settings.ranks_per_host} rank(s) a host; "
+            "the job is a workload with NCCL's ABI, the agent watches from outside"
+        )
+
+    def _say(self, line: str) -> None:
+        if not self._settings.as_json:
+            print(line, file=self._out, flush=True)
+
+    def run_job(self, pattern: str, seconds: float) -> None:
+        """One job, watched from before its first call to after its last."""
+        options = JobOptions(pattern=pattern, seconds=seconds, ranks_per_host=self._settings.ranks_per_host, hold=True)
+        with Job(self._fabric.hosts, options) as job:
+            self._await_attached(len(job.pids))
+            self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
+            job.release()
+            next_view = time.monotonic() + _VIEW_SECONDS
+            before: Mapping[int, int] = {}
+            while job.running():
+                time.sleep(0.05)
+                if time.monotonic() >= next_view and not self._settings.as_json:
+                    before = self._show(self._observer.snapshot(), job.pids, before)
+                    next_view += _VIEW_SECONDS
+            reports = job.wait(_FINISH_SECONDS)
+        time.sleep(_SETTLE_SECONDS)
+        snapshot = self._observer.snapshot()
+        for report in reports:
+            self._verified &= report.verified is not False and not report.errors
+            self._did.append(_of_report(pattern, report))
+            self._seen.append(_of_snapshot(pattern, report.rank, report.pid, snapshot))
+        for rail in snapshot.rails:
+            if rail.netns in self._namespaces:
+                self._rails[rail.netns, rail.device] = rail
+        equal = [seen == did for seen, did in zip(self._seen[-len(reports) :], self._did[-len(reports) :], strict=True)]
+        calls = sum(count["calls"] for rank in self._did[-len(reports) :] for count in rank.ops.values())
+        self._say(f"  {calls:,} calls counted by the job; the agent saw {'the same' if all(equal) else 'OTHERWISE'}")
+
+    def _await_attached(self, ranks: int) -> None:
+        deadline = time.monotonic() + _ATTACH_SECONDS
+        while time.monotonic() < deadline:
+            if self._observer.attached() and self._observer.snapshot().processes_observed >= ranks:
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"the agent did not find the job's {ranks} processes within {_ATTACH_SECONDS:.0f} s")
+
+    def _show(self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[int, int]) -> Mapping[int, int]:
+        """A few lines on what each communicator did and what each rail carried."""
+        mine = [facts for facts in snapshot.communicators if facts.pid in pids]
+        for facts in mine[:8]:
+            done = facts.enqueued - before.get(id_of(facts), 0)
+            ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
+            self._say(f"  comm {facts.comm} rank {facts.rank}/{facts.nranks}: {done:>7,} ops/s   {ops}")
+        for rail in snapshot.rails:
+            if rail.netns in self._namespaces:
+                self._say(
+                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {rail.transmit_bytes / 1e6:,.1f} MB, "
+                    f"explained {_ratio(rail.transmit_explained_ratio)}"
+                )
+        return {id_of(facts): facts.enqueued for facts in mine}
+
+    def conclude(self) -> int:
+        """Print the comparison; returns the exit status."""
+        rails = [rail for key in sorted(self._rails) for rail in _of_rail(self._rails[key])]
+        equal = self._did == self._seen
+        ok = equal and self._verified and bool(self._did)
+        if self._settings.as_json:
+            result = {
+                "jobs": [asdict(rank) for rank in self._did],
+                "observed": [asdict(rank) for rank in self._seen],
+                "rails": [asdict(rail) for rail in rails],
+                "verified": self._verified,
+                "ok": ok,
+            }
+            json.dump(result, self._out, indent=1)
+            print(file=self._out)
+            return 0 if ok else 1
+        self._table(rails)
+        if ok:
+            self._say("\nequal: the agent counted every call and every byte that the job says it made")
+        else:
+            self._say("\nNOT EQUAL" if not equal else "\nthe job itself failed its verification")
+            for did, seen in zip(self._did, self._seen, strict=True):
+                if did != seen:
+                    self._say(f"  {did.pattern} rank {did.rank}: job {dict(did.ops)}, agent {dict(seen.ops)}")
+        return 0 if ok else 1
+
+    def _table(self, rails: Sequence[RailCount]) -> None:
+        did, seen = _by_op(self._did), _by_op(self._seen)
+        self._say(
+            f"\n{'op':<14} {'calls (job)':>14} {'calls (agent)':>14} {'payload (job)':>16} {'payload (agent)':>16}"
+        )
+        for op in sorted(did.keys() | seen.keys()):
+            calls, size = did.get(op, (0, 0))
+            seen_calls, seen_size = seen.get(op, (0, 0))
+            self._say(f"{op:<14} {calls:>14,} {seen_calls:>14,} {size:>16,} {seen_size:>16,}")
+        self._say(f"\n{'rail':<26} {'direction':<9} {'port bytes':>16} {'expected wire':>16} {'explained':>10}")
+        for rail in rails:
+            host = rail.netns.rsplit("-", 1)[-1]
+            expected = "unknown" if rail.expected_wire_bytes is None else f"{rail.expected_wire_bytes:,}"
+            name = f"{host} {rail.device}"
+            ratio = _ratio(rail.explained_ratio)
+            self._say(f"{name:<26} {rail.direction:<9} {rail.port_bytes:>16,} {expected:>16} {ratio:>10}")
+
+
+def id_of(facts: CommunicatorFacts) -> int:
+    """Tells two communicators of one view apart."""
+    return hash((facts.pid, facts.comm))
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.3f}"
+
+
+def _of_report(pattern: str, report: RankReport) -> RankCount:
+    ops = {op: {"calls": count.calls, "payload_bytes": count.payload_bytes} for op, count in report.totals().items()}
+    communicators = {
+        communicator.hash: sum(operation.calls for operation in communicator.operations)
+        for communicator in report.communicators
+        if communicator.operations
+    }
+    return RankCount(pattern, report.rank, report.pid, dict(sorted(ops.items())), dict(sorted(communicators.items())))
+
+
+def _of_snapshot(pattern: str, rank: int, pid: int, snapshot: Snapshot) -> RankCount:
+    ops: dict[str, dict[str, int]] = defaultdict(lambda: {"calls": 0, "payload_bytes": 0})
+    communicators: dict[str, int] = defaultdict(int)
+    for facts in snapshot.communicators:
+        if facts.pid != pid:
+            continue
+        if facts.enqueued:
+            communicators[facts.comm] += facts.enqueued
+        for op in facts.ops:
+            ops[op.op]["calls"] += op.calls
+            ops[op.op]["payload_bytes"] += op.payload_bytes
+    return RankCount(pattern, rank, pid, dict(sorted(ops.items())), dict(sorted(communicators.items())))
+
+
+def _of_rail(rail: RailFacts) -> tuple[RailCount, RailCount]:
+    def one(direction: str, port_bytes: int, wire_bytes: int | None) -> RailCount:
+        ratio = wire_bytes / port_bytes if wire_bytes is not None and port_bytes else None
+        return RailCount(rail.device, rail.netns, direction, port_bytes, wire_bytes, ratio)
+
+    return (
+        one("transmit", rail.transmit_bytes, rail.transmit_wire_bytes),
+        one("receive", rail.receive_bytes, rail.receive_wire_bytes),
+    )
+
+
+def _by_op(ranks: Sequence[RankCount]) -> Counts:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for rank in ranks:
+        for op, count in rank.ops.items():
+            totals[op][0] += count["calls"]
+            totals[op][1] += count["payload_bytes"]
+    return {op: (calls, size) for op, (calls, size) in totals.items()}
