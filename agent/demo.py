@@ -20,7 +20,7 @@ from agent.daemon import Daemon
 from agent.observer import Observer
 from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from probes.clock import SystemClock
-from testbed.hosts import Fabric
+from testbed.hosts import Fabric, TestbedError
 from testbed.job import Job, JobOptions, RankReport
 
 _PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
@@ -119,7 +119,7 @@ class _Demo:
         """One job, watched from before its first call to after its last."""
         options = JobOptions(pattern=pattern, seconds=seconds, ranks_per_host=self._settings.ranks_per_host, hold=True)
         with Job(self._fabric.hosts, options) as job:
-            self._await_attached(len(job.pids))
+            self._await_attached(job.pids)
             self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
             job.release()
             next_view = time.monotonic() + _VIEW_SECONDS
@@ -143,13 +143,13 @@ class _Demo:
         calls = sum(count["calls"] for rank in self._did[-len(reports) :] for count in rank.ops.values())
         self._say(f"  {calls:,} calls counted by the job; the agent saw {'the same' if all(equal) else 'OTHERWISE'}")
 
-    def _await_attached(self, ranks: int) -> None:
+    def _await_attached(self, pids: Sequence[int]) -> None:
         deadline = time.monotonic() + _ATTACH_SECONDS
         while time.monotonic() < deadline:
-            if self._observer.attached() and self._observer.snapshot().processes_observed >= ranks:
+            if self._observer.observes(pids):
                 return
             time.sleep(0.02)
-        raise TimeoutError(f"the agent did not find the job's {ranks} processes within {_ATTACH_SECONDS:.0f} s")
+        raise TestbedError(f"the agent did not find the job's {len(pids)} processes within {_ATTACH_SECONDS:.0f} s")
 
     def _show(self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[int, int]) -> Mapping[int, int]:
         """A few lines on what each communicator did and what each rail carried."""

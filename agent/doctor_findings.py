@@ -6,6 +6,7 @@ still speak.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -31,7 +32,8 @@ CHECK_FAILURES: Final = (
 )
 """What a check may raise; `KernelRefusal` is an OSError."""
 
-ASK_AS_ROOT: Final = "sudo railscope doctor"
+_AS_ROOT: Final = "sudo railscope doctor"
+_AS_ROOT_ALREADY: Final = "run railscope outside of this container or sandbox, or privileged in it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,17 @@ def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
         return list(look())
     except CHECK_FAILURES as error:
         what = f"cannot be checked: {one_line(error)}"
-        return [Finding(check, "problem", what, f"{ASK_AS_ROOT}; as root already: report this line")]
+        return [Finding(check, "problem", what, f"{more_rights()}; if that does not help, report this line")]
+
+
+def more_rights() -> str:
+    """How to get what the kernel refuses: root that is refused lives in a container or a sandbox."""
+    return _AS_ROOT if os.geteuid() != 0 else _AS_ROOT_ALREADY
+
+
+def capability_remedy(name: str) -> str:
+    """How to get one capability."""
+    return f"{more_rights()}; in a systemd unit: AmbientCapabilities={name}"
 
 
 def one_line(error: BaseException) -> str:

@@ -6,13 +6,12 @@ these files say.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.doctor_findings import ASK_AS_ROOT, Finding, one_line
+from agent.doctor_findings import Finding, capability_remedy, one_line
 
 OLDEST_KERNEL: Final = (5, 15)
 MACHINES: Final = ("x86_64", "aarch64")
@@ -28,39 +27,42 @@ class _Capability:
     """Number in include/uapi/linux/capability.h."""
     needed_for: str
     lost: str
-    stands_in: tuple[int, ...] = ()
-    """Other capabilities that allow the same."""
+    stand_in: tuple[str, int] | None = None
+    """Another capability that allows the same, with its number."""
     essential: bool = True
 
 
-_SYS_ADMIN: Final = 21
-_DAC_OVERRIDE: Final = 1
+CAP_SYS_PTRACE: Final = 19
+_SYS_ADMIN: Final = ("CAP_SYS_ADMIN", 21)
+_DAC_OVERRIDE: Final = ("CAP_DAC_OVERRIDE", 1)
 
 CAPABILITIES: Final = (
-    _Capability("CAP_BPF", 39, "load BPF programs", "nothing can be observed", (_SYS_ADMIN,)),
+    _Capability("CAP_BPF", 39, "load BPF programs", "nothing can be observed", _SYS_ADMIN),
     _Capability(
         "CAP_PERFMON",
         38,
         "attach probes and watch mappings",
         "no call is counted, and new libraries are found by scanning only",
-        (_SYS_ADMIN,),
+        _SYS_ADMIN,
     ),
     _Capability(
-        "CAP_SYS_ADMIN",
-        _SYS_ADMIN,
+        *_SYS_ADMIN,
         "enter network namespaces, and attach on kernels that want it for uprobes",
         "speed, state and events of rails in containers; older kernels attach no probe at all",
         essential=False,
     ),
     _Capability(
-        "CAP_SYS_PTRACE", 19, "see what other users' processes have mapped", "jobs of other users are not found"
+        "CAP_SYS_PTRACE",
+        CAP_SYS_PTRACE,
+        "see what other users' processes have mapped",
+        "jobs of other users are not found",
     ),
     _Capability(
         "CAP_DAC_READ_SEARCH",
         2,
         "open libraries in folders of other users and containers",
         "NCCL in private folders is not found",
-        (_DAC_OVERRIDE,),
+        _DAC_OVERRIDE,
     ),
 )
 
@@ -86,29 +88,39 @@ def kernel(release: str, machine: str) -> list[Finding]:
     return findings
 
 
-def privileges(procfs: Path) -> list[Finding]:
-    """Effective capabilities of this very process; a service may have others.
+def effective_capabilities(procfs: Path) -> int:
+    """The capabilities this process has, one bit each.
 
     Raises:
-        OSError: /proc/self/status cannot be read.
+        OSError, ValueError: /proc/self/status cannot be read or understood.
     """
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", (procfs / "self/status").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError(f"{procfs}/self/status has no line CapEff")
-    effective = int(match[1], 16)
+    return int(match[1], 16)
+
+
+def privileges(procfs: Path) -> list[Finding]:
+    """Effective capabilities of this very process; a service may have others.
+
+    Raises:
+        OSError, ValueError: /proc/self/status cannot be read or understood.
+    """
+    effective = effective_capabilities(procfs)
     findings = []
     for capability in CAPABILITIES:
         if effective >> capability.bit & 1:
             findings.append(Finding(capability.name, "ok", f"to {capability.needed_for}"))
-        elif any(effective >> bit & 1 for bit in capability.stands_in):
-            findings.append(Finding(capability.name, "ok", f"another one stands in, to {capability.needed_for}"))
+        elif capability.stand_in is not None and effective >> capability.stand_in[1] & 1:
+            what = f"{capability.stand_in[0]} stands in, to {capability.needed_for}"
+            findings.append(Finding(capability.name, "ok", what))
         else:
             findings.append(
                 Finding(
                     capability.name,
                     "problem" if capability.essential else "note",
                     f"missing, to {capability.needed_for}; without it: {capability.lost}",
-                    f"{ASK_AS_ROOT}; in a systemd unit: AmbientCapabilities={capability.name}",
+                    capability_remedy(capability.name),
                 )
             )
     return findings
@@ -157,7 +169,7 @@ def devices(procfs: Path, sysfs: Path) -> list[Finding]:
     """RDMA devices and the NVIDIA driver: looked for, and not read by this version."""
     findings = []
     try:
-        rdma = sorted(os.listdir(sysfs / "class/infiniband"))
+        rdma = sorted(folder.name for folder in (sysfs / "class/infiniband").iterdir())
     except FileNotFoundError:
         rdma = []
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import Final, Self
 import numpy as np
 
 from agent.config import Config
-from agent.doctor_findings import ASK_AS_ROOT, Finding, guarded, one_line
+from agent.doctor_findings import Finding, guarded, more_rights, one_line
 from probes.bpf_syscall import KernelRefusal, bpf
 from probes.elf import EM_AARCH64, EM_X86_64
 from probes.libbpf import LoadError
@@ -41,6 +41,7 @@ _RETURN_ZERO: Final = {
     # mov w0, #0; ret
     "aarch64": (EM_AARCH64, bytes.fromhex("00008052c0035fd6")),
 }
+_COMMUNICATOR_BYTES: Final = 4096
 _CALLS: Final = 5
 _ELEMENTS: Final = 100
 _LIBRARY: Final = 0
@@ -94,6 +95,7 @@ class OwnFunction:
             raise ValueError(f"no function to try probes on for {platform.machine()}")
         self.machine, code = _RETURN_ZERO[platform.machine()]
         self._mapping: mmap.mmap | None = None
+        self._communicator = ctypes.create_string_buffer(_COMMUNICATOR_BYTES)
         try:
             self.descriptor = os.memfd_create("railscope-doctor", os.MFD_CLOEXEC | _MFD_EXEC)
         except OSError:  # Kernels before 6.3 know no such flag.
@@ -121,14 +123,15 @@ class OwnFunction:
         self._mapping = mmap.mmap(self.descriptor, mmap.PAGESIZE, mmap.MAP_PRIVATE, protection)
 
     def call(self) -> None:
-        """Call it as ncclAllReduce of float32 without a communicator."""
+        """Call it as ncclAllReduce of float32, with a communicator of zeros: only calls of one are timed."""
         if self._mapping is None:
             self.map()
         assert self._mapping is not None
         view = np.frombuffer(self._mapping, np.uint8)
         pointer, number = ctypes.c_void_p, ctypes.c_int
         shape = ctypes.CFUNCTYPE(number, pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer)
-        shape(view.ctypes.data + _FUNCTION_AT)(None, None, _ELEMENTS, int(DataType.float32), 0, None, None)
+        communicator = ctypes.addressof(self._communicator)
+        shape(view.ctypes.data + _FUNCTION_AT)(None, None, _ELEMENTS, int(DataType.Float32), 0, communicator, None)
 
     def close(self) -> None:
         if self._mapping is not None:
@@ -156,7 +159,7 @@ class Trial:
 
     @property
     def exact(self) -> bool:
-        expected_bytes = _CALLS * _ELEMENTS * DATA_TYPE_BYTES[DataType.float32]
+        expected_bytes = _CALLS * _ELEMENTS * DATA_TYPE_BYTES[DataType.Float32]
         expected_times = 0 if self.enqueue_time is EnqueueTime.OFF else _CALLS
         seen = (self.calls, self.payload_bytes, self.events, self.times)
         return seen == (_CALLS, expected_bytes, _CALLS, expected_times)
@@ -239,7 +242,7 @@ def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Fin
     try:
         os.close(bpf(_BPF_MAP_CREATE, attributes, "make a BPF map"))
     except KernelRefusal as refusal:
-        return Finding(check, "problem", one_line(refusal), f"{ASK_AS_ROOT}; in a container: allow bpf in seccomp")
+        return Finding(check, "problem", one_line(refusal), f"{more_rights()}; in a container: allow bpf in seccomp")
     return Finding(check, "ok", what)
 
 
@@ -275,9 +278,11 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
     try:
         trial = try_mode(trial_settings(mode.attach, mode.enqueue_time))
     except (LoadError, OSError, ValueError) as error:
-        # The problem, if there is one, is told once: by the finding about what the agent would choose.
-        detail = f"; without it: {mode.lost}" if another_works else ""
-        return Finding(mode.check, "note", f"does not work: {one_line(error)}{detail}", mode.remedy)
+        what = f"does not work: {one_line(error)}"
+        if another_works:
+            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", mode.remedy)
+        # The problem and its remedy are told once, by the finding about what the agent would choose.
+        return Finding(mode.check, "note", what)
     if trial.exact:
         return Finding(mode.check, "ok", str(trial))
     return Finding(mode.check, "problem", f"works, but is not exact: {trial}", "report this line with your kernel")
@@ -295,7 +300,7 @@ def _chosen(config: Config) -> Finding:
             )
             if value != "auto"
         ]
-        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else ASK_AS_ROOT
+        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else more_rights()
         return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)
     kind = {AttachKind.MULTI: "uprobe_multi links", AttachKind.PERF: "perf event links"}[trial.attach]
     times = {
@@ -316,7 +321,7 @@ def _mapping_events(sysfs: Path) -> list[Finding]:
                 function.map()
                 told = any(event.inode == inode and event.pid == os.getpid() for event in stream.read())
         except MmapEventsError as error:
-            return [Finding("mapping events", "problem", one_line(error), ASK_AS_ROOT)]
+            return [Finding("mapping events", "problem", one_line(error), more_rights())]
     if told:
         return [
             Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")

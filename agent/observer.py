@@ -313,6 +313,12 @@ class Observer:
         with self._lock:
             return all(library.links is not None for library in self._libraries())
 
+    def observes(self, pids: Iterable[int]) -> bool:
+        """Whether each of these processes maps a library that is probed."""
+        with self._lock:
+            probed = {m.pid for library in self._libraries() if library.links is not None for m in library.mappers}
+            return probed.issuperset(pids)
+
     def _totals(self, counts: list[CallCount]) -> tuple[tuple[CollectiveTotal, ...], tuple[OpHistogram, ...]]:
         totals: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
         sizes: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])

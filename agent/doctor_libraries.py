@@ -1,0 +1,145 @@
+"""Which NCCL libraries running processes have mapped, and whether the agent could observe them.
+
+The agent's own discovery looks; only attaching is done on a leash: each link is restricted to this process, which has
+none of these libraries mapped, so that no job meets a breakpoint and yet the kernel has judged file and offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.config import Config
+from agent.discovery import Discovery, Library
+from agent.doctor_findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
+from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
+from agent.doctor_probes import configured_settings
+from agent.snapshot import UNKNOWN
+from probes.bpf_syscall import KernelRefusal
+from probes.libbpf import LoadError
+from probes.links import AttachKind, Links
+from probes.nccl.layout import CommLayout
+from probes.nccl.library import ProbePoints
+from probes.nccl.programs import NcclPrograms
+from probes.processes import MappedFiles
+
+_log = logging.getLogger("railscope.doctor")
+
+
+class LeashedAttacher:
+    """Attaches for this process only, and remembers what the kernel said of each library."""
+
+    def __init__(self, programs: NcclPrograms | None) -> None:
+        """`programs` None: nothing could be loaded, so nothing is attached."""
+        self._programs = programs
+        self.refusals: dict[int, str] = {}
+        """What the kernel said, by library number."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether attaching is tried: perf events have no way to leave the jobs alone."""
+        return self._programs is not None and self._programs.attach_kind is AttachKind.MULTI
+
+    def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
+        """See `agent.discovery.Attacher`; `pid` is not looked at.  A refusal is kept, not raised."""
+        del pid
+        if self._programs is not None and self.tries:
+            try:
+                return self._programs.attach(path, points, library, layout, pid=os.getpid())
+            except KernelRefusal as refusal:
+                self.refusals[library] = one_line(refusal)
+        return Links()
+
+
+def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[int]]:
+    """Findings, one report for each library, and the pids of the processes that have one mapped.
+
+    Raises:
+        LayoutTableError, OSError: processes cannot be looked at at all.
+    """
+    with _programs(config) as programs:
+        attacher = LeashedAttacher(programs)
+        discovery = Discovery(attacher, config.procfs, wanted=lambda _: True, found=lambda *_: None)
+        try:
+            discovery.scan()
+            found = sorted(discovery.libraries, key=lambda library: library.path)
+            reports = tuple(_report(library, attacher) for library in found)
+            processes = frozenset(identity.pid for library in found for identity in library.mappers)
+            errors = sorted(set(discovery.errors))
+        finally:
+            discovery.close()
+    findings = [_finding(report) for report in reports]
+    unreadable = MappedFiles(config.procfs).scan().unreadable
+    if unreadable:
+        findings.append(
+            _unreadable(unreadable, allowed=bool(effective_capabilities(config.procfs) >> CAP_SYS_PTRACE & 1))
+        )
+    if errors:
+        what = f"{len(errors)} may not be opened: whether they hold NCCL is unknown; the first: {errors[0]}"
+        findings.append(Finding("mapped files", "problem", what, more_rights()))
+    if not reports:
+        what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
+        findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
+    return findings, reports, processes
+
+
+def _unreadable(processes: int, *, allowed: bool) -> Finding:
+    what = f"what {processes} of them have mapped may not be read: whether they use NCCL is unknown"
+    if allowed:
+        guard = "another user namespace or a security module guards them"
+        return Finding("processes", "note", f"{what}; CAP_SYS_PTRACE is there, so {guard}")
+    return Finding("processes", "problem", what, capability_remedy("CAP_SYS_PTRACE"))
+
+
+@contextmanager
+def _programs(config: Config) -> Iterator[NcclPrograms | None]:
+    try:
+        programs = NcclPrograms.load(configured_settings(config))
+    except (LoadError, OSError, ValueError) as error:
+        # Told by the trial of the probes; here it only means that attaching is not tried.
+        _log.debug("no programs to attach: %s", error)
+        yield None
+        return
+    try:
+        yield programs
+    finally:
+        programs.close()
+
+
+def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
+    points = library.points
+    refusal = attacher.refusals.get(library.number, "")
+    return LibraryReport(
+        path=library.path,
+        nccl_version=library.nccl_version,
+        layout_source=library.layout.source if library.layout else UNKNOWN,
+        through="ncclEnqueueCheck" if points.through_enqueue_check else "exported functions",
+        probe_points=sum(map(len, (points.calls, points.calls_entry_only, points.inits, points.ends))),
+        refused_functions=points.refused,
+        processes=len(library.mappers),
+        attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
+        attach_refusal=refusal,
+    )
+
+
+def _finding(report: LibraryReport) -> Finding:
+    count = "1 process" if report.processes == 1 else f"{report.processes} processes"
+    what = (
+        f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
+        f"layout from {report.layout_source}, attach {report.attach}"
+    )
+    if report.attach == "refused":
+        return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", more_rights())
+    lost = []
+    if report.attach == "not tried":
+        lost.append("whether probes can be attached to it is unknown: it could not be tried without touching the job")
+    if report.layout_source == UNKNOWN:
+        lost.append("calls are counted, but communicators have no identity")
+    if report.refused_functions:
+        lost.append(f"not counted, for they would be single-stepped: {', '.join(report.refused_functions)}")
+    if lost:
+        remedy = "report this build of NCCL" if report.layout_source == UNKNOWN else ""
+        return Finding("NCCL library", "note", f"{what}; {'; '.join(lost)}", remedy)
+    return Finding("NCCL library", "ok", what)

@@ -1,0 +1,90 @@
+"""The agent as a process of its own, with its metrics read over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+RAILSCOPE = Path(sys.executable).with_name("railscope")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def metrics_of(text: str) -> list[tuple[str, dict[str, str], float]]:
+    """Every sample: name, labels, value."""
+    return [
+        (sample.name, dict(sample.labels), float(sample.value))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+class AgentProcess:
+    """`railscope agent`, ready to be asked; ended on exit."""
+
+    def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        self._port = free_port()
+        address = f"127.0.0.1:{self._port}"
+        command = [*prefix, str(RAILSCOPE), "agent", "--web.listen-address", address, *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Self:
+        self.until(lambda: self._ready())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        finally:
+            if self.process.poll() is None:
+                os.kill(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, self.process.stderr.read() if self.process.stderr else ""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    def text(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+            body: bytes = answer.read()
+        return body.decode()
+
+    def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+        """Samples of one name that carry these labels."""
+        return [
+            (found, value)
+            for sample, found, value in metrics_of(self.text())
+            if sample == name and labels.items() <= found.items()
+        ]
+
+    def until(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
+        """Wait until something holds; fails when it does not within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true in time"
+            time.sleep(0.05)

@@ -1,0 +1,200 @@
+"""The agent beside real jobs: what it counts, whom it names, and that it can be killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.hosts import Fabric
+from testbed.job import Job, JobOptions, RankReport
+from tests.fabric.agent_process import RAILSCOPE, AgentProcess
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric]
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    with Fabric(hosts=2, rails=2) as made:
+        yield made
+
+
+def identities(reports: tuple[RankReport, ...]) -> set[tuple[str, str, str, str]]:
+    return {
+        (str(report.pid), communicator.hash, str(communicator.rank), str(communicator.nranks))
+        for report in reports
+        for communicator in report.communicators
+        if communicator.operations
+    }
+
+
+def observed_identities(agent: AgentProcess, pids: set[str]) -> set[tuple[str, str, str, str]]:
+    return {
+        (labels["pid"], labels["comm"], labels["rank"], labels["nranks"])
+        for labels, _ in agent.samples("railscope_comm_info")
+        if labels["pid"] in pids
+    }
+
+
+def enqueued_by_comm(agent: AgentProcess) -> dict[tuple[str, str], float]:
+    return {(labels["comm"], labels["rank"]): value for labels, value in agent.samples("railscope_comm_enqueued_total")}
+
+
+def test_the_demo_finds_every_call_and_byte_of_every_pattern() -> None:
+    ran = subprocess.run([RAILSCOPE, "demo", "--seconds", "5", "--json"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert result["ok"] is True
+    assert result["verified"] is True
+    assert result["jobs"] == result["observed"]
+    ops = {op for rank in result["jobs"] for op in rank["ops"]}
+    assert ops >= {
+        "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AllToAll", "Gather", "Scatter", "Send", "Recv",
+    }  # fmt: skip
+    for rail in result["rails"]:
+        assert rail["explained_ratio"] == pytest.approx(1.0, abs=0.15), rail
+
+
+def test_a_job_that_ran_before_the_agent_is_named_with_hash_rank_and_size(fabric: Fabric) -> None:
+    options = JobOptions(pattern="inference", seconds=30)
+    with Job(fabric.hosts, options) as job:
+        pids = {str(pid) for pid in job.pids}
+        with AgentProcess() as agent:
+            agent.until(lambda: len(observed_identities(agent, pids)) == 2)
+            seen = observed_identities(agent, pids)
+            results = job.stop()
+        reports = tuple(result.report for result in results if result.report is not None)
+    assert len(reports) == 2
+    assert seen == identities(reports)
+
+
+def only(job: Job) -> tuple[str, ...]:
+    """Options that leave every other job on this machine out of the counts."""
+    return tuple(option for pid in job.pids for option in ("--pid", str(pid)))
+
+
+def test_counts_are_exact_and_stay_when_the_job_has_gone(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="mixed", iterations=40, hold=True)) as job:
+        with AgentProcess(*only(job)) as agent:
+            agent.until(lambda: observed(agent) == 2)
+            job.release()
+            reports = job.wait(60)
+            agent.until(lambda: observed(agent) == 0)
+            after = totals(agent)
+            communicators = enqueued_by_comm(agent)
+    expected: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for report in reports:
+        for op, count in report.totals().items():
+            expected[op][0] += count.calls
+            expected[op][1] += count.payload_bytes
+        for communicator in report.communicators:
+            calls = sum(operation.calls for operation in communicator.operations)
+            if calls:
+                assert communicators[communicator.hash, str(communicator.rank)] == calls
+    for op, (calls, payload_bytes) in expected.items():
+        assert after[op] == (calls, payload_bytes), op
+
+
+def observed(agent: AgentProcess) -> float:
+    return agent.samples("railscope_processes_observed")[0][1]
+
+
+def totals(agent: AgentProcess) -> dict[str, tuple[float, float]]:
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for labels, value in agent.samples("railscope_collective_calls_total"):
+        sums[labels["op"]][0] += value
+    for labels, value in agent.samples("railscope_collective_payload_bytes_total"):
+        sums[labels["op"]][1] += value
+    return defaultdict(lambda: (0.0, 0.0), {op: (calls, size) for op, (calls, size) in sums.items()})
+
+
+def loaded_programs() -> set[int]:
+    """Ids of all BPF programs in the kernel."""
+    listing = subprocess.run(
+        [sys.executable, "-c", _LIST_PROGRAMS], capture_output=True, text=True, check=True, timeout=30
+    )
+    return {int(line) for line in listing.stdout.split()}
+
+
+def programs_of(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process holds open."""
+    ids = set()
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        for line in file.read_text().splitlines():
+            if line.startswith("prog_id:"):
+                ids.add(int(line.split()[1]))
+    return ids
+
+
+_LIST_PROGRAMS = """
+import struct
+from probes.bpf_syscall import KernelRefusal, bpf
+program = 0
+while True:
+    attributes = bytearray(struct.pack("<III", program, 0, 0))
+    try:
+        bpf(11, attributes, "next program")
+    except KernelRefusal:
+        break
+    program = struct.unpack_from("<I", attributes, 4)[0]
+    print(program)
+"""
+
+
+def test_a_killed_agent_leaves_no_program_behind_and_the_job_goes_on(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="mixed", seconds=6)) as job:
+        pids = {str(pid) for pid in job.pids}
+        with AgentProcess() as agent:
+            agent.until(lambda: len(observed_identities(agent, pids)) >= 2)
+            mine = programs_of(agent.process.pid)
+            assert len(mine) >= 5
+            assert mine <= loaded_programs()
+            os.kill(agent.process.pid, signal.SIGKILL)
+            agent.process.wait(10)
+        agent.until(lambda: not mine & loaded_programs())
+        assert job.running()
+        reports = job.wait(60)
+    assert all(report.verified for report in reports)
+    assert not list(Path("/sys/fs/bpf").glob("*railscope*"))
+
+
+def test_only_the_named_process_is_counted_with_pid(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="inference", iterations=500, hold=True)) as job:
+        with AgentProcess("--pid", str(job.pids[0])) as agent:
+            job.release()
+            reports = job.wait(60)
+            agent.until(lambda: observed(agent) == 0)
+            calls = sum(value for _, value in agent.samples("railscope_collective_calls_total"))
+            pids = {labels["pid"] for labels, _ in agent.samples("railscope_comm_info")}
+    assert calls == reports[0].calls
+    assert pids == {str(job.pids[0])}
+
+
+def test_jobs_in_other_network_namespaces_are_left_alone_with_scope_netns(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="inference", iterations=200, hold=True)) as job:
+        with AgentProcess("--scope", "netns") as agent:
+            job.release()
+            job.wait(60)
+            assert observed(agent) == 0
+            assert agent.samples("railscope_collective_calls_total") == []
+
+
+@pytest.mark.parametrize("options", [("--probe.attach", "perf"), ("--probe.enqueue-time", "pair")])
+def test_every_way_of_attaching_counts_the_same(fabric: Fabric, options: tuple[str, str]) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="mixed", iterations=20, hold=True)) as job:
+        with AgentProcess(*options, *only(job)) as agent:
+            agent.until(lambda: observed(agent) == 2)
+            job.release()
+            reports = job.wait(60)
+            agent.until(lambda: observed(agent) == 0)
+            seen = totals(agent)
+    for op, count in reports[0].totals().items():
+        both = count.calls + reports[1].totals()[op].calls
+        assert seen[op][0] == both, op
