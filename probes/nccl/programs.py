@@ -115,7 +115,11 @@ class NcclPrograms:
                 return cls(loaded, attach, enqueue_time, settings)
             loaded.close()
             refusals.append(f"{attach.value}/{enqueue_time.value}: this kernel has no such links")
-        raise libbpf.LoadError(refusals[-1].split(": ", 1)[1] if refusals else "no way to attach was allowed")
+        raise libbpf.LoadError(
+            refusals[-1].split(": ", 1)[1]
+            if refusals
+            else "perf events cannot carry a session: sample enqueue time by 'pair' or 'off' with them, or attach 'multi'"
+        )
 
     def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
         """Attach to the file at `path` (`/proc/self/fd/N` serves); `pid` 0: every process that maps it.
