@@ -51,6 +51,10 @@ _ENQUEUE_BOUNDS: Final = tuple((1 << (7 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
 
 
+def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
+    """What new processes are told to while nobody listens."""
+
+
 class Observer:
     """Facts in, snapshots out."""
 
@@ -68,7 +72,7 @@ class Observer:
         self._base_sizes: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
         self._base_expected: dict[int, ExpectedBytes] = {}
         self._collective = CollectorResult("collective", True, 0.0)
-        self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = lambda identity, events: None
+        self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
         """Hears of each new process, and of link events to poll if its namespace is new."""
         self.rails = RailWatch(
             clock,

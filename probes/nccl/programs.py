@@ -7,7 +7,6 @@ with perf events (5.15); each choice can be forced, so that all of them are test
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import struct
 from collections.abc import Mapping
@@ -118,7 +117,7 @@ class NcclPrograms:
         raise libbpf.LoadError(
             refusals[-1].split(": ", 1)[1]
             if refusals
-            else "perf events cannot carry a session: sample enqueue time by 'pair' or 'off' with them, or attach 'multi'"
+            else "perf events carry no session probes: sample enqueue time as 'pair' or 'off', or attach as 'multi'"
         )
 
     def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
@@ -231,7 +230,7 @@ def _load(attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettin
 
 def _constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
     """The `const volatile` variables of nccl.bpf.c, in their order."""
-    namespace = os.stat("/proc/self/ns/pid")
+    namespace = Path("/proc/self/ns/pid").stat()
     initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
     off = enqueue_time is EnqueueTime.OFF
     return struct.pack(

@@ -18,7 +18,7 @@ _ENDBR64: Final = bytes.fromhex("f30f1efa")
 _NOP5: Final = bytes.fromhex("0f1f440000")
 _MOST_INSTRUCTIONS: Final = 8
 _ARGUMENT_REGISTERS: Final = frozenset(
-    ("rdi", "edi", "rsi", "esi", "rdx", "edx", "rcx", "ecx", "r8", "r8d", "r9", "r9d")
+    "rdi edi di dil rsi esi si sil rdx edx dx dl dh rcx ecx cx cl ch r8 r8d r8w r8b r9 r9d r9w r9b".split()
 )
 
 PROLOGUE_BYTES: Final = 64
@@ -56,7 +56,7 @@ def _emulated(code: bytes) -> bool:
         return False
     if 0x50 <= code[0] <= 0x57 or code.startswith(_NOP5) or code[0] == 0x90:
         return True
-    return len(code) > 1 and code[0] in (0x40, 0x41) and 0x50 <= code[1] <= 0x57
+    return len(code) > 1 and code[0] == 0x41 and 0x50 <= code[1] <= 0x57
 
 
 def _walk(code: bytes) -> ProbeOffset | None:

@@ -56,7 +56,8 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern() -> None:
     assert result["jobs"] == result["observed"]
     ops = {op for rank in result["jobs"] for op in rank["ops"]}
     assert ops >= {
-        "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AllToAll", "Gather", "Scatter", "Send", "Recv",
+        "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AllToAll",
+        "Gather", "Scatter", "Send", "Recv",
     }  # fmt: skip
     for rail in result["rails"]:
         assert rail["explained_ratio"] == pytest.approx(1.0, abs=0.15), rail
