@@ -18,7 +18,11 @@ _ENDBR64: Final = bytes.fromhex("f30f1efa")
 _NOP5: Final = bytes.fromhex("0f1f440000")
 _MOST_INSTRUCTIONS: Final = 8
 _ARGUMENT_REGISTERS: Final = frozenset(
-    "rdi edi di dil rsi esi si sil rdx edx dx dl dh rcx ecx cx cl ch r8 r8d r8w r8b r9 r9d r9w r9b".split()
+    (
+        *("rdi", "edi", "di", "dil", "rsi", "esi", "si", "sil"),
+        *("rdx", "edx", "dx", "dl", "dh", "rcx", "ecx", "cx", "cl", "ch"),
+        *("r8", "r8d", "r8w", "r8b", "r9", "r9d", "r9w", "r9b"),
+    )
 )
 
 PROLOGUE_BYTES: Final = 64

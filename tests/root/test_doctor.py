@@ -1,0 +1,158 @@
+"""The doctor on a real kernel: what it finds is compared with what is there."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import Config
+from agent.doctor import run_doctor
+from agent.doctor_probes import MODES, trial_settings, try_mode
+from probes.bpf_syscall import KernelRefusal
+from probes.libbpf import LoadError
+from probes.links import AttachKind
+from probes.nccl.programs import EnqueueTime
+from testbed.hosts import Fabric
+from testbed.job import LIBRARY, Job, JobOptions
+from tests.nccl.library import NCCL_VERSION, LibraryMissing, nccl_library
+
+pytestmark = pytest.mark.root
+
+NOBODY = 65534
+
+
+def diagnose(config: Config | None = None) -> tuple[int, dict[str, Any]]:
+    out = io.StringIO()
+    status = run_doctor(config or Config(), as_json=True, out=out)
+    return status, json.loads(out.getvalue())
+
+
+def findings_of(found: dict[str, Any], check: str) -> list[dict[str, str]]:
+    return [finding for finding in found["findings"] if finding["check"] == check]
+
+
+@contextmanager
+def process_with(library: Path) -> Iterator[int]:
+    """A process that has a library mapped, and does nothing with it."""
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"\n"
+        yield process.pid
+        process.stdin.close()
+
+
+def test_counting_works_here_and_is_exact() -> None:
+    _, found = diagnose()
+    for check in ("bpf(2)", "ring buffer", "libbpf", "BPF objects", "probes", "mapping events"):
+        (finding,) = findings_of(found, check)
+        assert finding["status"] == "ok", finding
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.check.replace(" ", "-"))
+def test_a_mode_that_loads_counts_every_call(mode: Any) -> None:
+    try:
+        trial = try_mode(trial_settings(mode.attach, mode.enqueue_time))
+    except (LoadError, KernelRefusal) as error:
+        pytest.skip(f"this kernel has no {mode.check}: {error}")
+    assert (trial.attach, trial.enqueue_time) == (mode.attach, mode.enqueue_time)
+    assert trial.exact, trial
+
+
+def test_what_is_forced_is_what_is_tried() -> None:
+    _, found = diagnose(Config(probe_attach="perf"))
+    (finding,) = findings_of(found, "probes")
+    assert "the agent uses perf event links" in finding["what"]
+
+
+def open_files() -> list[str]:
+    return sorted(file.name for file in Path("/proc/self/fd").iterdir())
+
+
+def test_trials_leave_nothing_open() -> None:
+    settings = trial_settings(AttachKind.MULTI, EnqueueTime.OFF)
+    try_mode(settings)
+    before = open_files()
+    try_mode(settings)
+    assert open_files() == before
+
+
+def test_the_real_library_is_found_with_version_layout_and_processes() -> None:
+    try:
+        library = nccl_library()
+    except LibraryMissing as missing:
+        pytest.skip(str(missing))
+    with process_with(library), process_with(library):
+        _, found = diagnose()
+    reports = [report for report in found["libraries"] if report["path"] == str(library)]
+    (report,) = reports
+    assert report["nccl_version"] == NCCL_VERSION
+    assert report["layout_source"] == "build-id"
+    assert report["through"] == "ncclEnqueueCheck"
+    assert report["processes"] >= 2
+    assert report["refused_functions"] == []
+    assert report["attach"] == "accepted"
+    (finding,) = [f for f in findings_of(found, "NCCL library") if str(library) in f["what"]]
+    assert finding["status"] == "ok"
+
+
+def test_attaching_is_not_tried_where_it_would_touch_the_job() -> None:
+    with process_with(LIBRARY):
+        _, found = diagnose(Config(probe_attach="perf"))
+    (report,) = [report for report in found["libraries"] if report["path"] == str(LIBRARY)]
+    assert report["attach"] == "not tried"
+    (finding,) = [f for f in findings_of(found, "NCCL library") if str(LIBRARY) in f["what"]]
+    assert finding["status"] == "note"
+
+
+@pytest.mark.fabric
+def test_a_rail_that_a_job_uses_and_that_is_switched_off_is_the_problem() -> None:
+    options = JobOptions(iterations=1, hold=True, environment={"NCCL_SOCKET_IFNAME": "rail"})
+    with Fabric(hosts=2, rails=2) as fabric, Job(fabric.hosts, options) as job:
+        inodes = [Path(f"/run/netns/{host.namespace}").stat().st_ino for host in fabric.hosts]
+        fabric.set_link(1, 1, up=False)
+        status, found = diagnose()
+        job.stop()
+    rails = {(rail["netns"], rail["device"]): rail for rail in found["rails"] if rail["rail"] is not None}
+    assert rails[inodes[0], "rail0"]["rail"] == "0"
+    assert rails[inodes[0], "rail1"]["up"] is True
+    assert rails[inodes[1], "rail1"]["up"] is False
+    assert rails[inodes[1], "rail1"]["reason"] == "NCCL_SOCKET_IFNAME=rail"
+    place = f"rail1 in namespace {fabric.hosts[1].namespace}"
+    (finding,) = [f for f in findings_of(found, "rail") if place in f["what"]]
+    assert finding["status"] == "problem"
+    assert finding["remedy"].endswith("ip link set rail1 up")
+    assert status == 1
+
+
+def test_without_rights_the_doctor_says_what_is_missing_and_ends_with_1() -> None:
+    script = (
+        "import io, os, sys\n"
+        "from agent.config import Config\n"
+        "from agent.doctor import run_doctor\n"
+        # Once as root, so that everything is imported: the interpreter may lie where only root can read.
+        "run_doctor(Config(), as_json=True, out=io.StringIO())\n"
+        f"os.setgroups([]); os.setresgid(*[{NOBODY}] * 3); os.setresuid(*[{NOBODY}] * 3)\n"
+        "sys.exit(run_doctor(Config(), as_json=True, out=sys.stdout))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, text=True)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == 1
+    found = json.loads(result.stdout)
+    statuses = {finding["check"]: finding["status"] for finding in found["findings"]}
+    for check in ("CAP_BPF", "CAP_PERFMON", "probes", "processes"):
+        assert statuses[check] == "problem"
+    for finding in found["findings"]:
+        if finding["status"] == "problem":
+            assert "sudo railscope doctor" in finding["remedy"] or finding["check"] == "rail"
