@@ -12,7 +12,7 @@ import platform
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -46,6 +46,7 @@ from probes.processes import ProcessIdentity, cgroup, environ, identity_of
 
 _log = logging.getLogger("railscope.observer")
 
+_MOST_REPORTED: Final = 3
 _SIZE_BOUNDS: Final = tuple(float(1 << bucket) for bucket in range(40))
 _ENQUEUE_BOUNDS: Final = tuple((1 << (7 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
@@ -72,6 +73,7 @@ class Observer:
         self._base_sizes: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
         self._base_expected: dict[int, ExpectedBytes] = {}
         self._collective = CollectorResult("collective", True, 0.0)
+        self._reported: frozenset[str] = frozenset()
         self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
         """Hears of each new process, and of link events to poll if its namespace is new."""
         self.rails = RailWatch(
@@ -121,8 +123,16 @@ class Observer:
             self._collective = CollectorResult(
                 "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
             )
-            for error in self._discovery.errors:
-                _log.warning("%s", error)
+            self._report(self._discovery.errors)
+
+    def _report(self, errors: Sequence[str]) -> None:
+        """Say once what a scan could not do; the same trouble at every scan is no news."""
+        news = [error for error in errors if error not in self._reported]
+        self._reported = frozenset(errors)
+        for error in news[:_MOST_REPORTED]:
+            _log.warning("%s", error)
+        if len(news) > _MOST_REPORTED:
+            _log.warning("and %d more of the kind; 'railscope doctor' says what is missing", len(news) - _MOST_REPORTED)
 
     def look_at(self, pids: Iterable[int]) -> None:
         """Look at processes that have just mapped something executable."""

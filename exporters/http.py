@@ -102,7 +102,6 @@ class MetricsServer:
         """Begin to answer, on a thread of its own."""
         self._thread = threading.Thread(target=self._connections.serve_forever, name="railscope-http", daemon=True)
         self._thread.start()
-        _logger.info("metrics at %s%s", self.url, self._path)
 
     def close(self) -> None:
         """Stop listening and end every connection."""

@@ -122,11 +122,12 @@ def link_uprobe_multi(
 
 
 def link_perf_uprobe(
-    program_fd: int, path: str, offset: int, cookie: int, *, perf_type: int, on_return: bool
+    program_fd: int, path: str, offset: int, cookie: int, *, perf_type: int, on_return: bool, pid: int = 0
 ) -> tuple[int, int]:
     """Attach one program to one offset through a perf event; returns (perf event, link) descriptors.
 
-    `perf_type` is the number in /sys/bus/event_source/devices/uprobe/type.  Kernel 5.15 and newer.
+    `perf_type` is the number in /sys/bus/event_source/devices/uprobe/type; `pid` restricts the probe to one process
+    (0: every process that maps the file).  Kernel 5.15 and newer.
 
     Raises:
         KernelRefusal: EACCES without CAP_SYS_ADMIN, EINVAL for an offset that is no instruction.
@@ -135,7 +136,10 @@ def link_perf_uprobe(
     attributes = bytearray(_PERF_ATTR_BYTES)
     struct.pack_into("<IIQ", attributes, 0, perf_type, _PERF_ATTR_BYTES, int(on_return))
     struct.pack_into("<QQ", attributes, 56, ctypes.addressof(path_buffer), offset)
-    perf_fd = perf_event_open(bytes(attributes), pid=-1, cpu=0, what=f"probe offset {offset:#x} of {path}")
+    # The program runs on every CPU; an event of no process must name one all the same.
+    perf_fd = perf_event_open(
+        bytes(attributes), pid=pid or -1, cpu=-1 if pid else 0, what=f"probe offset {offset:#x} of {path}"
+    )
     try:
         link = struct.pack("<IIIIQQQQ", program_fd, perf_fd, BPF_PERF_EVENT, 0, cookie, 0, 0, 0)
         return perf_fd, bpf(BPF_LINK_CREATE, link, f"attach to offset {offset:#x} of {path}")

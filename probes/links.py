@@ -106,7 +106,13 @@ class Links:
             for point in points:
                 made += reversed(
                     link_perf_uprobe(
-                        program_fd, path, point.file_offset, point.cookie, perf_type=perf_type, on_return=on_return
+                        program_fd,
+                        path,
+                        point.file_offset,
+                        point.cookie,
+                        perf_type=perf_type,
+                        on_return=on_return,
+                        pid=pid,
                     )
                 )
         except KernelRefusal:

@@ -65,7 +65,7 @@ def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
 def test_a_rail_has_a_netns_label_only_where_it_is_needed() -> None:
     with_netns, without = rail("0", "rxe0"), rail("1", "mlx5_0")
     shown = families(replace(EMPTY, rails=(replace(with_netns, netns="tenant-b"), without)))
-    for name in ("rail_info", "rail_transmit_bytes_total", "rail_explained_ratio", "rail_counter_total"):
+    for name in ("rail_info", "rail_transmit_bytes_total", "rail_explained_ratio", "rail_events_total"):
         for labels, _ in samples(shown, name):
             assert labels.get("netns") == ("tenant-b" if labels["device"] == "rxe0" else None)
 
@@ -125,7 +125,7 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
     shown = families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
-    assert len(samples(shown, "rail_counter_total")) == 2
+    assert len(samples(shown, "rail_events_total")) == 2
     assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 4)]
     assert count(shown) <= budget.limit
 
@@ -135,7 +135,7 @@ def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_an
     core = count(families(replace(snapshot, communicators=(), rails=())))
     without_counters = replace(snapshot, communicators=(), rails=tuple(replace(r, counters=()) for r in snapshot.rails))
     shown = families(snapshot, SeriesBudget(count(families(without_counters))))
-    assert not samples(shown, "rail_counter_total")
+    assert not samples(shown, "rail_events_total")
     assert any(family.metric is catalogue.RAIL_RATE for family in shown)
     smallest = families(snapshot, SeriesBudget(core))
     assert not samples(smallest, "rail_up")
