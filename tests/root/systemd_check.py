@@ -1,0 +1,128 @@
+"""What tests/root/test_systemd.py runs inside its container: starts the service, looks, stops it, says what it saw.
+
+    python -m tests.root.systemd_check
+
+The unit, the drop-in for older kernels and the configuration file lie where the test put them.  The result is one
+JSON file; where it is missing, or lacks `finished`, the check did not come to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.job import LIBRARY
+
+SEEN: Final = Path("/seen.json")
+UNIT: Final = Path("/etc/systemd/system/railscope.service")
+DROP_INS: Final = Path("/etc/systemd/system/railscope.service.d")
+DROP_INS_KEPT: Final = Path("/older-kernels")
+"""Where the drop-in waits for its turn."""
+CONFIGURATION: Final = Path("/etc/railscope/railscope.yml")
+METRICS: Final = "http://127.0.0.1:9779/metrics"
+
+SHIPPED: Final = "shipped"
+OLDER: Final = "older kernels"
+"""With the drop-in, and with perf events chosen as on a kernel that has nothing else."""
+
+CALL_ELEMENTS: Final = 1024
+NOBODY: Final = 65534
+PRIVATE_LIBRARY: Final = Path("/private/libnccl.so.2")
+"""A library in a folder that only its owner may enter."""
+JOB: Final = f"""
+import ctypes, time
+library = ctypes.CDLL({str(PRIVATE_LIBRARY)!r})
+print("mapped", flush=True)
+while True:
+    library.ncclAllReduce(None, None, ctypes.c_size_t({CALL_ELEMENTS}), 7, 0, None, None)
+    time.sleep(0.02)
+"""
+"""A job of another user, which runs before the service does; 7 is float32.  Its communicator is null, so every call is
+refused, and counted before that."""
+CALLS: Final = "railscope_collective_calls_total{"
+MOST_SECONDS: Final = 20
+
+
+def main() -> None:
+    seen: dict[str, Any] = {}
+    try:
+        seen["verify"] = run("systemd-analyze", "verify", "--man=no", str(UNIT))
+        seen["security"] = run("systemd-analyze", "security", "--offline=true", "--threshold=30", str(UNIT))
+        with job():
+            seen[SHIPPED] = service()
+            DROP_INS_KEPT.rename(DROP_INS)
+            CONFIGURATION.write_text("probes: {attach: perf}\n")
+            run("systemctl", "daemon-reload")
+            seen[OLDER] = service()
+        seen["finished"] = True
+    finally:
+        seen["journal"] = run("journalctl", "--unit=railscope", "--output=cat", "--no-pager")["output"]
+        SEEN.write_text(json.dumps(seen))
+
+
+def service() -> dict[str, Any]:
+    """Start, look, wait until the job is observed, stop."""
+    saw: dict[str, Any] = {"start": run("systemctl", "start", "railscope"), "running": unit()}
+    if saw["start"]["status"] == 0:
+        status = Path("/proc", saw["running"]["MainPID"], "status").read_text()
+        saw["process"] = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        saw["first_metrics"] = metrics()
+        saw["metrics"] = metrics_with_calls()
+    saw["stop"] = run("systemctl", "stop", "railscope")
+    saw["stopped"] = unit()
+    return saw
+
+
+@contextlib.contextmanager
+def job() -> Iterator[None]:
+    """The job, with its library mapped."""
+    PRIVATE_LIBRARY.parent.mkdir(mode=0o700)
+    shutil.copy(LIBRARY, PRIVATE_LIBRARY)
+    os.chown(PRIVATE_LIBRARY.parent, NOBODY, NOBODY)
+    command = [sys.executable, "-c", JOB]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY, extra_groups=[]
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "mapped\n", "the job does not start"
+            yield
+        finally:
+            process.kill()
+
+
+def run(*command: str) -> dict[str, Any]:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return {"status": done.returncode, "output": done.stdout}
+
+
+def unit() -> dict[str, str]:
+    lines = run("systemctl", "show", "railscope")["output"].splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def metrics() -> str:
+    with urllib.request.urlopen(METRICS, timeout=10) as answer:
+        text: bytes = answer.read()
+    return text.decode()
+
+
+def metrics_with_calls() -> str:
+    """The first metrics that have calls, or the last ones when none come."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while CALLS not in (text := metrics()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The shipped unit under a real systemd: it starts, tells when it is ready, observes, and stops, with few rights.
+
+systemd-nspawn boots this machine's own root, below a throw-away overlay, with systemd as its first process.  Inside,
+tests/root/systemd_check.py starts the unit as it is shipped, looks at it, stops it, and leaves what it saw in a file;
+the tests read that file.  The only thing made up is `/opt/railscope/.venv/bin/railscope`, a command that runs this
+checkout, as the one that pip writes does.  The container has its own network, so that no port is in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.root.systemd_check import CALL_ELEMENTS, CONFIGURATION, DROP_INS_KEPT, OLDER, SEEN, SHIPPED
+from tests.root.systemd_check import UNIT as INSTALLED_UNIT
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd]
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+UNIT: Final = REPOSITORY / "deploy/systemd/railscope.service"
+DROP_IN: Final = REPOSITORY / "deploy/systemd/railscope.service.d/older-kernels.conf"
+KERNEL: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
+SYSTEM_ADMIN: Final = 21
+"""Number of CAP_SYS_ADMIN; source: include/uapi/linux/capability.h."""
+FOUR: Final = frozenset({2, 19, 38, 39})
+"""CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
+
+INSTALLED_COMMAND: Final = Path("/opt/railscope/.venv/bin/railscope")
+COMMAND: Final = f"""#!{sys.executable}
+import sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from agent.cli import main
+sys.exit(main())
+"""
+
+CHECK_UNIT: Final = f"""
+[Unit]
+SuccessAction=exit-force
+FailureAction=exit-force
+[Service]
+Type=oneshot
+WorkingDirectory={REPOSITORY}
+ExecStart={sys.executable} -m tests.root.systemd_check
+TimeoutStartSec=90
+"""
+
+CHECK_TARGET: Final = """
+[Unit]
+Wants=railscope-check.service systemd-journald.service
+AllowIsolate=yes
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the check saw inside the container."""
+
+    facts: dict[str, Any]
+    console: str
+
+    def __getitem__(self, name: str) -> Any:
+        return self.facts[name]
+
+    def started(self, run: str) -> dict[str, Any]:
+        """What was seen of one run of the service: `SHIPPED` or `OLDER`."""
+        if run == SHIPPED and KERNEL < (6, 6):
+            pytest.skip("kernels before 6.6 need the drop-in: the unit alone cannot attach here")
+        saw: dict[str, Any] = self.facts[run]
+        assert saw["start"]["status"] == 0, f"{saw['start']['output']}\n{self['journal']}\n{self.console}"
+        return saw
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """This machine's root below an overlay in memory."""
+    if os.geteuid() != 0:
+        pytest.skip("booting systemd in a container needs root")
+    if shutil.which("systemd-nspawn") is None:
+        pytest.skip("systemd-nspawn is missing: run 'make packages-test' as root")
+    stage = tmp_path_factory.mktemp("systemd")
+    with contextlib.ExitStack() as mounts:
+        _mount(mounts, "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(stage))
+        for name in ("upper", "work", "root"):
+            (stage / name).mkdir()
+        layers = f"lowerdir=/,upperdir={stage}/upper,workdir={stage}/work"
+        _mount(mounts, "-t", "overlay", "-o", layers, "overlay", str(stage / "root"))
+        yield stage / "root"
+
+
+def _mount(mounts: contextlib.ExitStack, *arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"this machine cannot make the container's root: {done.stderr.strip()}")
+    mounts.callback(subprocess.run, ["umount", "--lazy", arguments[-1]], check=True)
+
+
+@pytest.fixture(scope="module")
+def seen(root: Path) -> Seen:
+    """Boot, check, and power off; once for all tests."""
+    files = {
+        str(INSTALLED_UNIT): UNIT.read_text(),
+        "/etc/systemd/system/railscope-check.service": CHECK_UNIT,
+        "/etc/systemd/system/railscope-check.target": CHECK_TARGET,
+        str(CONFIGURATION): (REPOSITORY / "deploy/railscope.yml").read_text(),
+        "/etc/fstab": "",
+        f"{DROP_INS_KEPT}/{DROP_IN.name}": DROP_IN.read_text(),
+        str(INSTALLED_COMMAND): COMMAND,
+    }
+    for name, text in files.items():
+        path = inside(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    inside(root, INSTALLED_COMMAND).chmod(0o755)
+    for place in (REPOSITORY, Path(sys.base_prefix)):
+        for folder in place.parents:  # a checkout or a Python in somebody's home; in the overlay only
+            copy = inside(root, folder)
+            copy.chmod(copy.stat().st_mode | 0o111)
+    machine = f"railscope-test-{os.getpid()}"
+    options = "--quiet --register=no --keep-unit --link-journal=no --private-network --capability=all --console=pipe"
+    container = ["systemd-nspawn", *options.split(), "--system-call-filter=bpf perf_event_open"]
+    container += [f"--directory={root}", f"--machine={machine}"]
+    container += [f"--bind-ro={REPOSITORY}", f"--bind-ro={sys.base_prefix}"]
+    with control_groups() as join, contextlib.ExitStack() as leftovers:
+        own = Path("/run/systemd/nspawn")
+        leftovers.callback(shutil.rmtree, own / "propagate" / machine, ignore_errors=True)
+        lock = own / "locks" / f"inode-{root.stat().st_dev}:{root.stat().st_ino}"
+        leftovers.callback(lock.unlink, missing_ok=True)
+        trial = subprocess.run([*join, *container, "/bin/true"], capture_output=True, text=True, timeout=60)
+        if trial.returncode != 0:
+            pytest.skip(f"systemd-nspawn does not run here: {' '.join((trial.stdout + trial.stderr).split())}")
+        boot = [*join, *container, "--boot", "systemd.unit=railscope-check.target"]
+        done = subprocess.run(
+            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150
+        )
+    result = inside(root, SEEN)
+    assert result.exists(), f"systemd did not get as far as the check (status {done.returncode}):\n{done.stdout}"
+    facts = json.loads(result.read_text())
+    assert facts.get("finished"), f"the check did not come to its end: {facts}\n{done.stdout}"
+    assert done.returncode == 0, done.stdout
+    return Seen(facts, done.stdout)
+
+
+def inside(root: Path, path: Path | str) -> Path:
+    """Where a path of the container lies on this machine."""
+    return root / Path(path).relative_to("/")
+
+
+@contextlib.contextmanager
+def control_groups() -> Iterator[list[str]]:
+    """A control group of our own in every hierarchy, since nspawn leaves its groups behind; yields the command
+    before the command that runs it in there."""
+    mounts = re.findall(r"^\S+ (\S+) cgroup2? ", Path("/proc/mounts").read_text(), re.MULTILINE)
+    own = {
+        controllers: path
+        for _, controllers, path in (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    }
+    groups = []
+    try:
+        for mount in map(Path, mounts):
+            path = next((p for names, p in own.items() if mount.name in names.removeprefix("name=").split(",")), None)
+            parent = mount / (own.get("", "/") if path is None else path).lstrip("/")
+            group = (parent if parent.is_dir() else mount) / f"railscope-test-{os.getpid()}"
+            try:
+                group.mkdir()
+            except OSError as error:
+                pytest.skip(f"no control group for a container can be made here: {error}")
+            groups.append(group)
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                if (group / setting).exists() and (group / "tasks").exists():  # the first version does not inherit
+                    (group / setting).write_text((group.parent / setting).read_text())
+        join = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
+        yield ["sh", "-c", join, "sh", *map(str, groups), "--"]
+    finally:
+        for group in groups:
+            _remove(group)
+
+
+def _remove(group: Path) -> None:
+    folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
+    deadline = time.monotonic() + 10
+    for folder in folders:
+        while True:
+            for pid in (folder / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            try:
+                folder.rmdir()
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+
+def capabilities(hexadecimal: str) -> frozenset[int]:
+    mask = int(hexadecimal, 16)
+    return frozenset(number for number in range(64) if mask >> number & 1)
+
+
+def test_systemd_finds_nothing_wrong_in_the_unit(seen: Seen) -> None:
+    assert seen["verify"] == {"status": 0, "output": ""}
+
+
+def test_the_unit_stays_hardened(seen: Seen) -> None:
+    assert seen["security"]["status"] == 0, seen["security"]["output"]
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_the_service_tells_that_it_is_ready(seen: Seen, run: str) -> None:
+    running = seen.started(run)["running"]
+    assert (running["Type"], running["ActiveState"], running["SubState"]) == ("notify", "active", "running")
+
+
+def test_metrics_answer_as_soon_as_the_service_is_ready(seen: Seen) -> None:
+    text = seen.started(SHIPPED)["first_metrics"]
+    assert re.search(r'^railscope_build_info\{.*simulated="false".*\} 1$', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("run", "allowed"), [(SHIPPED, FOUR), (OLDER, FOUR | {SYSTEM_ADMIN})])
+def test_the_process_has_these_capabilities_and_a_user_of_its_own(seen: Seen, run: str, allowed: set[int]) -> None:
+    process = seen.started(run)["process"]
+    for kind in ("CapEff", "CapPrm", "CapBnd"):
+        assert capabilities(process[kind]) == allowed, kind
+    assert 0 not in map(int, process["Uid"].split())
+    assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2")
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_another_users_job_with_a_private_library_is_counted(seen: Seen, run: str) -> None:
+    text = seen.started(run)["metrics"]
+    found = {
+        name: re.search(rf'^railscope_{name}\{{op="AllReduce",dtype="float32",.*\}} (\d+)$', text, re.MULTILINE)
+        for name in ("collective_calls_total", "collective_payload_bytes_total")
+    }
+    assert all(found.values()), f"{text}\n{seen['journal']}"
+    calls, payload_bytes = (int(match[1]) for match in found.values() if match)
+    assert calls > 0
+    assert payload_bytes == calls * CALL_ELEMENTS * 4
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_stop_ends_the_service_cleanly(seen: Seen, run: str) -> None:
+    saw = seen.started(run)
+    assert saw["stop"] == {"status": 0, "output": ""}
+    stopped = saw["stopped"]
+    assert (stopped["ActiveState"], stopped["Result"], stopped["ExecMainStatus"]) == ("inactive", "success", "0")
+    assert "Traceback" not in seen["journal"]

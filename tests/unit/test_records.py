@@ -1,0 +1,144 @@
+"""Both sides of the boundary with the kernel agree: the headers of the BPF programs and the numpy dtypes."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.nccl import programs, records
+from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
+from probes.nccl.layout import CommLayout
+from probes.nccl.programs import EnqueueTime, ProgramSettings
+from tests.nccl.library import REPOSITORY
+
+HEADER = (REPOSITORY / "probes/bpf/nccl.h").read_text()
+PROGRAM = (REPOSITORY / "probes/bpf/nccl.bpf.c").read_text()
+INTEGERS = {"u": "u", "s": "i"}
+
+
+def constants() -> dict[str, int]:
+    return {
+        name: int(value.rstrip("ULul"), 0)
+        for name, value in re.findall(r"^#define (\w+) \(?(-?\w+)\)?(?: /\*.*)?$", HEADER, re.MULTILINE)
+    }
+
+
+def structure(name: str) -> np.dtype[np.void]:
+    """The dtype of a struct as the header has it, with the alignment of C."""
+    body = re.search(rf"^struct {name} {{\n(.*?)^}};", HEADER, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    fields: list[tuple[str, object] | tuple[str, object, tuple[int]]] = []
+    for kind, field, length in re.findall(r"^\t(\w+|struct \w+) (\w+)(?:\[(\w+)\])?;", body[1], re.MULTILINE):
+        if kind.startswith("struct"):
+            dtype: object = structure(kind.removeprefix("struct "))
+        else:
+            dtype = f"<{INTEGERS[kind[2]]}{int(kind[3:]) // 8}"
+        if length:
+            fields.append((field, dtype, (int(length) if length.isdigit() else constants()[length],)))
+        else:
+            fields.append((field, dtype))
+    return np.dtype(fields, align=True)
+
+
+def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[object, ...]]:
+    assert dtype.fields is not None
+    found: dict[str, tuple[object, ...]] = {}
+    for name, (inner, offset, *_) in dtype.fields.items():
+        element = inner.base
+        found[name] = (fields_of(element) if element.fields else element.str, inner.shape, offset)
+    return found
+
+
+@pytest.mark.parametrize("name", records.SIZES)
+def test_every_dtype_has_the_fields_of_its_struct(name: str) -> None:
+    dtype, size_bytes = records.SIZES[name]
+    header = structure(name)
+    assert fields_of(dtype) == fields_of(header)
+    assert dtype.itemsize == header.itemsize == size_bytes
+    assert f"ASSERT_SIZE({name}, {size_bytes});" in HEADER
+
+
+def test_every_asserted_struct_has_a_dtype() -> None:
+    assert set(re.findall(r"^ASSERT_SIZE\((\w+),", HEADER, re.MULTILINE)) == set(records.SIZES)
+
+
+def enumeration(name: str) -> list[str]:
+    body = re.search(rf"^enum {name} {{\n(.*?)^}};", HEADER, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\t(\w+)", body[1], re.MULTILINE)
+
+
+def test_stats_and_lifecycle_kinds_are_numbered_alike() -> None:
+    assert enumeration("stat") == [f"STAT_{stat.name}" for stat in records.Stat] + ["STAT_COUNT"]
+    assert enumeration("lifecycle_kind") == [f"LIFECYCLE_{kind.name}" for kind in records.LifecycleKind]
+    assert [int(stat) for stat in records.Stat] == list(range(len(records.Stat)))
+    assert [int(kind) for kind in records.LifecycleKind] == list(range(len(records.LifecycleKind)))
+
+
+def test_shared_constants_are_the_same() -> None:
+    found = constants()
+    assert found["UNIQUE_ID_BYTES"] == records.UNIQUE_ID_BYTES
+    assert found["NO_OFFSET"] == records.NO_OFFSET
+    assert found["OP_UNKNOWN"] == Op.Unknown
+    assert found["OP_COUNT"] == len(Op)
+    assert found["DATA_TYPE_UNKNOWN"] == DataType.Unknown
+
+
+def test_the_kernels_element_sizes_are_those_of_the_data_types() -> None:
+    shifts = re.search(r"#define DATA_TYPE_SHIFTS (0x[0-9a-f]+)", PROGRAM)
+    count = re.search(r"#define DATA_TYPES (\d+)", PROGRAM)
+    assert shifts is not None
+    assert count is not None
+    known = [data_type for data_type in DataType if data_type is not DataType.Unknown]
+    assert int(count[1]) == len(known)
+    for data_type in known:
+        assert 1 << ((int(shifts[1], 16) >> 4 * data_type) & 15) == DATA_TYPE_BYTES[data_type]
+
+
+def test_operations_with_a_peer_or_root_are_those_that_the_kernel_keeps_it_for() -> None:
+    mask = re.search(r"1U << call->op\) & (0x[0-9a-f]+)", PROGRAM)
+    assert mask is not None
+    kept = {op for op in Op if int(mask[1], 16) >> op & 1}
+    assert kept == {Op.Broadcast, Op.Reduce, Op.Send, Op.Recv, Op.Scatter, Op.Gather, Op.PutSignal, Op.Signal}
+
+
+def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
+    declared = re.findall(r"^const volatile __u(\d+) (\w+)", PROGRAM, re.MULTILINE)
+    assert [name for _, name in declared] == [
+        "pid_namespace_device",
+        "pid_namespace_inode",
+        "only_observed_processes",
+        "write_events",
+        "sample_shift",
+    ]
+    settings = ProgramSettings(only_observed_processes=True, write_events=False, sample_every=64)
+    packed = programs._constants(settings, EnqueueTime.PAIR)
+    assert len(packed) == sum(int(bits) // 8 for bits, _ in declared)
+    assert struct.unpack_from("<III", packed, 16) == (1, 0, 6)
+    assert struct.unpack_from("<I", programs._constants(settings, EnqueueTime.OFF), 24)[0] >= 32
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 1 << 24)), min_size=7, max_size=7))
+def test_a_layouts_offsets_reach_the_kernel_and_gaps_are_marked(optional: list[int | None]) -> None:
+    names = ("nvml_dev", "bus_id", "node", "n_nodes", "local_rank", "local_ranks", "end_magic")
+    layout = CommLayout("build-id", "2.32.3", 1, 2, 3, 4, **dict(zip(names, optional, strict=True)))
+    (record,) = np.frombuffer(programs._layout_record(layout), records.COMM_LAYOUT)
+    assert int(record["known"]) == 1
+    assert [int(record[name]) for name in ("comm_hash", "rank", "nranks", "cuda_dev")] == [1, 2, 3, 4]
+    for name, offset in zip(names, optional, strict=True):
+        assert int(record[name]) == (0xFFFFFFFF if offset is None else offset)
+
+
+def test_no_layout_is_an_unknown_one() -> None:
+    (record,) = np.frombuffer(programs._layout_record(None), records.COMM_LAYOUT)
+    assert int(record["known"]) == 0
+
+
+def test_names_of_operations_and_data_types() -> None:
+    assert (op_name(4), op_name(15), op_name(200)) == ("AllReduce", "unknown", "unknown")
+    assert (data_type_name(9), data_type_name(15), data_type_name(99)) == ("bfloat16", "unknown", "unknown")
