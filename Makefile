@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.stamps
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_TEST := prometheus systemd systemd-container dbus nftables curl procps
-PACKAGES_BENCH := bpftrace python3-bpfcc linux-headers-amd64
+PACKAGES_BENCH := bpftrace python3-bpfcc
 
 include build.mk
 

@@ -73,7 +73,7 @@ class Config:
     comm_lifetime_ns: int = 300_000_000_000
     aggregate_entries: int = 65_536
     communicator_entries: int = 16_384
-    ring_bytes: int = 8 << 20
+    ring_bytes: int = 2 << 20
     log_level: str = "info"
     log_format: str = "logfmt"
     collectors: frozenset[str] = frozenset(collector.name for collector in COLLECTORS if collector.enabled)
@@ -161,7 +161,7 @@ OPTIONS: Final = (
              "room in the kernel for counts by process, communicator, operation, data type and size"),
     _integer("communicator_entries", "--limit.communicators", "limits.communicators", whole_number(64, 1 << 20),
              "16384", "room in the kernel for communicators"),
-    _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "8MiB",
+    _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
           "room in the kernel for events that wait for the agent, a power of two"),
     _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
     _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),

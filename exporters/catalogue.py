@@ -94,7 +94,7 @@ RAIL_SPEED: Final = _gauge(
     "Line rate of the link in bytes per second, one direction; absent if unknown.",
 )
 RAIL_COUNTER: Final = _counter(
-    "rail_counter",
+    "rail_events",
     "rail device port counter severity",
     "Error and congestion events, by the driver's name for the counter.",
 )

@@ -94,7 +94,7 @@ struct {
 /* Communicators coming and going: few, never crowded out by calls, and the reader is woken for each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1024 * 1024);
+	__uint(max_entries, 256 * 1024);
 } lifecycle_events SEC(".maps");
 
 /* Sampled calls under way, by thread; only where there is no session program. */
@@ -396,6 +396,8 @@ static __always_inline int read_call(const struct registers *ctx, __u64 cookie, 
 		if (arguments.failed)
 			return 0;
 	}
+	if (call->op == OP_SIGNAL || call->op == OP_WAIT_SIGNAL)
+		data_type = DATA_TYPE_UNKNOWN; /* they move no elements; ncclInfo holds a filler there */
 	/* Only these have a peer or a root; NCCL leaves 0 there for the others. */
 	if (!((1U << call->op) & 0x36c3))
 		call->peer = NO_PEER;

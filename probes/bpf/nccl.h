@@ -9,6 +9,8 @@
 #include <linux/types.h>
 
 #define OP_COUNT 16
+#define OP_SIGNAL 13
+#define OP_WAIT_SIGNAL 14
 #define OP_UNKNOWN 15
 #define DATA_TYPE_UNKNOWN 15
 #define UNIQUE_ID_BYTES 128

@@ -36,6 +36,7 @@ _log = logging.getLogger("railscope.probes")
 
 _OBJECTS: Final = Path(__file__).resolve().parent.parent / "bpf"
 _ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
+_LIFECYCLE_RING_BYTES: Final = 256 << 10  # as in nccl.bpf.c
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _MOST_LIBRARIES: Final = 256
@@ -59,7 +60,7 @@ class ProgramSettings:
     """Host time is measured for one call in this many; a power of two."""
     only_observed_processes: bool = False
     write_events: bool = True
-    ring_bytes: int = 4 << 20
+    ring_bytes: int = 2 << 20
     aggregate_entries: int = 65536
     communicator_entries: int = 16384
 
@@ -91,7 +92,7 @@ class NcclPrograms:
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
         self.call_events = Ring(loaded.map_fds["call_events"], settings.ring_bytes, records.CALL_EVENT)
-        self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], 1 << 20, records.LIFECYCLE_EVENT)
+        self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
 
     @classmethod
     def load(cls, settings: ProgramSettings) -> NcclPrograms:

@@ -1,0 +1,92 @@
+"""What the agent itself takes beside an idle job: memory, CPU, and how fast it comes and goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.bench.results import Bound, Line, Omission, figure
+from tests.bench.results import Target as Limit
+from tests.bench.target import Built
+from tests.fabric.agent_process import AgentProcess
+from tests.nccl.library import LibraryMissing, nccl_library
+
+PART: Final = "agent"
+_IDLE_SECONDS: Final = 10.0
+_SETTLE_SECONDS: Final = 1.0
+_MAPPER: Final = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('mapped', flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def idle_mapper(library: Path) -> Iterator[int]:
+    """A process that has the library mapped and does nothing; yields its pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAPPER, str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()
+
+
+def measure(_built: Built, rounds: int) -> list[Line]:
+    """Start the agent, let it idle for 10 s and end it, `rounds` times."""
+    try:
+        library = nccl_library()
+    except LibraryMissing as error:
+        return [Omission(PART, "all", str(error))]
+    attached_s: list[float] = []
+    detached_s: list[float] = []
+    resident_mb: list[float] = []
+    cpu_percent: list[float] = []
+    with idle_mapper(library):
+        for _ in range(rounds):
+            start = time.monotonic()
+            with AgentProcess() as agent:
+                agent.until(lambda: _attached(agent, library))
+                attached_s.append(time.monotonic() - start)
+                time.sleep(_SETTLE_SECONDS)
+                pid = agent.process.pid
+                before_s, before = time.monotonic(), _cpu_seconds(pid)
+                time.sleep(_IDLE_SECONDS)
+                cpu_percent.append((_cpu_seconds(pid) - before) / (time.monotonic() - before_s) * 100)
+                resident_mb.append(_resident_bytes(pid) / 1e6)
+                start = time.monotonic()
+                agent.process.send_signal(signal.SIGTERM)
+                agent.process.wait(30)
+                detached_s.append(time.monotonic() - start)
+    return [
+        figure(PART, "resident memory", "MB", resident_mb, target=Limit(Bound.AT_MOST, 60)),
+        figure(PART, "CPU, idle, not scraped", "%", cpu_percent, target=Limit(Bound.AT_MOST, 1)),
+        figure(PART, "start to attached", "s", attached_s, target=Limit(Bound.AT_MOST, 1)),
+        figure(PART, "SIGTERM to exit", "s", detached_s, target=Limit(Bound.AT_MOST, 0.2)),
+    ]
+
+
+def _attached(agent: AgentProcess, library: Path) -> bool:
+    return any(value == 1 for _, value in agent.samples("railscope_probe_attached", library=str(library)))
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of all threads: proc(5), fields 14 and 15 of stat."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

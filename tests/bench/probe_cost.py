@@ -1,0 +1,154 @@
+"""What one probed call costs: railscope's accounting between the empty uprobe below it and bpftrace beside it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from probes import libbpf
+from probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
+from probes.links import AttachKind, Links
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.nccl.records import Stat
+from tests.bench.drain import drained
+from tests.bench.results import Bound, Line, Omission, figure, ratios
+from tests.bench.results import Target as Limit
+from tests.bench.target import BenchError, Built, Target
+
+PART: Final = "probe"
+_CALLS: Final = 60_000
+_UNPROBED_CALLS: Final = 2_000_000
+_BPFTRACE: Final = "uprobe:{library}:ncclAllReduce {{ @c = count(); @s = sum(arg2); @h = hist(arg2); }}"
+
+_UNPROBED, _EMPTY, _FULL, _INFO, _PAIR, _OFF, _PEER = (
+    "unprobed",
+    "empty uprobe",
+    "full accounting, session",
+    "full, through ncclEnqueueCheck",
+    "full accounting, pair",
+    "full accounting, no host time",
+    "bpftrace count+sum+hist",
+)
+_VARIANTS: Final = (_UNPROBED, _EMPTY, _FULL, _INFO, _PAIR, _OFF, _PEER)
+_ACCOUNTING: Final = {
+    _FULL: EnqueueTime.SESSION,
+    _INFO: EnqueueTime.SESSION,
+    _PAIR: EnqueueTime.PAIR,
+    _OFF: EnqueueTime.OFF,
+}
+
+
+@contextmanager
+def empty_probe(built: Built, target: Target) -> Iterator[None]:
+    """Attach the program that does nothing."""
+    loaded = libbpf.load(built.empty_object, attach_types={"empty": BPF_TRACE_UPROBE_MULTI}, map_entries={})
+    links = Links()
+    try:
+        links.attach(AttachKind.MULTI, loaded.program_fds["empty"], str(target.library), target.points().calls)
+        yield
+    finally:
+        links.close()
+        loaded.close()
+
+
+@contextmanager
+def accounting(target: Target, enqueue_time: EnqueueTime | None) -> Iterator[NcclPrograms]:
+    """Attach railscope's programs as the agent does; `enqueue_time` None: the best this kernel has."""
+    settings = ProgramSettings(attach=AttachKind.MULTI, enqueue_time=enqueue_time, sample_every=16)
+    programs = NcclPrograms.load(settings)
+    try:
+        links = programs.attach(str(target.library), target.points(), 0, None)
+        try:
+            yield programs
+        finally:
+            links.close()
+    finally:
+        programs.close()
+
+
+@contextmanager
+def bpftrace(target: Target) -> Iterator[None]:
+    """Run the peer's script beside the target.
+
+    Raises:
+        BenchError: bpftrace is missing or does not run here.
+    """
+    program = shutil.which("bpftrace")
+    if program is None:
+        raise BenchError("bpftrace is not installed ('make packages-bench')")
+    script = _BPFTRACE.format(library=target.library) + ' BEGIN { printf("attached\\n"); }'
+    process = subprocess.Popen(
+        [program, "-B", "none", "-e", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line.strip())
+            if said[-1] == "attached":
+                break
+        else:
+            raise BenchError(f"bpftrace does not run here: {' '.join(said[-2:])}")
+        yield
+    finally:
+        process.terminate()
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+
+
+def measure(built: Built, rounds: int) -> list[Line]:
+    """Alternate between all variants, `rounds` times."""
+    lines: list[Line] = []
+    with ExitStack() as stack:
+        targets = {
+            name: stack.enter_context(Target(built, f"probe{i}", through_info=name == _INFO))
+            for i, name in enumerate(_VARIANTS)
+        }
+        programs: dict[str, NcclPrograms] = {}
+        stack.enter_context(empty_probe(built, targets[_EMPTY]))
+        for name, enqueue_time in _ACCOUNTING.items():
+            try:
+                programs[name] = stack.enter_context(accounting(targets[name], enqueue_time))
+            except libbpf.LoadError as error:
+                lines.append(Omission(PART, name, str(error)))
+                del targets[name]
+        try:
+            stack.enter_context(bpftrace(targets[_PEER]))
+            targets[_PEER].call(1000)
+        except BenchError as error:
+            lines.append(Omission(PART, _PEER, str(error)))
+            del targets[_PEER]
+        samples = _interleaved(targets, programs, rounds)
+        lost = sum(each.stats()[Stat.RING_FULL] for each in programs.values())
+    lines += [figure(PART, name, "ns/call", values) for name, values in samples.items()]
+    if _FULL in samples:
+        over_empty = ratios(samples[_FULL], samples[_EMPTY])
+        lines.append(figure(PART, "full / empty", "×", over_empty, target=Limit(Bound.AT_MOST, 1.4)))
+        over_empty = ratios(samples[_INFO], samples[_EMPTY])
+        lines.append(figure(PART, "full through ncclEnqueueCheck / empty", "×", over_empty))
+        if _PEER in samples:
+            over_peer = ratios(samples[_FULL], samples[_PEER])
+            lines.append(figure(PART, "full / bpftrace", "×", over_peer, target=Limit(Bound.AT_MOST, 0.75)))
+    if _PEER in samples:
+        floor = ratios(samples[_EMPTY], samples[_PEER])
+        lines.append(figure(PART, "empty / bpftrace", "×", floor, note="no accounting can do better"))
+    lines.append(figure(PART, "events lost meanwhile", "events", [lost], target=Limit(Bound.EXACTLY, 0)))
+    return lines
+
+
+def _interleaved(targets: dict[str, Target], programs: dict[str, NcclPrograms], rounds: int) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in targets}
+    for turn in range(-1, rounds):
+        for name, target in targets.items():
+            calls = _UNPROBED_CALLS if name == _UNPROBED else _CALLS
+            with ExitStack() as stack:
+                if name in programs:
+                    stack.enter_context(drained(programs[name]))
+                nanoseconds = target.call(calls)
+            if turn >= 0:  # the first turn warms up
+                samples[name].append(nanoseconds)
+    return samples
