@@ -64,11 +64,22 @@ class Accounting:
         if tgids:
             self._move(lambda kind: kind.tgid in tgids)
 
+    def end_communicators(self, instances: Collection[int]) -> None:
+        """Move the rows of communicators that have ended out of the kernel's map."""
+        if instances:
+            self._move(lambda kind: kind.instance in instances)
+
     def fold(self, instances: Collection[int]) -> list[CallCount]:
         """Take the rows of communicators that nobody can ask about any more, for the caller to keep as totals."""
-        self._move(lambda kind: kind.instance in instances)
-        taken = [kind for kind in self._ended if kind.instance in instances]
-        return [CallCount(kind, *self._ended.pop(kind)) for kind in taken]
+        self.end_communicators(instances)
+        return self._take(lambda kind: kind.instance in instances)
+
+    def fold_process(self, tgid: int) -> list[CallCount]:
+        """Take what is left of a process that ended long ago, calls without a communicator for instance."""
+        return self._take(lambda kind: kind.tgid == tgid)
+
+    def _take(self, chosen: Callable[[CallKind], bool]) -> list[CallCount]:
+        return [CallCount(kind, *self._ended.pop(kind)) for kind in list(self._ended) if chosen(kind)]
 
     def _move(self, chosen: Callable[[CallKind], bool]) -> None:
         for kind, calls, payload_bytes, raw_key in self._live():

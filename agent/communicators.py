@@ -87,6 +87,8 @@ class Communicators:
     def __init__(self, table: Map) -> None:
         self._table = table
         self._known: dict[int, Communicator] = {}
+        self._settled: set[int] = set()
+        """Instances that ended and are no longer in the kernel's table."""
 
     def __iter__(self) -> Iterator[Communicator]:
         return iter(self._known.values())
@@ -144,17 +146,35 @@ class Communicators:
         for key in keys[keys["tgid"] == tgid]:
             self._table.delete(key.tobytes())
 
-    def forget(self, before_ns: int) -> list[Communicator]:
-        """Drop what ended before a moment; returns what was dropped."""
-        old = [known for known in self._known.values() if known.ended_ns is not None and known.ended_ns < before_ns]
-        for known in old:
-            del self._known[known.instance]
-        if old:
-            instances = {known.instance for known in old}
+    def settle(self, before_ns: int) -> set[int]:
+        """Take communicators that ended before a moment out of the kernel's table; returns their instances.
+
+        Jobs that make and destroy communicators all the time would fill the kernel's tables otherwise.
+        """
+        ended = {
+            known.instance
+            for known in self._known.values()
+            if known.ended_ns is not None and known.ended_ns < before_ns and known.instance not in self._settled
+        }
+        if ended:
+            self._settled |= ended
             keys, values = self._table.read()
             for key, value in zip(keys, values, strict=True):
-                if int(value["instance"]) in instances:
+                if int(value["instance"]) in ended:
                     self._table.delete(key.tobytes())
+        return ended
+
+    def forget(self, before_ns: int, most_ended: int) -> list[Communicator]:
+        """Drop what ended before a moment, and the oldest of more than `most_ended`; returns what was dropped."""
+        ended = sorted(
+            (known for known in self._known.values() if known.ended_ns is not None and known.instance in self._settled),
+            key=lambda known: known.ended_ns or 0,
+        )
+        too_many = max(0, len(ended) - most_ended)
+        old = [known for at, known in enumerate(ended) if at < too_many or (known.ended_ns or 0) < before_ns]
+        for known in old:
+            del self._known[known.instance]
+            self._settled.discard(known.instance)
         return old
 
 

@@ -13,12 +13,13 @@ import logging
 import os
 import selectors
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Final
 
 from agent.config import Config
-from agent.observer import Observer
+from agent.observer import MOST_ENDED, Observer
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
 from exporters.web_config import WebConfigFile
@@ -56,8 +57,12 @@ def program_settings(config: Config) -> ProgramSettings:
 class Daemon:
     """The running agent.  `run` returns when `stop` was called."""
 
-    def __init__(self, config: Config, clock: Clock, version: str, *, serve: bool = True) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, version: str, *, serve: bool = True, keep_ended: bool = False
+    ) -> None:
         """Load the programs and bind the server's address.
+
+        `keep_ended`: there is no limit on ended communicators that stay readable.
 
         Raises:
             LoadError: the kernel does not take the programs.
@@ -84,7 +89,8 @@ class Daemon:
         except BaseException:
             self._release()
             raise
-        self.observer = Observer(config, self._programs, clock, version)
+        most_ended = sys.maxsize if keep_ended else MOST_ENDED
+        self.observer = Observer(config, self._programs, clock, version, most_ended=most_ended)
         self.observer.new_process = self._watch_process
 
     def _bind(self) -> MetricsServer:

@@ -37,7 +37,7 @@ from agent.snapshot import (
 from probes.bpf_syscall import KernelRefusal
 from probes.clock import Clock
 from probes.maps import Records
-from probes.namespaces import NamespaceError, network_namespace
+from probes.namespaces import NamespaceError, named_namespaces, network_namespace
 from probes.nccl.abi import Op, data_type_name, op_name
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import Stat
@@ -47,6 +47,10 @@ from probes.processes import ProcessIdentity, cgroup, environ, identity_of
 _log = logging.getLogger("railscope.observer")
 
 _MOST_REPORTED: Final = 3
+_SETTLE_NS: Final = 500_000_000
+"""A destroyed communicator's counts stay in the kernel this long, for a call that was just under way."""
+MOST_ENDED: Final = 2000
+"""Ended communicators that stay readable; older ones only count in the node's totals."""
 _SIZE_BOUNDS: Final = tuple(float(1 << bucket) for bucket in range(40))
 _ENQUEUE_BOUNDS: Final = tuple((1 << (7 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
@@ -59,8 +63,17 @@ def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
 class Observer:
     """Facts in, snapshots out."""
 
-    def __init__(self, config: Config, programs: NcclPrograms | None, clock: Clock, version: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        programs: NcclPrograms | None,
+        clock: Clock,
+        version: str,
+        *,
+        most_ended: int = MOST_ENDED,
+    ) -> None:
         """`programs` None: collectives are not observed (collector off, or another host's recorded sysfs)."""
+        self._most_ended = most_ended
         self._config = config
         self._programs = programs
         self._clock = clock
@@ -228,17 +241,20 @@ class Observer:
     def _forget(self, now_ns: int) -> None:
         """Fold what nobody can ask about any more into the node's totals."""
         before_ns = now_ns - self._config.comm_lifetime_ns
-        forgotten = {known.instance: known for known in self._communicators.forget(before_ns)}
+        self._accounting.end_communicators(self._communicators.settle(now_ns - _SETTLE_NS))
+        old = self._communicators.forget(before_ns, self._most_ended)
+        forgotten = {known.instance: known for known in old}
         if forgotten:
             self._fold(self._accounting.fold(forgotten.keys()), forgotten)
         for tgid, process in list(self._processes.items()):
             if process.ended_ns is not None and process.ended_ns < before_ns:
+                self._fold(self._accounting.fold_process(tgid), {})
                 del self._processes[tgid]
 
     def _fold(self, counts: list[CallCount], forgotten: dict[int, Communicator]) -> None:
         for count in counts:
             kind = count.kind
-            gpu = forgotten[kind.instance].gpu
+            gpu = forgotten[kind.instance].gpu if kind.instance in forgotten else UNKNOWN
             _add_to(self._base[kind.op, kind.data_type, gpu], count)
             _add_to(self._base_sizes[kind.op, kind.size_bucket], count)
         for expected in self._expected_of(counts, forgotten.get):
@@ -386,13 +402,22 @@ class Observer:
         if self._programs is None:
             return ()
         by_instance: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        nameless: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
         for count in counts:
-            _add_to(by_instance[count.kind.instance][count.kind.op], count)
+            if self._communicators.get(count.kind.instance) is not None:
+                _add_to(by_instance[count.kind.instance][count.kind.op], count)
+            else:
+                _add_to(nameless[count.kind.tgid][count.kind.op], count)
+        # What no communicator can be told for (its events were lost, or NCCL was given none) is one entry a process.
+        strangers = [Communicator(-tgid, tgid, 0) for tgid in nameless]
+        by_instance.update({-tgid: ops for tgid, ops in nameless.items()})
+        names = named_namespaces()
         facts = []
-        for communicator in sorted(self._communicators, key=lambda known: known.first_ns):
+        for communicator in sorted([*strangers, *self._communicators], key=lambda known: known.first_ns):
             process = self._processes.get(communicator.tgid)
             ops = by_instance.get(communicator.instance, {})
             namespace = process.namespace if process else None
+            where = "" if namespace is None or namespace.own else names.get(namespace.inode, f"net:[{namespace.inode}]")
             facts.append(
                 CommunicatorFacts(
                     comm=communicator.name,
@@ -403,7 +428,7 @@ class Observer:
                     local_ranks=text(communicator.local_ranks),
                     nccl_version=process.nccl_version if process else UNKNOWN,
                     pid=communicator.tgid,
-                    netns="" if namespace is None or namespace.own else f"net:[{namespace.inode}]",
+                    netns=where,
                     job=process.job.labels() if process else (),
                     identity_source=communicator.source,
                     enqueued=sum(calls for calls, _ in ops.values()),

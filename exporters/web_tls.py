@@ -104,7 +104,12 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     _set_versions_and_ciphers(context, settings)
     if settings.curve:
-        context.set_ecdh_curve(CURVES[settings.curve])
+        try:
+            context.set_ecdh_curve(CURVES[settings.curve])
+        except (ssl.SSLError, ValueError):
+            raise TlsSettingsError(
+                "curve_preferences", f"this host's OpenSSL cannot offer {settings.curve} alone; choose another curve"
+            ) from None
     _load_certificate(context, settings)
     context.verify_mode = settings.client_auth
     if settings.client_auth is not ssl.CERT_NONE:

@@ -94,7 +94,7 @@ struct {
 /* Communicators coming and going: few, never crowded out by calls, and the reader is woken for each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 * 1024);
+	__uint(max_entries, 1024 * 1024);
 } lifecycle_events SEC(".maps");
 
 /* Sampled calls under way, by thread; only where there is no session program. */

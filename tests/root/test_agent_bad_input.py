@@ -19,7 +19,8 @@ pytestmark = pytest.mark.root
 def run(*arguments: str, unprivileged: bool = False) -> subprocess.CompletedProcess[str]:
     command = [str(RAILSCOPE), *arguments]
     if unprivileged:
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", *command]
+        # Still user 0, so that a checkout in a private folder can be read, but with no capability left.
+        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

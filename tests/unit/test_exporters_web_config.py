@@ -223,6 +223,13 @@ def test_every_cipher_of_go_is_known_to_openssl(name: str) -> None:
 @pytest.mark.parametrize("curve", sorted(CURVES))
 def test_one_curve_may_be_chosen(site: Site, pki: Path, curve: str) -> None:
     site.tls(f"  curve_preferences: [{curve}]\n")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve(CURVES[curve])
+    except (ssl.SSLError, ValueError):
+        # Python 3.11 on OpenSSL 3.0 (Debian 12) does not take X25519 here: that is said in one line.
+        with pytest.raises(WebConfigError, match=f"curve_preferences: .*{curve}"):
+            site.serve()
+        return
     assert get(site.serve(), client_context(pki))[0] == 200
 
 
