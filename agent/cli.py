@@ -6,6 +6,7 @@ Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one l
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -105,6 +106,9 @@ def _agent(parsed: Any) -> int:
     from exporters.text import Format, Renderer
     from probes.clock import SystemClock
 
+    # One descriptor a process and library is kept: the shell's soft limit is often 1024.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     clock = SystemClock()
     daemon = Daemon(config, clock, version(), serve=not config.once)
     try:

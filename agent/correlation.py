@@ -221,9 +221,14 @@ class Correlator:
         return tuple(found[port.rail_set, port.device, port.port] for port in ports)
 
     def forget(self, rail_set: str) -> None:
-        """Drop a rail set whose network namespace is gone; its name may then be used for another."""
-        self._directions.pop((rail_set, "transmit"), None)
-        self._directions.pop((rail_set, "receive"), None)
+        """Drop the rails of a rail set whose network namespace was closed.
+
+        What was given out of its totals stays given: they go on rising from there when its name is used again.
+        """
+        for direction in ("transmit", "receive"):
+            old = self._directions.pop((rail_set, direction), None)
+            if old is not None:
+                self._direction(rail_set, direction).taken = old.taken
 
     def _direction(self, rail_set: str, direction: str) -> _Direction:
         key = (rail_set, direction)

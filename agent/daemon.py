@@ -37,6 +37,7 @@ _FAST_DRAIN_NS: Final = 5_000_000
 _DRAIN_NS: Final = 50_000_000
 _IDLE_DRAIN_NS: Final = 250_000_000
 """A ring that was empty is left alone longer: its 2 MiB hold what 100,000 calls a second write in that time."""
+_TROUBLE_SECONDS: Final = 0.2
 _SETTLE_NS: Final = 5_000_000
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
 
@@ -78,6 +79,8 @@ class Daemon:
         self._ended: list[ProcessIdentity] = []
         self._fresh_pids: set[int] = set()
         self._pidfds: dict[int, ProcessIdentity] = {}
+        self._settle_ns: int | None = None
+        self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = 0
         self._mmap_events: MmapEvents | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
@@ -150,36 +153,45 @@ class Daemon:
         _notify_systemd("READY=1\nSTATUS=attached")
 
     def run(self) -> None:
-        """React until `stop` is called."""
-        next_tick_ns = next_drain_ns = self._clock.monotonic_ns()
-        next_scan_ns = next_tick_ns + self._config.scan_interval_ns
-        settle_ns: int | None = None
+        """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end."""
+        self._next_tick_ns = self._next_drain_ns = self._clock.monotonic_ns()
+        self._next_scan_ns = self._next_tick_ns + self._config.scan_interval_ns
         while not self._stopping:
-            now_ns = self._clock.monotonic_ns()
-            deadlines = [next_tick_ns, next_drain_ns, next_scan_ns] + ([settle_ns] if settle_ns else [])
-            for key, _ in self._selector.select(max(0.0, (min(deadlines) - now_ns) / 1e9)):
-                handler: Callable[[], None] = key.data
-                handler()
-            now_ns = self._beat_ns = self._clock.monotonic_ns()
-            if self._fresh_pids and settle_ns is None:
-                settle_ns = now_ns + _SETTLE_NS
-            if settle_ns is not None and now_ns >= settle_ns:
-                pids, self._fresh_pids, settle_ns = self._fresh_pids, set(), None
-                self.observer.look_at(pids)
-            if now_ns >= next_drain_ns:
-                next_drain_ns = now_ns + self._drain()
-            ended, self._ended = self._ended, []
-            for identity in ended:
-                self.observer.process_gone(identity)
-            if now_ns >= next_tick_ns:
-                next_tick_ns = now_ns + _TICK_NS
-                for events in self.observer.tick():
-                    self._unpoll(events)
-            if now_ns >= next_scan_ns:
-                self.observer.scan()
-                spent_ns = self._clock.monotonic_ns() - now_ns
-                # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core.
-                next_scan_ns = now_ns + max(self._config.scan_interval_ns, 100 * spent_ns)
+            try:
+                self._turn()
+            except OSError as error:
+                _log.error("%s", error.strerror or error)
+                self._clock.sleep(_TROUBLE_SECONDS)
+
+    def _turn(self) -> None:
+        """Wait for the next thing to happen, and do it."""
+        deadlines = [self._next_tick_ns, self._next_drain_ns, self._next_scan_ns]
+        if self._settle_ns is not None:
+            deadlines.append(self._settle_ns)
+        for key, _ in self._selector.select(max(0.0, (min(deadlines) - self._clock.monotonic_ns()) / 1e9)):
+            handler: Callable[[], None] = key.data
+            handler()
+        now_ns = self._beat_ns = self._clock.monotonic_ns()
+        ended, self._ended = self._ended, []
+        for identity in ended:
+            self.observer.process_gone(identity)
+        if self._fresh_pids and self._settle_ns is None:
+            self._settle_ns = now_ns + _SETTLE_NS
+        if self._settle_ns is not None and now_ns >= self._settle_ns:
+            pids, self._fresh_pids, self._settle_ns = self._fresh_pids, set(), None
+            self.observer.look_at(pids)
+        if now_ns >= self._next_drain_ns:
+            self._next_drain_ns = now_ns + self._drain()
+        if now_ns >= self._next_tick_ns:
+            self._next_tick_ns = now_ns + _TICK_NS
+            for events in self.observer.tick():
+                self._unpoll(events)
+        if now_ns >= self._next_scan_ns:
+            self._next_scan_ns = now_ns + self._config.scan_interval_ns
+            self.observer.scan()
+            spent_ns = self._clock.monotonic_ns() - now_ns
+            # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core.
+            self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, 100 * spent_ns)
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
@@ -210,8 +222,7 @@ class Daemon:
         os.read(self._wake_read, 4096)
 
     def _take_lifecycle(self) -> None:
-        if self._programs is not None:
-            self.observer.take_lifecycle(self._programs.lifecycle_events.read())
+        self.observer.take_lifecycle()
 
     def _take_mappings(self) -> None:
         if self._mmap_events is not None:
@@ -231,7 +242,11 @@ class Daemon:
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
             self._poll(events)
-        fd = open_pidfd(self._config.procfs, identity)
+        try:
+            fd = open_pidfd(self._config.procfs, identity)
+        except OSError as error:
+            _log.warning("the end of process %d will be seen by scanning only: %s", identity.pid, error)
+            return
         if fd is None:
             self._ended.append(identity)
             return

@@ -93,8 +93,10 @@ class Discovery:
         self._layouts = Layouts.load()
         self._mapped_files = MappedFiles(procfs)
         self._libraries: dict[int, Library] = {}
-        self._by_file: dict[FileKey, int | None] = {}
-        """What each file seen is: a library's number, or None for a file without NCCL."""
+        self._by_file: dict[FileKey, int] = {}
+        """Numbers of the libraries, by file."""
+        self._without: dict[FileKey, ProcessIdentity] = {}
+        """Files without NCCL, each with a process that mapped it: while that lives, the file is no other one."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
 
@@ -106,8 +108,8 @@ class Discovery:
         """Look at every process."""
         errors: list[str] = []
         scan = self._mapped_files.scan()
-        self._by_file = {
-            key: number for key, number in self._by_file.items() if key in scan.files or number is not None
+        self._without = {
+            key: identity for key, identity in self._without.items() if key in scan.processes.get(identity, ())
         }
         for identity, mappings in scan.processes.items():
             self._look(identity, mappings.values(), errors)
@@ -140,13 +142,13 @@ class Discovery:
 
     def _look(self, identity: ProcessIdentity, mappings: Iterable[Mapping], errors: list[str]) -> None:
         for mapping in mappings:
-            if mapping.file in self._by_file and self._by_file[mapping.file] is None:
+            if mapping.file in self._without:
                 continue
             if not self._wanted(identity):
                 return
             try:
                 number = self._by_file.get(mapping.file)
-                library = self._libraries[number] if number is not None else self._open(identity.pid, mapping)
+                library = self._libraries[number] if number is not None else self._open(identity, mapping)
             except MappedFileError as error:
                 if not error.gone:
                     errors.append(str(error))
@@ -159,13 +161,13 @@ class Discovery:
             if library.links is None:
                 self._attach(library, errors)
 
-    def _open(self, pid: int, mapping: Mapping) -> Library | None:
+    def _open(self, identity: ProcessIdentity, mapping: Mapping) -> Library | None:
         """Look into a file; None when there is no NCCL in it.
 
         Raises:
             MappedFileError: it cannot be opened.
         """
-        descriptor = open_mapped_file(self._procfs, pid, mapping)
+        descriptor = open_mapped_file(self._procfs, identity.pid, mapping)
         try:
             library = self._inspect(descriptor, mapping)
         except (ElfError, OSError) as error:
@@ -173,7 +175,10 @@ class Discovery:
             library = None
         if library is None or library.descriptor != descriptor:
             os.close(descriptor)
-        self._by_file[mapping.file] = None if library is None else library.number
+        if library is None:
+            self._without[mapping.file] = identity
+        else:
+            self._by_file[mapping.file] = library.number
         return library
 
     def _inspect(self, descriptor: int, mapping: Mapping) -> Library | None:

@@ -36,13 +36,12 @@ from agent.snapshot import (
 )
 from probes.bpf_syscall import KernelRefusal
 from probes.clock import Clock
-from probes.maps import Records
 from probes.namespaces import NamespaceError, named_namespaces, network_namespace
 from probes.nccl.abi import Op, data_type_name, op_name
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import Stat
 from probes.netdev.events import LinkEvents
-from probes.processes import ProcessIdentity, cgroup, environ, identity_of
+from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive
 
 _log = logging.getLogger("railscope.observer")
 
@@ -87,6 +86,8 @@ class Observer:
         self._base_expected: dict[int, ExpectedBytes] = {}
         self._collective = CollectorResult("collective", True, 0.0)
         self._reported: frozenset[str] = frozenset()
+        self._unmet: set[int] = set()
+        """Processes that showed up in the kernel's tables and were not looked at yet."""
         self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
         """Hears of each new process, and of link events to poll if its namespace is new."""
         self.rails = RailWatch(
@@ -133,6 +134,10 @@ class Observer:
         with self._lock:
             started_ns = self._clock.monotonic_ns()
             self._discovery.scan()
+            # Ends that no descriptor told of: there may have been too many processes to hold one for each.
+            for tgid, process in list(self._processes.items()):
+                if process.ended_ns is None and not is_alive(self._config.procfs, process.identity):
+                    self._end(tgid, started_ns)
             self._collective = CollectorResult(
                 "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
             )
@@ -158,13 +163,25 @@ class Observer:
         with self._lock:
             now_ns = self._clock.monotonic_ns()
             self._discovery.process_gone(identity)
-            self._end(identity.pid, now_ns)
+            process = self._processes.get(identity.pid)
+            if process is not None and process.identity == identity:
+                self._end(identity.pid, now_ns)
 
-    def take_lifecycle(self, events: Records) -> None:
+    def take_lifecycle(self) -> None:
         """Learn of communicators that came or went."""
         with self._lock:
-            for tgid in self._communicators.take(events):
-                self._meet(tgid)
+            self._drain_lifecycle()
+            self._meet_all()
+
+    def _drain_lifecycle(self) -> None:
+        if self._programs is not None:
+            self._unmet |= self._communicators.take(self._programs.lifecycle_events.read())
+
+    def _meet_all(self) -> None:
+        """Look at the processes behind new communicators; only ever on the loop's thread, which watches them."""
+        unmet, self._unmet = self._unmet, set()
+        for tgid in unmet:
+            self._meet(tgid)
 
     def take_link_events(self, events: LinkEvents) -> None:
         with self._lock:
@@ -177,6 +194,7 @@ class Observer:
             counts = self._read_counts()
             closed = self.rails.tick(self._expected(counts))
             if self._programs is not None:
+                self._meet_all()
                 self._forget(now_ns)
             return closed
 
@@ -197,10 +215,13 @@ class Observer:
 
     def _meet(self, tgid: int) -> None:
         """A process showed up in the kernel's tables before discovery came to it."""
-        if tgid not in self._processes:
-            identity = identity_of(self._config.procfs, tgid)
-            if identity is not None and self._wanted(identity):
-                self._add(identity, UNKNOWN)
+        if tgid in self._processes:
+            return
+        identity = identity_of(self._config.procfs, tgid)
+        if identity is None:
+            self._clear(tgid, self._clock.monotonic_ns())
+        elif self._wanted(identity):
+            self._add(identity, UNKNOWN)
 
     def _add(self, identity: ProcessIdentity, nccl_version: str) -> None:
         known = self._processes.get(identity.pid)
@@ -231,12 +252,17 @@ class Observer:
         if process is None or process.ended_ns is not None:
             return
         self._processes[tgid] = replace(process, ended_ns=now_ns)
-        self._communicators.refresh()
-        self._communicators.end_process(tgid, now_ns)
-        self._accounting.end_processes({tgid})
+        self._clear(tgid, now_ns)
         if self._programs is not None and self._programs.settings.only_observed_processes:
             self._programs.forget(tgid)
         self.rails.remove_process(tgid)
+
+    def _clear(self, tgid: int, now_ns: int) -> None:
+        """Take what an ended process did out of the kernel's tables."""
+        self._drain_lifecycle()
+        self._communicators.refresh()
+        self._communicators.end_process(tgid, now_ns)
+        self._accounting.end_processes({tgid})
 
     def _forget(self, now_ns: int) -> None:
         """Fold what nobody can ask about any more into the node's totals."""
@@ -267,8 +293,11 @@ class Observer:
         if self._programs is None:
             return []
         try:
-            self._communicators.refresh()
-            return self._accounting.read()
+            # Counts first: every communicator in them is then known from its events or from the table.
+            counts = self._accounting.read()
+            self._drain_lifecycle()
+            self._unmet |= self._communicators.refresh()
+            return counts
         except KernelRefusal as refusal:
             _log.error("the kernel's counts cannot be read: %s", refusal.strerror)
             self._collective = replace(self._collective, success=False)

@@ -46,7 +46,7 @@ class ServerSettings:
     """Connections served at once; further ones are answered 503, or closed where TLS is on."""
     request_timeout_seconds: float = 10.0
     """For a handshake, for a request to arrive once it began, and for an answer to be taken."""
-    idle_timeout_seconds: float = 120.0
+    idle_timeout_seconds: float = 30.0
     """How long a connection may wait for its next request."""
 
 

@@ -292,12 +292,12 @@ def test_a_rail_that_comes_back_continues_its_total() -> None:
     assert (first.transmit.wire_bytes, second.transmit.wire_bytes) == (200, 100)
 
 
-def test_a_forgotten_rail_set_starts_anew() -> None:
+def test_a_closed_rail_set_gives_nothing_out_twice() -> None:
     correlator = Correlator()
     port = [PortTotals("a", "rail0", "", 0, 0)]
     correlator.update(0, port, [ExpectedBytes("a", WireTotals(100), WireTotals(100))])
     correlator.forget("a")
-    (rail,) = correlator.update(1, port, [ExpectedBytes("a", WireTotals(7), WireTotals(8))])
+    (rail,) = correlator.update(1, port, [ExpectedBytes("a", WireTotals(107), WireTotals(108))])
     assert (rail.transmit.wire_bytes, rail.receive.wire_bytes) == (7, 8)
 
 
