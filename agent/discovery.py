@@ -118,15 +118,13 @@ class Discovery:
             self.process_gone(identity)
         self.errors = tuple(errors)
 
-    def look_at(self, pid: int) -> None:
-        """Look at one process that has just mapped something."""
+    def look_at(self, pid: int) -> list[str]:
+        """Look at one process that has just mapped something; returns what went wrong, one line each."""
         identity = identity_of(self._procfs, pid)
-        if identity is None:
-            return
         errors: list[str] = []
-        self._look(identity, executable_mappings(self._procfs, pid), errors)
-        for error in errors:
-            _log.warning("%s", error)
+        if identity is not None:
+            self._look(identity, executable_mappings(self._procfs, pid), errors)
+        return errors
 
     def process_gone(self, identity: ProcessIdentity) -> None:
         """Forget a mapper; the last one takes the probes with it."""

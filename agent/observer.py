@@ -155,8 +155,8 @@ class Observer:
     def look_at(self, pids: Iterable[int]) -> None:
         """Look at processes that have just mapped something executable."""
         with self._lock:
-            for pid in pids:
-                self._discovery.look_at(pid)
+            errors = [error for pid in pids for error in self._discovery.look_at(pid)]
+            self._report([*self._reported, *errors])
 
     def process_gone(self, identity: ProcessIdentity) -> None:
         """Keep what a process that has ended did, and let go of the rest."""

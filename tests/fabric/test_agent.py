@@ -199,3 +199,20 @@ def test_every_way_of_attaching_counts_the_same(fabric: Fabric, options: tuple[s
     for op, count in reports[0].totals().items():
         both = count.calls + reports[1].totals()[op].calls
         assert seen[op][0] == both, op
+
+
+def test_totals_never_fall_while_communicators_come_and_go(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="mixed", seconds=4, hold=True)) as job:
+        with AgentProcess(*only(job)) as agent:
+            agent.until(lambda: observed(agent) == 2)
+            job.release()
+            highest: dict[tuple[str, ...], float] = {}
+            while job.running():
+                now = {
+                    tuple(labels.values()): value for labels, value in agent.samples("railscope_collective_calls_total")
+                }
+                for key, value in highest.items():
+                    assert now.get(key, 0.0) >= value, key
+                highest.update(now)
+            job.wait(60)
+    assert highest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,6 +138,9 @@ def test_a_rail_that_a_job_uses_and_that_is_switched_off_is_the_problem() -> Non
 
 
 def test_without_rights_the_doctor_says_what_is_missing_and_ends_with_1() -> None:
+    here = Path(__file__).resolve()
+    if closed := [folder for folder in here.parents if not folder.stat().st_mode & stat.S_IXOTH]:
+        pytest.skip(f"{closed[0]} is closed to other users: run the tests from a checkout that others may enter")
     script = (
         "import io, os, sys\n"
         "from agent.config import Config\n"
