@@ -39,9 +39,16 @@ FOUR: Final = frozenset({2, 19, 38, 39})
 """CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
 
 INSTALLED_COMMAND: Final = Path("/opt/railscope/.venv/bin/railscope")
-COMMAND: Final = f"""#!{sys.executable}
+CHECKOUT: Final = Path("/opt/checkout")
+"""Where the container sees this checkout, too: the service has a /tmp of its own, and a checkout may lie there."""
+INTERPRETER: Final = (
+    CHECKOUT / Path(sys.executable).relative_to(REPOSITORY)
+    if Path(sys.executable).is_relative_to(REPOSITORY)
+    else Path(sys.executable)
+)
+COMMAND: Final = f"""#!{INTERPRETER}
 import sys
-sys.path.insert(0, {str(REPOSITORY)!r})
+sys.path.insert(0, {str(CHECKOUT)!r})
 from agent.cli import main
 sys.exit(main())
 """
@@ -132,7 +139,8 @@ def seen(root: Path) -> Seen:
     options = "--quiet --register=no --keep-unit --link-journal=no --private-network --capability=all --console=pipe"
     container = ["systemd-nspawn", *options.split(), "--system-call-filter=bpf perf_event_open"]
     container += [f"--directory={root}", f"--machine={machine}"]
-    container += [f"--bind-ro={REPOSITORY}", f"--bind-ro={sys.base_prefix}"]
+    container += [f"--bind-ro={REPOSITORY}", f"--bind-ro={REPOSITORY}:{CHECKOUT}"]
+    container += [f"--bind-ro={sys.base_prefix}"]
     with control_groups() as join, contextlib.ExitStack() as leftovers:
         own = Path("/run/systemd/nspawn")
         leftovers.callback(shutil.rmtree, own / "propagate" / machine, ignore_errors=True)
