@@ -13,9 +13,6 @@ from typing import NamedTuple
 
 from probes.maps import Map
 
-SIZE_BUCKETS = 40
-"""Payload sizes are told apart up to 2^39 bytes."""
-
 
 class CallKind(NamedTuple):
     """What calls are counted by."""

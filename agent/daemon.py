@@ -262,9 +262,7 @@ class Daemon:
         self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self.observer.take_link_events(events))
 
     def _unpoll(self, events: LinkEvents) -> None:
-        for fd, key in list(self._selector.get_map().items()):
-            if key.fileobj == events.fileno() or fd == events.fileno():
-                self._selector.unregister(fd)
+        self._selector.unregister(events.fileno())
 
 
 def _notify_systemd(state: str) -> None:

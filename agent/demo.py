@@ -129,7 +129,7 @@ class _Demo:
             self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
             job.release()
             next_view = time.monotonic() + _VIEW_SECONDS
-            before: Mapping[int, int] = {}
+            before: Mapping[tuple[int, str], int] = {}
             while job.running():
                 time.sleep(0.05)
                 if time.monotonic() >= next_view and not self._settings.as_json:
@@ -157,11 +157,13 @@ class _Demo:
             time.sleep(0.02)
         raise TestbedError(f"the agent did not find the job's {len(pids)} processes within {_ATTACH_SECONDS:.0f} s")
 
-    def _show(self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[int, int]) -> Mapping[int, int]:
+    def _show(
+        self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[tuple[int, str], int]
+    ) -> Mapping[tuple[int, str], int]:
         """A few lines on what each communicator did and what each rail carried."""
         mine = [facts for facts in snapshot.communicators if facts.pid in pids]
         for facts in mine[:8]:
-            done = facts.enqueued - before.get(id_of(facts), 0)
+            done = facts.enqueued - before.get(_key(facts), 0)
             ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
             self._say(f"  comm {facts.comm} rank {facts.rank}/{facts.nranks}: {done:>7,} ops/s   {ops}")
         for rail in snapshot.rails:
@@ -170,7 +172,7 @@ class _Demo:
                     f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {rail.transmit_bytes / 1e6:,.1f} MB, "
                     f"explained {_ratio(rail.transmit_explained_ratio)}"
                 )
-        return {id_of(facts): facts.enqueued for facts in mine}
+        return {_key(facts): facts.enqueued for facts in mine}
 
     def conclude(self) -> int:
         """Print the comparison; returns the exit status."""
@@ -231,9 +233,9 @@ def _equal(did: RankCount, seen: RankCount) -> bool:
     return did.ops == seen.ops and named.items() <= did.communicators.items()
 
 
-def id_of(facts: CommunicatorFacts) -> int:
+def _key(facts: CommunicatorFacts) -> tuple[int, str]:
     """Tells two communicators of one view apart."""
-    return hash((facts.pid, facts.comm))
+    return facts.pid, facts.comm
 
 
 def _ratio(ratio: float | None) -> str:

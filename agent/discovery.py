@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from agent.snapshot import UNKNOWN, AttachedProbe
 from probes.bpf_syscall import KernelRefusal
@@ -20,6 +20,7 @@ from probes.elf import Elf, ElfError
 from probes.links import Links
 from probes.nccl.layout import CommLayout, Layouts
 from probes.nccl.library import ProbePoints, contains_nccl, probe_points
+from probes.nccl.programs import MOST_LIBRARIES
 from probes.processes import (
     FileKey,
     LibraryKey,
@@ -35,8 +36,6 @@ from probes.processes import (
 )
 
 _log = logging.getLogger("railscope.discovery")
-
-_MOST_LIBRARIES: Final = 256
 
 
 class Attacher(Protocol):
@@ -187,9 +186,9 @@ class Discovery:
             for known in self._libraries.values():
                 if same_library(known.key, key):
                     return known
-            number = next((n for n in range(_MOST_LIBRARIES) if n not in self._libraries), None)
+            number = next((n for n in range(MOST_LIBRARIES) if n not in self._libraries), None)
             if number is None:
-                _log.warning("%s is not observed: %d NCCL libraries are mapped already", mapping.path, _MOST_LIBRARIES)
+                _log.warning("%s is not observed: %d NCCL libraries are mapped already", mapping.path, MOST_LIBRARIES)
                 return None
             points = probe_points(elf, number)
             layout = self._layouts.layout_of(elf)

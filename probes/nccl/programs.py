@@ -39,7 +39,8 @@ _ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
 _LIFECYCLE_RING_BYTES: Final = 1 << 20  # as in nccl.bpf.c
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
-_MOST_LIBRARIES: Final = 256
+MOST_LIBRARIES: Final = 256
+"""Slots of the programs' `layouts` map."""
 
 
 class EnqueueTime(Enum):
@@ -127,7 +128,7 @@ class NcclPrograms:
         Raises:
             KernelRefusal: nothing stays attached.
         """
-        if not 0 <= library < _MOST_LIBRARIES:
+        if not 0 <= library < MOST_LIBRARIES:
             raise ValueError(f"library number {library} is out of range")
         self._layouts.update(struct.pack("<I", library), _layout_record(layout))
         programs = self._loaded.program_fds
