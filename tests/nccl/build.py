@@ -1,6 +1,7 @@
 """Build the CUDA test double and the driver program against the fetched NCCL library.
 
-The outputs lie in .venv/nccl/double/, next to the library, and are built again only when a source, the
+The outputs lie in .venv/nccl/double/, next to the library (those for another version than the usual one in
+double-VERSION/), and are built again only when a source, the
 layout generator or the library is newer.  Needs gcc; `python -m tests.nccl.build` builds by hand.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.nccl.library import REPOSITORY, nccl_library
+from tests.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 
 SOURCES: Final = Path(__file__).resolve().parent / "double"
 SHARED_OBJECT_SOURCES: Final = (
@@ -23,6 +24,8 @@ SHARED_OBJECT_SOURCES: Final = (
     "symbols.c",
     "runtime.c",
     "streams.c",
+    "capture.c",
+    "graph.c",
     "driver_api.c",
     "kernel.c",
     "ring.c",
@@ -33,7 +36,7 @@ SHARED_OBJECT_SOURCES: Final = (
     "ll.c",
     "reduce.c",
 )
-DRIVER_SOURCES: Final = ("driver.c", "operations.c")
+DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "failures.c", "completion.c", "operations.c")
 FLAGS: Final = ("-std=c11", "-D_GNU_SOURCE", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 
 
@@ -51,24 +54,36 @@ class Double:
     """libcuda-double.so: link it, or name it in LD_PRELOAD of a process that loads libnccl."""
     driver: Path
     """The driver program; one process of it is one rank."""
+    cuda_runtime: Path
+    """libcudart.so.12, which ranks map whose job has `events`; the streams and events behind it are the double's."""
+    cuda_driver: Path
+    """libcuda.so.1, which libcudart.so.12 calls."""
 
 
-def build(repository: Path = REPOSITORY, compiler: str = "gcc") -> Double:
-    """Build what is out of date (about 8 s from nothing) and say where everything is.
+def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = NCCL_VERSION) -> Double:
+    """Build what is out of date (about 8 s from nothing) for one version of NCCL and say where everything is.
 
     Raises:
         LibraryMissing: NCCL has not been fetched.
-        BuildError: the compiler or the layout generator failed.
+        BuildError: the compiler or the layout generator failed, or the double does not play this version.
     """
-    nccl = nccl_library(repository=repository)
+    if version not in (NCCL_VERSION, OLDER_NCCL_VERSION):
+        raise BuildError(f"the double plays NCCL {NCCL_VERSION} and {OLDER_NCCL_VERSION}, not {version}")
+    nccl = nccl_library(version, repository)
     if shutil.which(compiler) is None:
         raise BuildError(f"{compiler} is missing: install the packages gcc and libc6-dev")
-    folder = repository / ".venv" / "nccl" / "double"
+    folder = nccl.parents[1] / ("double" if version == NCCL_VERSION else f"double-{version}")
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Path(__file__)
     layout = folder / "layout.h"
     stub = folder / "libnvidia-ml.so.1"
-    double = Double(nccl, folder / "libcuda-double.so", folder / "nccl-driver")
+    double = Double(
+        nccl,
+        shared_object=folder / "libcuda-double.so",
+        driver=folder / "nccl-driver",
+        cuda_runtime=folder / "libcudart.so.12",
+        cuda_driver=folder / "libcuda.so.1",
+    )
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         generator = SOURCES / "make-layout.py"
@@ -79,9 +94,18 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc") -> Double:
         if _stale(stub, [*inputs, recipe]):
             _compile([*common, "-O2", "-shared", "-Wl,-soname,libnvidia-ml.so.1"], inputs, stub, [])
         inputs = [SOURCES / name for name in SHARED_OBJECT_SOURCES]
-        if _stale(double.shared_object, [*inputs, SOURCES / "double.h", layout, stub, recipe]):
+        if _stale(double.shared_object, [*inputs, SOURCES / "double.h", SOURCES / "graph.h", layout, stub, recipe]):
             flags = ["-O3", "-fvisibility=hidden", "-shared", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
             _compile([*common, *flags], inputs, double.shared_object, [f"-L{folder}", "-l:libnvidia-ml.so.1"])
+        for library, source, needed in (
+            (double.cuda_driver, SOURCES / "cuda.c", double.shared_object),
+            (double.cuda_runtime, SOURCES / "cudart.c", double.cuda_driver),
+        ):
+            if _stale(library, [source, needed, recipe]):
+                flags = ["-O2", "-fno-optimize-sibling-calls", "-shared", f"-Wl,-soname,{library.name}"]
+                _compile(
+                    [*common, *flags, "-Wl,-rpath,$ORIGIN"], [source], library, [f"-L{folder}", f"-l:{needed.name}"]
+                )
         inputs = [SOURCES / name for name in DRIVER_SOURCES]
         headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h"]
         if _stale(double.driver, [*inputs, *headers, double.shared_object, recipe]):

@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,6 +57,34 @@ class OperationCount:
 
 
 @dataclass(frozen=True, slots=True)
+class CallResult:
+    """What one of NCCL's functions about errors returned or told."""
+
+    function: str
+    """Its name; "ncclCommGetAsyncError after ncclCommRevoke" is the state that a revoked communicator reached."""
+    result: int
+    """ncclResult_t: 0 success, 5 invalid usage, 6 remote error, 7 in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventCounts:
+    """Calls that one rank made to learn of completion; all zero for a job without `events`."""
+
+    recorded: int
+    """cudaEventRecord: two an operation (or a replay), before it and behind it."""
+    queries: int
+    """cudaEventQuery."""
+    not_ready: int
+    """How many of the queries said cudaErrorNotReady."""
+    event_synchronizes: int
+    """cudaEventSynchronize."""
+    stream_synchronizes: int
+    """cudaStreamSynchronize, apart from those that a pattern makes of itself."""
+    stream_waits: int
+    """cudaStreamWaitEvent: one an operation (or a replay)."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What one rank did."""
 
@@ -71,22 +99,39 @@ class RankReport:
     seconds: float
     """Time from the start signal to the last result."""
     operations: tuple[OperationCount, ...]
+    """Calls of NCCL's API; of a captured graph, those that were captured."""
+    replayed: tuple[OperationCount, ...]
+    """Operations that replays of a graph ran, without a call of NCCL's API."""
+    results: tuple[CallResult, ...]
+    """In the order of the calls; only patterns in which a peer is missing have any."""
+    events: EventCounts
 
     def count(self, operation: str) -> OperationCount:
         """The calls of one operation; zero calls when it never ran."""
-        for entry in self.operations:
-            if entry.operation == operation:
-                return entry
-        return OperationCount(operation, 0, 0)
+        return _count(self.operations, operation)
+
+    def replays(self, operation: str) -> OperationCount:
+        """The replays of one operation; zero when none was captured."""
+        return _count(self.replayed, operation)
+
+
+def _count(counts: Iterable[OperationCount], operation: str) -> OperationCount:
+    for entry in counts:
+        if entry.operation == operation:
+            return entry
+    return OperationCount(operation, 0, 0)
 
 
 def read_report(path: Path) -> RankReport:
     """Read the JSON that the driver program left."""
     facts = json.loads(path.read_text())
-    operations = tuple(
-        OperationCount(name, entry["calls"], entry["payload_bytes"]) for name, entry in facts.pop("operations").items()
+    operations, replayed = (
+        tuple(OperationCount(name, entry["calls"], entry["payload_bytes"]) for name, entry in facts.pop(key).items())
+        for key in ("operations", "replayed")
     )
-    return RankReport(operations=operations, **facts)
+    results = tuple(CallResult(function, result) for function, result in facts.pop("results"))
+    events = EventCounts(**facts.pop("events"))
+    return RankReport(operations=operations, replayed=replayed, results=results, events=events, **facts)
 
 
 class Job:
@@ -107,6 +152,8 @@ class Job:
         ranks_per_host: int = 1,
         pace_us: int = 0,
         hold: bool = False,
+        events: str | None = None,
+        event_poll_us: int = 100,
         environment: Mapping[str, str | None] | None = None,
     ) -> None:
         """Describe a job; nothing runs before the `with` block is entered.
@@ -115,11 +162,19 @@ class Job:
             folder: where ids, reports and the ranks' output go; empty, owned by the caller.
             pattern: one of the driver's: allreduce, allgather, reducescatter, broadcast, reduce, alltoall,
                 sendrecv, everything (each with every type and reduction), mixed (all in turn), grouped,
-                split (a communicator for even and one for odd ranks), abandoned (rank 0 never comes, the
-                communicator is aborted).
+                split (a communicator for even and one for odd ranks), graph (an AllReduce and an AllGather
+                captured once and replayed `iterations` times), graph-and-live (an AllReduce outside the graph
+                after each replay), graph-of-group (48 AllReduces of one group captured), abandoned (rank 0
+                never comes, the communicator is aborted), revoked (the same, revoked and destroyed), bereaved
+                (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke before the abort).
             iterations: calls of each operation on each communicator.
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.
+            events: None, or how the ranks learn that an operation is over, through a libcudart.so.12 that they
+                map: query (ask an event until it has happened), synchronize (wait for the event), stream (wait
+                for the stream), watchdog (go on; a thread asks the events).  For the single operations,
+                everything, mixed and the graphs.
+            event_poll_us: pause between two queries of an event.
             hold: keep the ranks alive after their last operation until `release`.
             environment: overrides of ENVIRONMENT; None takes a variable away.
         """
@@ -131,10 +186,12 @@ class Job:
         self._arguments = [
             *("--pattern", pattern, "--iterations", str(iterations), "--bytes", str(size_bytes)),
             *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
-            *("--pace-us", str(pace_us)),
+            *("--pace-us", str(pace_us), "--event-poll-us", str(event_poll_us)),
+            *(("--events", events) if events else ()),
         ]
         self._environment: dict[str, str | None] = {**ENVIRONMENT, **(environment or {})}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._killed: set[int] = set()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -177,13 +234,27 @@ class Job:
         """Let the ranks call their first collective."""
         (self._folder / "start").touch()
 
+    def under_way(self, timeout_s: float = 60) -> None:
+        """Wait until every rank of a bereaved pattern has verified its first AllReduce.
+
+        Raises:
+            JobError: a rank ended, or took too long.
+        """
+        files = [self._folder / f"progress.{rank}" for rank in range(len(self._processes))]
+        self._await(lambda: all(file.exists() for file in files), timeout_s, "get under way")
+
+    def kill(self, rank: int) -> None:
+        """Let a rank die by SIGKILL: it reports nothing, and its end is no failure of the job."""
+        self._killed.add(rank)
+        self._processes[rank].kill()
+
     def finished(self, timeout_s: float = 60) -> list[RankReport]:
-        """Wait until every rank has made its last call and reported; with `hold` the ranks live on.
+        """Wait until every rank (but the killed ones) has made its last call and reported; with `hold` they live on.
 
         Raises:
             JobError: a rank ended badly, or took too long.
         """
-        files = [self._folder / f"report.{rank}" for rank in range(len(self._processes))]
+        files = [self._folder / f"report.{r}" for r in range(len(self._processes)) if r not in self._killed]
         self._await(lambda: all(file.exists() for file in files), timeout_s, "finish")
         return [read_report(file) for file in files]
 
@@ -216,7 +287,7 @@ class Job:
             str(self._double.driver),
             *("--rank", str(rank), "--ranks", str(ranks), "--id", str(self._folder / "id")),
             *("--report", str(self._folder / f"report.{rank}"), "--ready-file", str(self._folder / f"ready.{rank}")),
-            *("--start-file", str(self._folder / "start")),
+            *("--start-file", str(self._folder / "start"), "--progress-file", str(self._folder / f"progress.{rank}")),
             *(("--hold-file", str(self._folder / "hold")) if self._hold else ()),
             *self._arguments,
         ]
@@ -242,7 +313,11 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while True:
             finished = done()  # before the exit statuses: a rank reports, then leaves
-            failed = [rank for rank, process in enumerate(self._processes) if process.poll() not in (None, 0)]
+            failed = [
+                rank
+                for rank, process in enumerate(self._processes)
+                if rank not in self._killed and process.poll() not in (None, 0)
+            ]
             if failed:
                 said = "\n".join(f"rank {rank}: {self.output(rank).strip()}" for rank in failed)
                 raise JobError(f"ranks {failed} failed:\n{said}")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 NCCL_VERSION: Final = "2.32.3"
+OLDER_NCCL_VERSION: Final = "2.28.9"
+"""The other one that the double plays; several of its structures have other layouts."""
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 

@@ -6,7 +6,9 @@ The library is the real one from PyPI and the network is the kernel's; only the 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +16,29 @@ from pathlib import Path
 import pytest
 
 from testbed.hosts import Fabric
-from tests.nccl.build import SOURCES, Double
-from tests.nccl.job import Job, JobError
-from tests.nccl.library import LibraryMissing, nccl_library
+from tests.nccl.build import SOURCES, BuildError, Double, build
+from tests.nccl.job import CallResult, Job, JobError
+from tests.nccl.library import OLDER_NCCL_VERSION, LibraryMissing, nccl_library
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
+REMOTE_ERROR = 6  # ncclRemoteError
+ENDLESS = 1_000_000  # iterations: more than a job makes before it is ended
+
 FETCH = Path(__file__).with_name("fetch-wheels")
+
+
+def runs(pid: int, program: Path) -> bool:
+    """Whether this process runs this file, whatever its path is in the mount namespace of the process."""
+    try:
+        return Path(f"/proc/{pid}/exe").samefile(program)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def older_double() -> Double:
+    return build(version=OLDER_NCCL_VERSION)
 
 
 def test_every_operation_type_and_reduction_is_right_on_two_hosts(
@@ -137,6 +155,170 @@ def test_a_kernel_whose_peer_never_comes_ends_when_the_communicator_is_aborted(
     assert [report.count("AllReduce").calls for report in reports] == [0, 1]
 
 
+def test_a_revoked_communicator_is_quiet_and_can_be_destroyed(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="revoked") as job:
+        reports = job.run()
+    assert [report.results for report in reports] == [
+        (
+            CallResult("ncclCommGetAsyncError", 0),
+            CallResult("ncclCommRevoke", 0),
+            CallResult("ncclCommGetAsyncError after ncclCommRevoke", 0),
+            CallResult("ncclCommDestroy", 0),
+        )
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "afterwards"),
+    [
+        ("bereaved", ()),
+        (
+            "bereaved-revoke",
+            (
+                CallResult("ncclCommRevoke", 0),
+                CallResult("ncclCommGetAsyncError after ncclCommRevoke", REMOTE_ERROR),
+            ),
+        ),
+    ],
+)
+def test_when_a_rank_dies_the_survivor_learns_it_and_aborts(
+    two_hosts: Fabric, tmp_path: Path, double: Double, pattern: str, afterwards: tuple[CallResult, ...]
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern=pattern, iterations=ENDLESS, size_bytes=4096) as job:
+        job.start()
+        job.under_way()
+        job.kill(1)
+        (survivor,) = job.wait()
+    assert survivor.verified
+    assert survivor.results == (
+        CallResult("ncclCommGetAsyncError", REMOTE_ERROR),
+        *afterwards,
+        CallResult("ncclCommAbort", 0),
+    )
+
+
+def test_a_captured_graph_is_enqueued_once_and_replayed_often(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    replays, size_bytes = 20, 1 << 20
+    before = sum(two_hosts.counters(0, rail).transmit_bytes for rail in range(2))
+    with Job(
+        two_hosts, tmp_path, double, pattern="graph", iterations=replays, size_bytes=size_bytes,
+        environment={"CUDA_DOUBLE_LOG": "1"},
+    ) as job:  # fmt: skip
+        reports = job.run()
+        said = job.output(0)
+    sent = sum(two_hosts.counters(0, rail).transmit_bytes for rail in range(2)) - before
+    assert [report.verified for report in reports] == [True, True]
+    for report in reports:
+        assert [(entry.operation, entry.calls) for entry in report.operations] == [("AllReduce", 1), ("AllGather", 1)]
+        assert report.replays("AllReduce").calls == report.replays("AllGather").calls == replays
+        assert report.replays("AllGather").payload_bytes == replays * size_bytes
+    # NCCL's host function, which hands each plan to its proxy, is a node of the graph before each kernel.
+    steps = re.findall(r"graph 1, node \d+: (host function|kernel) (\w+)", said)
+    assert [name for _, name in steps] == [
+        "_ZL22hostStreamPlanCallbackPv",
+        "ncclDevKernel_AllReduce_f32_RING",
+        "_ZL22hostStreamPlanCallbackPv",
+        "ncclDevKernel_AllGather_RING",
+    ]
+    # of two ranks each sends the payload once in an AllReduce and its own part in an AllGather, at every replay
+    assert 2 * replays * size_bytes < sent < 1.1 * 2 * replays * size_bytes
+
+
+def test_live_calls_between_replays_of_a_graph_are_right(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(
+        two_hosts, tmp_path, double, pattern="graph-and-live", iterations=50, size_bytes=50_000, communicators=2
+    ) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True, True]
+    assert reports[0].count("AllReduce").calls == 2 * (1 + 50)
+    assert reports[0].replays("AllReduce").calls == 2 * 50
+
+
+def test_a_captured_group_too_large_for_a_kernels_arguments_is_right(
+    two_hosts: Fabric, tmp_path: Path, double: Double
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="graph-of-group", iterations=5, size_bytes=5_000) as job:
+        reports = job.run()
+    assert [report.verified for report in reports] == [True, True]
+    assert reports[0].replays("AllReduce").calls == 5 * reports[0].count("AllReduce").calls == 5 * 48
+
+
+@pytest.mark.parametrize("events", ["query", "synchronize", "stream", "watchdog"])
+def test_a_job_learns_of_completion_through_a_cuda_runtime_that_it_maps(
+    two_hosts: Fabric, tmp_path: Path, double: Double, events: str
+) -> None:
+    with Job(
+        two_hosts, tmp_path, double, pattern="mixed", iterations=20, size_bytes=100_000, events=events, hold=True
+    ) as job:
+        pids = job.ready()
+        mapped = Path(f"/proc/{pids[0]}/maps").read_text()
+        job.release()
+        job.start()
+        reports = job.wait()
+    assert str(double.cuda_runtime) in mapped
+    assert str(double.cuda_driver) in mapped
+    assert [report.verified for report in reports] == [True, True]
+    calls = 7 * 20
+    for report in reports:
+        seen = report.events
+        assert (seen.recorded, seen.stream_waits) == (2 * calls, calls)
+        assert seen.event_synchronizes == (calls if events == "synchronize" else 0)
+        assert seen.stream_synchronizes == (calls if events == "stream" else 0)
+        assert seen.queries - seen.not_ready == (calls if events in ("query", "watchdog") else 0)
+
+
+def test_a_job_without_events_maps_no_cuda_runtime(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    with Job(two_hosts, tmp_path, double) as job:
+        pids = job.ready()
+        mapped = Path(f"/proc/{pids[0]}/maps").read_text()
+        reports = job.run()
+    assert "libcudart" not in mapped
+    assert reports[0].events.recorded == 0
+
+
+def test_twenty_thousand_operations_of_all_kinds_are_counted(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
+    rounds = 2_858
+    with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=rounds, size_bytes=1024) as job:
+        reports = job.run()
+    for report in reports:
+        assert report.verified
+        calls = {entry.operation: entry.calls for entry in report.operations}
+        assert calls.pop("Send") == calls.pop("Recv") == 2 * rounds
+        assert list(calls.values()) == [rounds] * 6
+        assert all(entry.payload_bytes == entry.calls * 1024 for entry in report.operations)
+
+
+def test_an_older_nccl_is_played_as_well(two_hosts: Fabric, tmp_path: Path, older_double: Double) -> None:
+    with Job(two_hosts, tmp_path, older_double, pattern="everything", iterations=2, size_bytes=20_000) as job:
+        reports = job.run()
+    assert [(report.verified, report.nccl_version) for report in reports] == [(True, 22809)] * 2
+    assert reports[0].count("AllReduce").calls == 7 * 5 * 2
+
+
+def test_an_older_nccl_replays_graphs_and_reports_a_dead_peer(
+    two_hosts: Fabric, tmp_path: Path, older_double: Double
+) -> None:
+    for name in ("graph", "dead"):
+        (tmp_path / name).mkdir()
+    with Job(two_hosts, tmp_path / "graph", older_double, pattern="graph", iterations=10) as job:
+        assert [report.verified for report in job.run()] == [True, True]
+    with Job(two_hosts, tmp_path / "dead", older_double, pattern="bereaved", iterations=ENDLESS) as job:
+        job.start()
+        job.under_way()
+        job.kill(0)
+        (survivor,) = job.wait()
+    assert survivor.results == (CallResult("ncclCommGetAsyncError", REMOTE_ERROR), CallResult("ncclCommAbort", 0))
+
+
+def test_a_version_that_the_double_does_not_play_is_refused() -> None:
+    with pytest.raises(BuildError, match=r"plays NCCL 2\.32\.3 and 2\.28\.9, not 2\.27\.7"):
+        build(version="2.27.7")
+
+
 def test_the_bytes_of_a_ring_cross_both_rails(two_hosts: Fabric, tmp_path: Path, double: Double) -> None:
     payload_bytes = 32 * (1 << 20)
     before = [two_hosts.counters(0, rail).transmit_bytes for rail in range(2)]
@@ -155,10 +337,10 @@ def test_ranks_wait_for_the_start_signal_and_stay_while_held(two_hosts: Fabric, 
         assert not list(tmp_path.glob("report.*"))
         job.start()
         assert [report.pid for report in job.finished()] == list(pids)
-        assert all(Path(f"/proc/{pid}/exe").resolve() == double.driver for pid in pids)
+        assert all(runs(pid, double.driver) for pid in pids)
         job.release()
         job.wait()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(runs(pid, double.driver) for pid in pids)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +358,26 @@ def test_what_the_double_cannot_play_aborts_by_name(
         pytest.raises(JobError, match=f"cuda-double.*unsupported.*{named}"),
     ):
         job.run()
+
+
+def test_a_graph_launched_into_a_capture_aborts_by_name(double: Double) -> None:
+    program = """
+import ctypes, sys
+cuda = ctypes.CDLL(sys.argv[1])
+stream, event, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+cuda.cudaStreamCreate(ctypes.byref(stream))
+cuda.cudaEventCreate(ctypes.byref(event))
+cuda.cudaStreamBeginCapture(stream, 0)
+cuda.cudaEventRecord(event, stream)
+print(cuda.cudaEventQuery(event), cuda.cudaStreamSynchronize(stream), flush=True)
+cuda.cudaStreamEndCapture(stream, ctypes.byref(graph))
+cuda.cudaStreamBeginCapture(stream, 0)
+cuda.cudaGraphLaunch(graph, stream)
+"""
+    done = subprocess.run([sys.executable, "-c", program, double.cuda_runtime], capture_output=True, text=True)
+    assert done.stdout == "907 900\n"  # cudaErrorCapturedEvent, cudaErrorStreamCaptureUnsupported
+    assert done.returncode == -signal.SIGABRT
+    assert "unsupported cudaGraphLaunch into a stream that is being captured" in done.stderr
 
 
 def test_a_library_without_nccls_structures_is_refused(tmp_path: Path, double: Double) -> None:

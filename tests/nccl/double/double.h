@@ -9,6 +9,8 @@
  *   symbols.c  names and addresses in libnccl's .symtab
  *   runtime.c  the runtime's functions: memory, devices, pointers
  *   streams.c  streams, events, what waits for what
+ *   capture.c  capturing a stream's work in a graph
+ *   graph.c    a captured graph's life: replays and what it takes care of
  *   driver_api.c  the few driver functions that NCCL asks for by name
  *   kernel.c   takes a launch apart and runs its channels
  *   ring.c     the chunk order of NCCL's ring collectives
@@ -61,18 +63,81 @@ struct replacement {
 };
 extern const struct replacement runtime_replacements[]; /* runtime.c; ends with an empty one */
 extern const struct replacement stream_replacements[];  /* streams.c */
+extern const struct replacement capture_replacements[]; /* capture.c */
+extern const struct replacement graph_replacements[];   /* graph.c */
 extern const struct replacement driver_replacements[];  /* driver_api.c: by cudaGetDriverEntryPoint */
 
-enum { CUDA_SUCCESS = 0, CUDA_INVALID_VALUE = 1, CUDA_NOT_READY = 600, CUDA_NOT_SUPPORTED = 801 };
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_INVALID_VALUE = 1,
+    CUDA_NOT_READY = 600,
+    CUDA_NOT_SUPPORTED = 801,
+    CUDA_CAPTURE_UNSUPPORTED = 900,
+    CUDA_CAPTURE_ISOLATION = 905,
+    CUDA_CAPTURED_EVENT = 907
+};
 
 /* ---- streams (streams.c) ---- */
 
 struct stream;
+struct event;
 struct kernel;
+struct capture;
+
+enum task_kind { TASK_COPY, TASK_FILL, TASK_CALL, TASK_KERNEL, TASK_RECORD, TASK_WAIT };
+
+/* One piece of work in a stream's queue, or in a graph. */
+struct task {
+    struct task *next;
+    enum task_kind kind;
+    void *to; /* TASK_CALL: the argument */
+    const void *from;
+    int value;
+    size_t size_bytes;
+    void (*function)(void *);
+    struct kernel *kernel;
+    struct event *event;
+    uint64_t record;
+};
+
+/* Perform the task after everything that the stream already holds, or add it to the graph being captured. */
+void stream_submit(struct stream *stream, struct task task);
+/* What the stream, or the event's latest record, captures. */
+struct capture *stream_capture(struct stream *stream);
+struct capture *event_capture(struct event *event);
+/* The event's record, and the wait for its latest one, as tasks of the stream. */
+int event_record(struct event *event, struct stream *stream);
+int event_wait(struct stream *stream, struct event *event);
+/* One more who needs the event, and one less. */
+struct event *event_keep(struct event *event);
+void event_drop(struct event *event);
 /* Run function(argument) after everything that the stream already holds. */
 void stream_call(struct stream *stream, void (*function)(void *), void *argument);
 /* Play the kernel on the stream's thread; the stream owns it from now on. */
 void stream_launch(struct stream *stream, struct kernel *kernel);
+
+/* ---- captures (capture.c) ---- */
+
+struct graph;
+struct node;
+
+/* A place in a graph that is being captured: where a stream, or the record of an event, has got to. */
+struct capture {
+    struct graph *graph; /* NULL: nothing is captured here */
+    uint64_t id;         /* of the graph: its address may come again */
+    struct node **frontier;
+    size_t frontier_count;
+    struct capture *next; /* streams only: others of the same graph */
+};
+/* Add the task to the graph that the stream captures; false when it captures none. */
+bool capture_task(struct capture *stream, const struct task *task);
+/* The event's latest record stands where the stream stands; a stream that captures nothing clears it. */
+void capture_record(struct capture *event, const struct capture *stream);
+/* The stream waits for the event, whose latest record was captured: it joins that capture. */
+int capture_wait(struct capture *stream, const struct capture *event);
+bool capture_active(struct capture *stream);
+void capture_leave_stream(struct capture *stream);
+void capture_leave_event(struct capture *event);
 
 /* ---- kernels (kernel.c) ---- */
 
@@ -81,6 +146,9 @@ struct kernel *kernel_new(const char *mangled, const void *arguments, size_t siz
 /* Play it until its last channel is done, or until the communicator's abort flag is up. */
 void kernel_run(struct kernel *kernel);
 void kernel_free(struct kernel *kernel);
+const char *kernel_name(const struct kernel *kernel);
+/* The same launch once more, from its beginning. */
+struct kernel *kernel_again(const struct kernel *kernel);
 
 /* ---- arithmetic (reduce.c) ---- */
 

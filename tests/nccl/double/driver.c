@@ -13,27 +13,23 @@
 
 #include "driver.h"
 
-enum { COMMS_MAX = 8, WAIT_NS = 2000000 };
+enum { WAIT_NS = 2000000 };
 
-static struct {
-    int rank, ranks, iterations, communicators, pace_us;
-    size_t bytes;
-    const char *id, *report, *ready, *start, *hold, *pattern, *type, *op;
-} options = {
+struct options options = {
     .rank = -1,
     .iterations = 1,
     .communicators = 1,
+    .event_poll_us = 100,
     .bytes = 1 << 20,
     .pattern = "allreduce",
     .type = "f32",
     .op = "sum",
 };
 
-int (*stream_create)(cudaStream_t *stream);
-int (*stream_synchronize)(cudaStream_t stream);
+struct job jobs[COMMS_MAX];
+struct tally replayed[COUNTED];
+bool verified = true;
 static struct tally tallies[COUNTED];
-static struct job jobs[COMMS_MAX];
-static bool verified = true;
 
 void die(const char *format, ...) {
     va_list arguments;
@@ -50,9 +46,14 @@ void check(ncclResult_t result, const char *what) {
         die("%s: %s (%s)", what, ncclGetErrorString(result), ncclGetLastError(NULL));
 }
 
+void check_cuda(int result, const char *what) {
+    if (result != CUDA_SUCCESS)
+        die("%s returns %d", what, result);
+}
+
 /* ---- files ---- */
 
-static void pause_ns(long nanoseconds) {
+void pause_ns(long nanoseconds) {
     nanosleep(&(struct timespec){nanoseconds / 1000000000, nanoseconds % 1000000000}, NULL);
 }
 
@@ -61,8 +62,7 @@ static void await_file(const char *path) {
         pause_ns(WAIT_NS);
 }
 
-/* Written under another name first: a reader sees all of it or nothing. */
-static void write_file(const char *path, const void *bytes, size_t size) {
+void write_file(const char *path, const void *bytes, size_t size) {
     char partial[4096];
     snprintf(partial, sizeof partial, "%s.partial.%d", path, getpid());
     FILE *file = fopen(partial, "w");
@@ -89,7 +89,7 @@ static ncclUniqueId shared_id(int which) {
 
 /* ---- jobs ---- */
 
-static int index_of(const char *name, const char *const *names, int count, const char *what) {
+int index_of(const char *name, const char *const *names, int count, const char *what) {
     for (int i = 0; i < count; i++)
         if (strcmp(names[i], name) == 0)
             return i;
@@ -100,156 +100,10 @@ static void open_communicators(void) {
     for (int i = 0; i < options.communicators; i++) {
         struct job *job = &jobs[i];
         check(ncclCommInitRank(&job->comm, options.ranks, shared_id(i), options.rank), "ncclCommInitRank");
-        if (stream_create(&job->stream) != 0)
-            die("cannot create a stream");
+        check_cuda(cuda.stream_create(&job->stream), "cudaStreamCreate");
         job->rank = options.rank;
         job->ranks = options.ranks;
         job->tallies = tallies;
-    }
-}
-
-static void give_buffers(struct job *job, const struct request *request) {
-    free(job->send);
-    free(job->receive);
-    size_t size = buffer_bytes(request, options.ranks) + 4096;
-    if (posix_memalign((void **)&job->send, 4096, size) != 0 || posix_memalign((void **)&job->receive, 4096, size) != 0)
-        die("out of memory");
-}
-
-static void finish(struct job *job) {
-    if (stream_synchronize(job->stream) != 0)
-        die("cannot synchronise");
-}
-
-/* The same operation over and over; the first and the last are verified. */
-static void repeat(const struct request *request) {
-    for (int i = 0; i < options.communicators; i++)
-        give_buffers(&jobs[i], request);
-    for (int iteration = 0; iteration < options.iterations; iteration++) {
-        bool checked = iteration == 0 || iteration == options.iterations - 1;
-        for (int i = 0; checked && i < options.communicators; i++)
-            fill(&jobs[i], request);
-        for (int i = 0; i < options.communicators; i++)
-            call(&jobs[i], request);
-        for (int i = 0; i < options.communicators; i++)
-            finish(&jobs[i]);
-        for (int i = 0; checked && i < options.communicators; i++)
-            verified &= verify(&jobs[i], request);
-        if (options.pace_us > 0)
-            pause_ns(options.pace_us * 1000l);
-    }
-}
-
-static struct request request_of(enum operation operation, int type, int op) {
-    struct request request = {operation, type, op, options.ranks - 1, options.bytes / type_bytes(type)};
-    return request;
-}
-
-/* Every operation with every type, and every reduction where one applies. */
-static void everything(void) {
-    static const int types[] = {NCCL_F32, NCCL_F16, NCCL_BF16, NCCL_I32, NCCL_F64, NCCL_U8, NCCL_I64};
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
-        for (int operation = 0; operation < OPERATIONS; operation++) {
-            bool reduces = operation == ALLREDUCE || operation == REDUCESCATTER || operation == REDUCE;
-            for (int op = NCCL_SUM; op <= (reduces ? NCCL_AVG : NCCL_SUM); op++) {
-                struct request request = request_of((enum operation)operation, types[t], op);
-                repeat(&request);
-            }
-        }
-}
-
-/* All operations in turn, as a training step would have them. */
-static void mixed(int type) {
-    for (int operation = 0; operation < OPERATIONS; operation++) {
-        struct request request = request_of((enum operation)operation, type, NCCL_SUM);
-        repeat(&request);
-    }
-}
-
-/* Several collectives of different sizes in one group: they become one launch. */
-static void grouped(int type) {
-    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
-    enum { PARTS = 4 };
-    struct job parts[PARTS];
-    struct request requests[PARTS];
-    for (int iteration = 0; iteration < options.iterations; iteration++) {
-        for (int i = 0; i < PARTS; i++) {
-            requests[i] = request;
-            requests[i].count = request.count >> i;
-            parts[i] = jobs[0];
-            parts[i].send = parts[i].receive = NULL;
-            give_buffers(&parts[i], &requests[i]);
-            fill(&parts[i], &requests[i]);
-        }
-        check(ncclGroupStart(), "ncclGroupStart");
-        for (int i = 0; i < PARTS; i++)
-            call(&parts[i], &requests[i]);
-        check(ncclGroupEnd(), "ncclGroupEnd");
-        finish(&jobs[0]);
-        for (int i = 0; i < PARTS; i++) {
-            verified &= verify(&parts[i], &requests[i]);
-            free(parts[i].send);
-            free(parts[i].receive);
-        }
-    }
-}
-
-/* Even and odd ranks apart, each half with a communicator split off. */
-static void split(int type) {
-    struct job half = jobs[0];
-    half.send = half.receive = NULL;
-    check(ncclCommSplit(jobs[0].comm, options.rank % 2, options.rank, &half.comm, NULL), "ncclCommSplit");
-    check(ncclCommCount(half.comm, &half.ranks), "ncclCommCount");
-    check(ncclCommUserRank(half.comm, &half.rank), "ncclCommUserRank");
-    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
-    for (int iteration = 0; iteration < options.iterations; iteration++) {
-        give_buffers(&half, &request);
-        fill(&half, &request);
-        call(&half, &request);
-        finish(&half);
-        verified &= verify(&half, &request);
-    }
-    free(half.send);
-    free(half.receive);
-    check(ncclCommDestroy(half.comm), "ncclCommDestroy");
-}
-
-/* Rank 0 never comes: the others wait in their kernel until the communicator is aborted. */
-static void abandoned(int type) {
-    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
-    give_buffers(&jobs[0], &request);
-    fill(&jobs[0], &request);
-    if (options.rank != 0)
-        call(&jobs[0], &request);
-    pause_ns(300000000);
-    check(ncclCommAbort(jobs[0].comm), "ncclCommAbort");
-    finish(&jobs[0]);
-    jobs[0].comm = NULL;
-}
-
-static void run_pattern(void) {
-    static const char *const types[] = {"i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16"};
-    static const char *const ops[] = {"sum", "prod", "max", "min", "avg"};
-    static const char *const patterns[] = {"allreduce", "allgather", "reducescatter", "broadcast",
-                                           "reduce",    "alltoall",  "sendrecv",      "everything",
-                                           "mixed",     "grouped",   "split",         "abandoned"};
-    int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
-    int pattern = index_of(options.pattern, patterns, 12, "pattern");
-    struct request request;
-    switch (pattern) {
-    case 7:
-        return everything();
-    case 8:
-        return mixed(type);
-    case 9:
-        return grouped(type);
-    case 10:
-        return split(type);
-    case 11:
-        return abandoned(type);
-    default:
-        request = request_of((enum operation)pattern, type, op);
-        return repeat(&request);
     }
 }
 
@@ -259,26 +113,57 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static void report(double took) {
-    char text[4096];
-    int version = 0, length = 0;
-    ncclGetVersion(&version);
-    length += snprintf(text, sizeof text,
-                       "{\"pid\": %d, \"rank\": %d, \"ranks\": %d, \"nccl_version\": %d, \"communicators\": %d, "
-                       "\"verified\": %s, \"seconds\": %.6f, \"operations\": {",
-                       getpid(), options.rank, options.ranks, version, options.communicators,
-                       verified ? "true" : "false", took);
-    bool first = true;
+static void write_tallies(FILE *file, const char *name, const struct tally *counts) {
+    const char *comma = "";
+    fprintf(file, "\"%s\": {", name);
     for (int i = 0; i < COUNTED; i++) {
-        if (tallies[i].calls == 0)
+        if (counts[i].calls == 0)
             continue;
-        length += snprintf(text + length, sizeof text - (size_t)length,
-                           "%s\"%s\": {\"calls\": %llu, \"payload_bytes\": %llu}", first ? "" : ", ", counted_names[i],
-                           (unsigned long long)tallies[i].calls, (unsigned long long)tallies[i].payload_bytes);
-        first = false;
+        fprintf(file, "%s\"%s\": {\"calls\": %llu, \"payload_bytes\": %llu}", comma, counted_names[i],
+                (unsigned long long)counts[i].calls, (unsigned long long)counts[i].payload_bytes);
+        comma = ", ";
     }
-    length += snprintf(text + length, sizeof text - (size_t)length, "}}\n");
-    write_file(options.report, text, (size_t)length);
+    fprintf(file, "}, ");
+}
+
+static void write_results(FILE *file) {
+    fprintf(file, "\"results\": [");
+    for (int i = 0; i < RESULTS_MAX && results[i].function != NULL; i++)
+        fprintf(file, "%s[\"%s\", %d]", i > 0 ? ", " : "", results[i].function, results[i].result);
+    fprintf(file, "], ");
+}
+
+static void write_events(FILE *file) {
+    const struct event_counts *e = &event_counts;
+    fprintf(file,
+            "\"events\": {\"recorded\": %llu, \"queries\": %llu, \"not_ready\": %llu, \"event_synchronizes\": %llu, "
+            "\"stream_synchronizes\": %llu, \"stream_waits\": %llu}, ",
+            (unsigned long long)e->recorded, (unsigned long long)e->queries, (unsigned long long)e->not_ready,
+            (unsigned long long)e->event_synchronizes, (unsigned long long)e->stream_synchronizes,
+            (unsigned long long)e->stream_waits);
+}
+
+static void report(double took) {
+    char *text = NULL;
+    size_t length = 0;
+    int version = 0;
+    ncclGetVersion(&version);
+    FILE *file = open_memstream(&text, &length);
+    if (file == NULL)
+        die("out of memory");
+    fprintf(file, "{");
+    write_tallies(file, "operations", tallies);
+    write_tallies(file, "replayed", replayed);
+    write_results(file);
+    write_events(file);
+    fprintf(file,
+            "\"pid\": %d, \"rank\": %d, \"ranks\": %d, \"nccl_version\": %d, \"communicators\": %d, "
+            "\"verified\": %s, \"seconds\": %.6f}\n",
+            getpid(), options.rank, options.ranks, version, options.communicators, verified ? "true" : "false", took);
+    if (fclose(file) != 0)
+        die("out of memory");
+    write_file(options.report, text, length);
+    free(text);
 }
 
 static const struct {
@@ -296,6 +181,9 @@ static const struct {
     {"--ready-file", &options.ready, NULL},
     {"--start-file", &options.start, NULL},
     {"--hold-file", &options.hold, NULL},
+    {"--progress-file", &options.progress, NULL},
+    {"--events", &options.events, NULL},
+    {"--event-poll-us", NULL, &options.event_poll_us},
     {"--pattern", &options.pattern, NULL},
     {"--type", &options.type, NULL},
     {"--op", &options.op, NULL},
@@ -330,10 +218,8 @@ static void read_options(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    extern void *cuda_double_function(const char *name);
     read_options(argc, argv);
-    stream_create = (int (*)(cudaStream_t *))cuda_double_function("cudaStreamCreate");
-    stream_synchronize = (int (*)(cudaStream_t))cuda_double_function("cudaStreamSynchronize");
+    open_cuda();
     open_communicators();
     if (options.ready != NULL)
         write_file(options.ready, "ready\n", 6);

@@ -42,8 +42,10 @@ struct channel {
 };
 
 struct kernel {
+    const char *mangled;
     char *name;
     unsigned char *arguments;
+    size_t arguments_bytes;
     const struct ncclKernelComm *comm;
     size_t channel_count;
     struct channel *channels;
@@ -362,6 +364,8 @@ struct kernel *kernel_new(const char *mangled, const void *arguments, size_t siz
         (kernel->name = strndup(name, end != NULL ? (size_t)(end - name) : strlen(name))) == NULL)
         double_fail("out of memory");
     memcpy(kernel->arguments, arguments, size_bytes);
+    kernel->mangled = mangled;
+    kernel->arguments_bytes = size_bytes;
     kernel->comm = head->comm;
     kernel->channel_count = (size_t)__builtin_popcountll(head->channelMask);
     kernel->channels = calloc(kernel->channel_count, sizeof *kernel->channels);
@@ -375,6 +379,14 @@ struct kernel *kernel_new(const char *mangled, const void *arguments, size_t siz
         kernel->channels[n].batch = &batches[n];
     }
     return kernel;
+}
+
+const char *kernel_name(const struct kernel *kernel) {
+    return kernel->name;
+}
+
+struct kernel *kernel_again(const struct kernel *kernel) {
+    return kernel_new(kernel->mangled, kernel->arguments, kernel->arguments_bytes);
 }
 
 void kernel_free(struct kernel *kernel) {

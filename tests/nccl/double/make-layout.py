@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from elftools.elf.elffile import ELFFile
 
-UNITS: Final = ("enqueue/enqueue.cc", "init.cc", "misc/argcheck.cc")
+UNITS: Final = ("enqueue/enqueue.cc", "enqueue.cc", "init.cc", "misc/argcheck.cc")
 """Compilation units that, together, describe every structure below."""
 
 STRUCTURES: Final = {

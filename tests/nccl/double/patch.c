@@ -3,7 +3,7 @@
  * The wheel links the CUDA runtime statically, so no dynamic symbol can be interposed.  Its functions do
  * stand in .symtab as local symbols: the first bytes of each get a jump to our function of that name, in
  * this process's private copy of the page.  Functions we do not have get a jump to a small stub that says
- * so once and reports success, unless they would have moved memory or launched something.
+ * so once and reports success, unless they would have moved memory, launched something or ordered work.
  *
  * It happens when the double is loaded, if libnccl is there already, or else after the dlopen() that
  * brings it, which is why dlopen is interposed.
@@ -55,6 +55,8 @@ static int unknown_function(int index) {
     const char *name = stub_names[index];
     if (strstr(name, "Memcpy") || strstr(name, "Memset") || strstr(name, "Launch"))
         double_fail("unsupported function %s: it would have moved memory or launched work", name);
+    if (strstr(name, "Stream") || strstr(name, "Event") || strstr(name, "Graph"))
+        double_fail("unsupported function %s: it would have ordered work", name);
     if (!atomic_exchange(&stub_said[index], true))
         fprintf(stderr, "cuda-double[%d]: %s is not played, success reported\n", getpid(), name);
     return CUDA_SUCCESS;
@@ -80,7 +82,8 @@ static void *stub_for(const char *name) {
 }
 
 static void *replacement_of(const char *name) {
-    const struct replacement *tables[] = {runtime_replacements, stream_replacements};
+    const struct replacement *tables[] = {runtime_replacements, stream_replacements, capture_replacements,
+                                          graph_replacements};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const struct replacement *r = tables[i]; r->name != NULL; r++)
             if (strcmp(r->name, name) == 0)

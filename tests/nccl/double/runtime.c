@@ -89,7 +89,9 @@ static int do_host_alloc(void **pointer, size_t size_bytes, unsigned flags) {
 }
 
 static int do_malloc_async(void **pointer, size_t size_bytes, void *pool, struct stream *stream) {
-    (void)pool, (void)stream;
+    (void)pool;
+    if (capture_active(stream_capture(stream)))
+        double_fail("unsupported cudaMallocFromPoolAsync in a captured graph");
     return allocate(pointer, size_bytes, cudaMemoryTypeDevice);
 }
 
@@ -98,6 +100,8 @@ static void release_later(void *pointer) {
 }
 
 static int do_free_async(void *pointer, struct stream *stream) {
+    if (capture_active(stream_capture(stream)))
+        double_fail("unsupported cudaFreeAsync in a captured graph");
     stream_call(stream, release_later, pointer);
     return CUDA_SUCCESS;
 }

@@ -20,21 +20,7 @@ struct event {
     uint64_t recorded, completed; /* numbers of the latest record asked for, and of the latest one reached */
     int64_t completed_at_ns;
     int references; /* the owner's and one per task: NCCL destroys events that are still awaited */
-};
-
-enum task_kind { TASK_COPY, TASK_FILL, TASK_CALL, TASK_KERNEL, TASK_RECORD, TASK_WAIT };
-
-struct task {
-    struct task *next;
-    enum task_kind kind;
-    void *to;
-    const void *from;
-    int value;
-    size_t size_bytes;
-    void (*function)(void *);
-    struct kernel *kernel;
-    struct event *event;
-    uint64_t record;
+    struct capture capture;
 };
 
 struct stream {
@@ -46,6 +32,7 @@ struct stream {
     pthread_t thread;
     unsigned flags;
     uint64_t id;
+    struct capture capture;
 };
 
 static struct stream default_stream = {
@@ -62,11 +49,19 @@ static struct stream *resolve(struct stream *stream) {
 
 /* ---- events ---- */
 
-static void event_drop(struct event *event) {
+struct event *event_keep(struct event *event) {
+    pthread_mutex_lock(&event->lock);
+    event->references++;
+    pthread_mutex_unlock(&event->lock);
+    return event;
+}
+
+void event_drop(struct event *event) {
     pthread_mutex_lock(&event->lock);
     bool last = --event->references == 0;
     pthread_mutex_unlock(&event->lock);
     if (last) {
+        capture_leave_event(&event->capture);
         pthread_mutex_destroy(&event->lock);
         pthread_cond_destroy(&event->changed);
         free(event);
@@ -164,8 +159,18 @@ static void *stream_thread(void *argument) {
     return NULL;
 }
 
-static void submit(struct stream *stream, struct task task) {
+struct capture *stream_capture(struct stream *stream) {
+    return &resolve(stream)->capture;
+}
+
+struct capture *event_capture(struct event *event) {
+    return &event->capture;
+}
+
+void stream_submit(struct stream *stream, struct task task) {
     stream = resolve(stream);
+    if (capture_task(&stream->capture, &task))
+        return;
     pthread_mutex_lock(&stream->lock);
     bool idle = stream->enqueued == stream->completed;
     bool waits = task.kind == TASK_CALL || task.kind == TASK_KERNEL || task.kind == TASK_WAIT;
@@ -192,11 +197,11 @@ static void submit(struct stream *stream, struct task task) {
 }
 
 void stream_call(struct stream *stream, void (*function)(void *), void *argument) {
-    submit(stream, (struct task){.kind = TASK_CALL, .function = function, .to = argument});
+    stream_submit(stream, (struct task){.kind = TASK_CALL, .function = function, .to = argument});
 }
 
 void stream_launch(struct stream *stream, struct kernel *kernel) {
-    submit(stream, (struct task){.kind = TASK_KERNEL, .kernel = kernel});
+    stream_submit(stream, (struct task){.kind = TASK_KERNEL, .kernel = kernel});
 }
 
 /* ---- CUDA's functions on streams ---- */
@@ -228,6 +233,7 @@ static int do_stream_create_with_priority(struct stream **out, unsigned flags, i
 static int do_stream_destroy(struct stream *stream) {
     if (resolve(stream) == &default_stream)
         return CUDA_INVALID_VALUE;
+    capture_leave_stream(&stream->capture);
     pthread_mutex_lock(&stream->lock);
     stream->leaving = true;
     pthread_cond_signal(&stream->work);
@@ -243,6 +249,8 @@ static int do_stream_destroy(struct stream *stream) {
 
 static int do_stream_synchronize(struct stream *stream) {
     stream = resolve(stream);
+    if (capture_active(&stream->capture))
+        return CUDA_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&stream->lock);
     uint64_t target = stream->enqueued;
     for (int i = 0; stream->completed < target; i++)
@@ -253,6 +261,8 @@ static int do_stream_synchronize(struct stream *stream) {
 
 static int do_stream_query(struct stream *stream) {
     stream = resolve(stream);
+    if (capture_active(&stream->capture))
+        return CUDA_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&stream->lock);
     bool idle = stream->completed == stream->enqueued;
     pthread_mutex_unlock(&stream->lock);
@@ -269,32 +279,22 @@ static int do_stream_get_flags(struct stream *stream, unsigned *flags) {
     return CUDA_SUCCESS;
 }
 
-static int do_stream_is_capturing(struct stream *stream, int *status) {
-    (void)stream;
-    *status = 0; /* cudaStreamCaptureStatusNone: the double captures no graphs */
-    return CUDA_SUCCESS;
-}
-
-static int do_stream_wait_event(struct stream *stream, struct event *event, unsigned flags) {
-    (void)flags;
+int event_wait(struct stream *stream, struct event *event) {
     uint64_t record;
     if (!event_pending(event, &record))
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&event->lock);
-    event->references++;
-    pthread_mutex_unlock(&event->lock);
-    submit(stream, (struct task){.kind = TASK_WAIT, .event = event, .record = record});
+    stream_submit(stream, (struct task){.kind = TASK_WAIT, .event = event_keep(event), .record = record});
     return CUDA_SUCCESS;
 }
 
 static int do_memcpy_async(void *to, const void *from, size_t size_bytes, int kind, struct stream *stream) {
     (void)kind;
-    submit(stream, (struct task){.kind = TASK_COPY, .to = to, .from = from, .size_bytes = size_bytes});
+    stream_submit(stream, (struct task){.kind = TASK_COPY, .to = to, .from = from, .size_bytes = size_bytes});
     return CUDA_SUCCESS;
 }
 
 static int do_memset_async(void *to, int value, size_t size_bytes, struct stream *stream) {
-    submit(stream, (struct task){.kind = TASK_FILL, .to = to, .value = value, .size_bytes = size_bytes});
+    stream_submit(stream, (struct task){.kind = TASK_FILL, .to = to, .value = value, .size_bytes = size_bytes});
     return CUDA_SUCCESS;
 }
 
@@ -326,27 +326,26 @@ static int do_event_destroy(struct event *event) {
     return CUDA_SUCCESS;
 }
 
-static int do_event_record(struct event *event, struct stream *stream) {
+int event_record(struct event *event, struct stream *stream) {
     pthread_mutex_lock(&event->lock);
     uint64_t record = ++event->recorded;
     event->references++;
     pthread_mutex_unlock(&event->lock);
-    submit(stream, (struct task){.kind = TASK_RECORD, .event = event, .record = record});
+    stream_submit(stream, (struct task){.kind = TASK_RECORD, .event = event, .record = record});
     return CUDA_SUCCESS;
-}
-
-static int do_event_record_with_flags(struct event *event, struct stream *stream, unsigned flags) {
-    (void)flags;
-    return do_event_record(event, stream);
 }
 
 static int do_event_query(struct event *event) {
     uint64_t record;
+    if (event->capture.graph != NULL)
+        return CUDA_CAPTURED_EVENT;
     return event_pending(event, &record) ? CUDA_NOT_READY : CUDA_SUCCESS;
 }
 
 static int do_event_synchronize(struct event *event) {
     uint64_t record;
+    if (event->capture.graph != NULL)
+        return CUDA_CAPTURED_EVENT;
     if (event_pending(event, &record))
         event_await(event, record);
     return CUDA_SUCCESS;
@@ -354,10 +353,6 @@ static int do_event_synchronize(struct event *event) {
 
 static int do_event_elapsed_time(float *milliseconds, struct event *start, struct event *end) {
     *milliseconds = (float)(end->completed_at_ns - start->completed_at_ns) / 1e6f;
-    return CUDA_SUCCESS;
-}
-
-static int do_success(void) {
     return CUDA_SUCCESS;
 }
 
@@ -372,22 +367,14 @@ const struct replacement stream_replacements[] = {
     PLAYED(cudaStreamQuery, do_stream_query),
     PLAYED(cudaStreamGetId, do_stream_get_id),
     PLAYED(cudaStreamGetFlags, do_stream_get_flags),
-    PLAYED(cudaStreamIsCapturing, do_stream_is_capturing),
-    PLAYED(cudaStreamGetCaptureInfo, do_stream_is_capturing),
-    PLAYED(cudaStreamGetCaptureInfo_v2, do_stream_is_capturing),
-    PLAYED(cudaStreamGetCaptureInfo_v3, do_stream_is_capturing),
-    PLAYED(cudaStreamWaitEvent, do_stream_wait_event),
     PLAYED(cudaMemcpyAsync, do_memcpy_async),
     PLAYED(cudaMemsetAsync, do_memset_async),
     PLAYED(cudaLaunchHostFunc, do_launch_host_func),
     PLAYED(cudaEventCreate, do_event_create),
     PLAYED(cudaEventCreateWithFlags, do_event_create_with_flags),
     PLAYED(cudaEventDestroy, do_event_destroy),
-    PLAYED(cudaEventRecord, do_event_record),
-    PLAYED(cudaEventRecordWithFlags, do_event_record_with_flags),
     PLAYED(cudaEventQuery, do_event_query),
     PLAYED(cudaEventSynchronize, do_event_synchronize),
     PLAYED(cudaEventElapsedTime, do_event_elapsed_time),
-    PLAYED(cudaThreadExchangeStreamCaptureMode, do_success),
     {NULL, NULL},
 };

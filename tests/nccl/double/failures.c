@@ -1,0 +1,102 @@
+/* Patterns in which a peer is missing, and what NCCL's functions about errors return then. */
+#include <stdio.h>
+
+#include "driver.h"
+
+enum { ABANDON_NS = 300000000, POLL_NS = 1000000, POLLS_MAX = 60000, NCCL_IN_PROGRESS = 7 };
+
+struct result results[RESULTS_MAX];
+
+static ncclResult_t note(const char *function, ncclResult_t result) {
+    int at = 0;
+    while (at < RESULTS_MAX - 1 && results[at].function != NULL)
+        at++;
+    results[at] = (struct result){function, result};
+    return result;
+}
+
+static ncclResult_t asynchronous_error(ncclComm_t comm) {
+    ncclResult_t error = NCCL_OK;
+    check(ncclCommGetAsyncError(comm, &error), "ncclCommGetAsyncError");
+    return error;
+}
+
+/* Revoke the communicator and wait until NCCL says that it is quiet. */
+static void revoke(ncclComm_t comm) {
+    note("ncclCommRevoke", ncclCommRevoke(comm, 0));
+    ncclResult_t state = NCCL_IN_PROGRESS;
+    for (int polls = 0; polls < POLLS_MAX && state == NCCL_IN_PROGRESS; polls++) {
+        state = asynchronous_error(comm);
+        pause_ns(POLL_NS);
+    }
+    note("ncclCommGetAsyncError after ncclCommRevoke", state);
+}
+
+static void leave_alone(int type) {
+    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
+    give_buffers(&jobs[0], &request);
+    fill(&jobs[0], &request);
+    if (options.rank != 0)
+        call(&jobs[0], &request);
+    pause_ns(ABANDON_NS);
+    note("ncclCommGetAsyncError", asynchronous_error(jobs[0].comm));
+}
+
+/* Rank 0 never comes: the others wait in their kernel until the communicator is aborted. */
+void abandoned(int type) {
+    leave_alone(type);
+    check(note("ncclCommAbort", ncclCommAbort(jobs[0].comm)), "ncclCommAbort");
+    finish(&jobs[0]);
+    jobs[0].comm = NULL;
+}
+
+/* The same, but the communicator is revoked, and then destroyed like a healthy one. */
+void revoked(int type) {
+    leave_alone(type);
+    revoke(jobs[0].comm);
+    finish(&jobs[0]);
+    check(note("ncclCommDestroy", ncclCommDestroy(jobs[0].comm)), "ncclCommDestroy");
+    jobs[0].comm = NULL;
+}
+
+/* True when the operation in flight is over, false when the communicator has an error instead. */
+static bool survives(struct job *job) {
+    for (int polls = 0; polls < POLLS_MAX; polls++) {
+        ncclResult_t error = asynchronous_error(job->comm);
+        if (error != NCCL_OK && error != NCCL_IN_PROGRESS) {
+            note("ncclCommGetAsyncError", error);
+            return false;
+        }
+        int state = cuda.stream_query(job->stream);
+        if (state == CUDA_SUCCESS)
+            return true;
+        if (state != CUDA_NOT_READY)
+            check_cuda(state, "cudaStreamQuery");
+        pause_ns(POLL_NS);
+    }
+    die("neither a result nor an error");
+}
+
+/* AllReduce over and over until a peer dies; NCCL says so, and the communicator is aborted. */
+void bereaved(int type, bool revoke_first) {
+    struct job *job = &jobs[0];
+    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
+    give_buffers(job, &request);
+    for (int iteration = 0; iteration < options.iterations; iteration++) {
+        fill(job, &request);
+        call(job, &request);
+        if (!survives(job)) {
+            if (revoke_first)
+                revoke(job->comm);
+            check(note("ncclCommAbort", ncclCommAbort(job->comm)), "ncclCommAbort");
+            finish(job);
+            job->comm = NULL;
+            return;
+        }
+        verified &= verify(job, &request);
+        if (iteration == 0 && options.progress != NULL)
+            write_file(options.progress, "under way\n", 10);
+        if (options.pace_us > 0)
+            pause_ns(options.pace_us * 1000l);
+    }
+}
