@@ -9,7 +9,7 @@ STAMPS := $(VENV)/.stamps
 # test: what only tests and the bench use.
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
-PACKAGES_TEST := prometheus systemd systemd-container dbus nftables openssl binutils procps util-linux mount
+PACKAGES_TEST := prometheus systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
 
 include build.mk

@@ -26,6 +26,10 @@ class LoadError(RuntimeError):
     """A BPF object could not be loaded; one line says why and what to do."""
 
 
+class HostRefusal(LoadError):
+    """This host lets this user load nothing, whatever loads it."""
+
+
 class _Library:
     """The functions of libbpf that are used, with their types."""
 
@@ -48,6 +52,7 @@ class _Library:
         self.next_map = self._function("bpf_object__next_map", pointer, pointer, pointer)
         self.map_name = self._function("bpf_map__name", text, pointer)
         self.map_fd = self._function("bpf_map__fd", number, pointer)
+        self.reuse_map = self._function("bpf_map__reuse_fd", number, pointer, number)
         self.set_max_entries = self._function("bpf_map__set_max_entries", number, pointer, ctypes.c_uint32)
         self.set_print = self._function("libbpf_set_print", pointer, _PRINT)
 
@@ -81,10 +86,12 @@ def load(
     map_entries: Mapping[str, int],
     constants: bytes | None = None,
     constants_map: str = ".rodata",
+    shared_maps: Mapping[str, int] | None = None,
 ) -> LoadedObject:
     """Load the programs named in `attach_types` (name → expected attach type) and leave the object's others out.
 
     `map_entries` overrides max_entries by map name.  `constants` replaces the leading bytes of `constants_map`.
+    Maps of this object that `shared_maps` names (name → descriptor) are not made anew: the programs use those.
 
     Raises:
         LoadError: with the kernel's reason and, where it is known, the remedy.
@@ -107,9 +114,10 @@ def load(
             raise LoadError(f"{path}: cannot be read as a BPF object: {_last(messages, ctypes.get_errno())}")
         try:
             _prepare(library, handle, attach_types, map_entries, constants, constants_map)
+            _share(library, handle, shared_maps or {})
             result = library.load(handle)
             if result < 0:
-                raise LoadError(_explain(path, -result, messages))
+                raise _refusal(path, -result, messages)
         except LoadError:
             library.close(handle)
             raise
@@ -147,6 +155,13 @@ def _prepare(
         _set_constants(library, handle, constants, constants_map)
 
 
+def _share(library: _Library, handle: int, shared_maps: Mapping[str, int]) -> None:
+    for name, descriptor in shared_maps.items():
+        found = library.find_map(handle, name.encode())
+        if found and library.reuse_map(found, descriptor) < 0:
+            raise LoadError(f"the map {name} cannot be shared between two BPF objects: rebuild them with 'make build'")
+
+
 def _set_constants(library: _Library, handle: int, constants: bytes, constants_map: str) -> None:
     found = library.find_map(handle, constants_map.encode())
     initial = library.handle.bpf_map__initial_value
@@ -172,14 +187,24 @@ def _last(messages: list[str], number: int) -> str:
     return messages[-1] if messages else os.strerror(number)
 
 
-def _explain(path: Path, number: int, messages: list[str]) -> str:
+def host_refusal(number: int) -> HostRefusal | None:
+    """What an errno says about this host, whatever is loaded; None: the program is to blame."""
+    if number in (errno.EPERM, errno.EACCES) and os.geteuid() != 0:
+        text = "the kernel does not let this user load BPF programs: run as root, or with CAP_BPF and CAP_PERFMON"
+    elif number == errno.EPERM:
+        text = "the kernel refuses BPF programs (EPERM): check CAP_BPF and CAP_PERFMON, lockdown mode and seccomp"
+    elif number == errno.ENOSYS:
+        text = "this kernel has no bpf(2) (CONFIG_BPF_SYSCALL): railscope needs Linux 5.15 or newer"
+    else:
+        return None
+    return HostRefusal(text)
+
+
+def _refusal(path: Path, number: int, messages: list[str]) -> LoadError:
     for message in messages:
         _log.debug("libbpf: %s", message)
-    if number in (errno.EPERM, errno.EACCES) and os.geteuid() != 0:
-        return "the kernel does not let this user load BPF programs: run as root, or with CAP_BPF and CAP_PERFMON"
-    if number == errno.EPERM:
-        return "the kernel refuses BPF programs (EPERM): check CAP_BPF and CAP_PERFMON, lockdown mode and seccomp"
-    if number == errno.ENOSYS:
-        return "this kernel has no bpf(2) (CONFIG_BPF_SYSCALL): railscope needs Linux 5.15 or newer"
+    if host := host_refusal(number):
+        return host
     interesting = [message for message in messages if "failed" in message or "unknown" in message]
-    return f"{path.name}: the kernel refused it ({os.strerror(number)}): {_last(interesting or messages, number)}"
+    reason = _last(interesting or messages, number)
+    return LoadError(f"{path.name}: the kernel refused it ({os.strerror(number)}): {reason}")

@@ -24,6 +24,8 @@ struct registers {
 #define FIRST_STACK_SLOT 8 /* the return address comes first */
 
 #define FIRST_ARGUMENT(ctx) ((ctx)->rdi)
+#define SECOND_ARGUMENT(ctx) ((ctx)->rsi)
+#define THIRD_ARGUMENT(ctx) ((ctx)->rdx)
 
 static __always_inline void read_registers(const struct registers *ctx, __u64 values[PLACE_STACK])
 {
@@ -48,6 +50,8 @@ struct registers {
 #define FIRST_STACK_SLOT 0
 
 #define FIRST_ARGUMENT(ctx) ((ctx)->x[0])
+#define SECOND_ARGUMENT(ctx) ((ctx)->x[1])
+#define THIRD_ARGUMENT(ctx) ((ctx)->x[2])
 
 static __always_inline void read_registers(const struct registers *ctx, __u64 values[PLACE_STACK])
 {

@@ -3,8 +3,9 @@
  * Probes on NCCL's entry points: count every collective exactly, number it within its communicator, and write one
  * event for it.  Nothing here changes or delays the job beyond the trap itself.
  *
- * The hot path is collective_entry(): two hash look-ups, four atomic adds, one ring record.  Everything that happens
- * once in a communicator's life (reading its identity, its init and its end) is kept out of line.
+ * The hot path is account(): two look-ups in arrays, four atomic adds, one ring record, and no read of user memory
+ * that is not needed for counting.  Everything that happens once in a communicator's life (reading its identity, its
+ * init and its end) is kept out of line.
  *
  * Per-CPU values are changed with atomic adds although no other CPU writes them: on a preemptible kernel a second
  * thread may run the same program on the same CPU between load and store, and a lost count is a wrong count.
@@ -17,7 +18,6 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "arguments.h"
 #include "nccl.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
@@ -29,7 +29,25 @@ const volatile __u32 only_observed_processes = 0; /* 1: count what observed_proc
 const volatile __u32 write_events = 1;
 const volatile __u32 sample_shift = 4; /* host time is measured for 1 call in 2^shift */
 
-/* Read and, for ended processes, cleared by agent/accounting.py. */
+#include "arguments.h"
+#include "arithmetic.h"
+#include "communicators.h"
+#include "lifecycle.h"
+#include "observed.h"
+
+/*
+ * Exact counts, found as communicators are: a slot belongs to the first combination that comes to it, until the reader
+ * takes it out.  Its counts are shared by all CPUs, like the number of the communicator's calls: threads seldom share
+ * a communicator, and per-CPU values would cost every reading a copy for each possible CPU.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << AGGREGATE_SLOT_BITS);
+	__type(key, __u32);
+	__type(value, struct aggregate_slot);
+} aggregate_slots SEC(".maps");
+
+/* Combinations whose slot belongs to another, and calls without a communicator. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -46,30 +64,6 @@ struct {
 	__type(value, struct aggregate);
 } overflow_totals SEC(".maps");
 
-/* Communicators that made a call, by process and address; read by agent/communicators.py. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
-	__type(key, struct communicator_key);
-	__type(value, struct communicator);
-} communicators SEC(".maps");
-
-/* Filled by the loader, one slot a library. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 256);
-	__type(key, __u32);
-	__type(value, struct comm_layout);
-} layouts SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);
-	__type(value, __u8);
-} observed_processes SEC(".maps");
-
 /* Host time inside the call, by op. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -78,24 +72,11 @@ struct {
 	__type(value, struct enqueue_time);
 } enqueue_times SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, STAT_COUNT);
-	__type(key, __u32);
-	__type(value, __u64);
-} stats SEC(".maps");
-
 /* One call_event a call, for time lines; never woken up, read by polling. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 8 * 1024 * 1024);
 } call_events SEC(".maps");
-
-/* Communicators coming and going: few, never crowded out by calls, and the reader is woken for each. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1024 * 1024);
-} lifecycle_events SEC(".maps");
 
 /* Sampled calls under way, by thread; only where there is no session program. */
 struct call_under_way {
@@ -110,232 +91,10 @@ struct {
 	__type(value, struct call_under_way);
 } calls_under_way SEC(".maps");
 
-/* Init calls under way, by thread, between entry and return. */
-struct init_under_way {
-	__u64 start_ns;
-	__u64 new_comm; /* where the pointer will be stored */
-	__u64 parent;
-	__s32 nranks;
-	__s32 rank;
-	__u32 has_unique_id;
-	__u32 reserved;
-	__u8 unique_id[UNIQUE_ID_BYTES];
-};
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, __u32);
-	__type(value, struct init_under_way);
-} inits_under_way SEC(".maps");
-
-/* Numbers communicators. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} instance_counter SEC(".maps");
-
-static __always_inline void count(__u32 stat)
-{
-	__u64 *value = bpf_map_lookup_elem(&stats, &stat);
-
-	if (value)
-		__sync_fetch_and_add(value, 1);
-}
-
-struct thread {
-	__u32 tgid;
-	__u32 tid;
-};
-
-/* The calling thread as the reader sees it; false when this process is not to be observed. */
-static __always_inline int observed_thread(struct thread *thread)
-{
-	if (pid_namespace_inode) {
-		struct bpf_pidns_info info = {};
-
-		if (bpf_get_ns_current_pid_tgid(pid_namespace_device, pid_namespace_inode, &info, sizeof(info))) {
-			count(STAT_FOREIGN_PID_NAMESPACE);
-			return 0;
-		}
-		thread->tgid = info.tgid;
-		thread->tid = info.pid;
-	} else {
-		__u64 both = bpf_get_current_pid_tgid();
-
-		thread->tgid = both >> 32;
-		thread->tid = (__u32)both;
-	}
-	if (only_observed_processes && !bpf_map_lookup_elem(&observed_processes, &thread->tgid)) {
-		count(STAT_FILTERED);
-		return 0;
-	}
-	return 1;
-}
-
-static __always_inline __u32 log2_floor(__u64 value)
-{
-	__u32 result = 0;
-
-	if (value >> 32) { value >>= 32; result += 32; }
-	if (value >> 16) { value >>= 16; result += 16; }
-	if (value >> 8) { value >>= 8; result += 8; }
-	if (value >> 4) { value >>= 4; result += 4; }
-	if (value >> 2) { value >>= 2; result += 2; }
-	if (value >> 1) result += 1;
-	return result;
-}
-
 /* Bucket b holds (2^(b-1), 2^b]. */
 static __always_inline __u8 size_bucket(__u64 bytes)
 {
 	return bytes <= 1 ? 0 : log2_floor(bytes - 1) + 1;
-}
-
-/* log2 of an element's bytes, four bits a ncclDataType_t from Int8 (0) to Float8e5m2 (11). */
-#define DATA_TYPE_SHIFTS 0x001321332200ULL
-#define DATA_TYPES 12
-
-static __noinline __s32 read_field(__u64 comm, __u32 offset)
-{
-	__s32 value = -1;
-
-	if (offset != NO_OFFSET)
-		bpf_probe_read_user(&value, sizeof(value), (const void *)(comm + offset));
-	return value;
-}
-
-/*
- * Read a communicator's identity from its struct.  It is confirmed when both magics hold and the rank lies within
- * the number of ranks; a non-blocking init may not have come that far yet.
- */
-static __noinline int read_identity(struct communicator *communicator, __u64 comm)
-{
-	__u32 library;
-	struct comm_layout *layout;
-	struct identity identity = {.node = -1, .n_nodes = -1, .local_rank = -1, .local_ranks = -1, .bus_id = -1};
-	__u64 magic = 0;
-
-	if (!communicator)
-		return 0;
-	library = communicator->library;
-	layout = bpf_map_lookup_elem(&layouts, &library);
-	if (!layout || !layout->known)
-		return 0;
-	if (bpf_probe_read_user(&magic, sizeof(magic), (const void *)comm) || magic != COMMUNICATOR_MAGIC)
-		return 0;
-	if (layout->end_magic != NO_OFFSET &&
-	    (bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->end_magic)) ||
-	     magic != COMMUNICATOR_MAGIC))
-		return 0;
-	if (bpf_probe_read_user(&identity.comm_hash, sizeof(__u64), (const void *)(comm + layout->comm_hash)))
-		return 0;
-	if (layout->bus_id != NO_OFFSET)
-		bpf_probe_read_user(&identity.bus_id, sizeof(__s64), (const void *)(comm + layout->bus_id));
-	identity.rank = read_field(comm, layout->rank);
-	identity.nranks = read_field(comm, layout->nranks);
-	identity.cuda_dev = read_field(comm, layout->cuda_dev);
-	identity.nvml_dev = read_field(comm, layout->nvml_dev);
-	identity.node = read_field(comm, layout->node);
-	identity.n_nodes = read_field(comm, layout->n_nodes);
-	identity.local_rank = read_field(comm, layout->local_rank);
-	identity.local_ranks = read_field(comm, layout->local_ranks);
-	if (identity.nranks < 1 || identity.rank < 0 || identity.rank >= identity.nranks)
-		return 0;
-	/* The transport phase of init fills these last; before it, zero nodes mean "not yet". */
-	if (layout->n_nodes != NO_OFFSET && identity.n_nodes < 1)
-		return 0;
-	communicator->identity = identity;
-	communicator->confirmed = 1;
-	return 1;
-}
-
-/* Tell the reader that a communicator came, was confirmed or went. */
-static __noinline int write_lifecycle(struct communicator *communicator, __u64 comm, __u32 kind,
-				      struct thread *thread)
-{
-	struct lifecycle_event *event;
-
-	if (!communicator || !thread)
-		return 0;
-	event = bpf_ringbuf_reserve(&lifecycle_events, sizeof(*event), 0);
-	if (!event) {
-		count(STAT_LIFECYCLE_RING_FULL);
-		return 0;
-	}
-	__builtin_memset(event, 0, sizeof(*event));
-	event->time_ns = bpf_ktime_get_ns();
-	event->comm = comm;
-	event->tgid = thread->tgid;
-	event->tid = thread->tid;
-	event->instance = communicator->instance;
-	event->kind = kind;
-	event->nranks = -1;
-	event->rank = -1;
-	event->library = communicator->library;
-	event->confirmed = communicator->confirmed;
-	event->identity = communicator->identity;
-	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
-	return 0;
-}
-
-static __always_inline __u32 next_instance(void)
-{
-	__u32 zero = 0;
-	__u32 *counter = bpf_map_lookup_elem(&instance_counter, &zero);
-
-	return counter ? __sync_fetch_and_add(counter, 1) + 1 : 0;
-}
-
-/* Make the entry of a communicator that was not known, or whose address is used again after its end. */
-static __noinline struct communicator *add_communicator(struct communicator_key *key, __u32 library)
-{
-	struct communicator fresh = {};
-
-	if (!key)
-		return 0;
-	fresh.first_ns = bpf_ktime_get_ns();
-	fresh.instance = next_instance();
-	fresh.library = library;
-	fresh.identity.rank = -1;
-	fresh.identity.nranks = -1;
-	/* Another thread may have been faster: then its entry is the communicator's. */
-	bpf_map_update_elem(&communicators, key, &fresh, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&communicators, key);
-}
-
-#define IDENTITY_ATTEMPTS 200
-
-/* The communicator of a call that is new, unconfirmed or used again: everything the hot path leaves out. */
-static __noinline struct communicator *settle_communicator(struct communicator_key *key, __u32 library,
-							     struct thread *thread)
-{
-	struct communicator *communicator;
-	__u32 kind = LIFECYCLE_CONFIRMED;
-
-	if (!key || !thread)
-		return 0;
-	communicator = bpf_map_lookup_elem(&communicators, key);
-	if (communicator && communicator->destroyed_ns) {
-		bpf_map_delete_elem(&communicators, key);
-		communicator = 0;
-	}
-	if (!communicator) {
-		communicator = add_communicator(key, library);
-		kind = LIFECYCLE_SEEN;
-	}
-	if (!communicator) {
-		count(STAT_COMMUNICATORS_FULL);
-		return 0;
-	}
-	if (!communicator->confirmed && communicator->attempts < IDENTITY_ATTEMPTS) {
-		communicator->attempts++;
-		read_identity(communicator, key->comm);
-	}
-	if (kind == LIFECYCLE_SEEN || communicator->confirmed)
-		write_lifecycle(communicator, key->comm, kind, thread);
-	return communicator;
 }
 
 struct call {
@@ -364,6 +123,27 @@ struct nccl_info {
 	__u64 stream;
 };
 
+/*
+ * The stream follows the communicator in every signature.  Where it alone lies on the stack it is left unknown, 0:
+ * reading eight bytes of user memory costs more than all of the accounting.
+ */
+static __always_inline void read_comm_and_stream(struct arguments *arguments, __u64 cookie, struct call *call)
+{
+	__u32 comm = COOKIE_PLACE(cookie, PLACE_COMM);
+	__u32 stream = COOKIE_PLACE(cookie, PLACE_STREAM);
+	__u64 both[2] = {};
+
+	if (comm < PLACE_STACK || comm == PLACE_NONE) {
+		call->comm = argument(arguments, comm);
+		call->stream = stream < PLACE_STACK ? argument(arguments, stream) : 0;
+		return;
+	}
+	if (bpf_probe_read_user(both, sizeof(both), (const void *)stack_slot(arguments, comm - PLACE_STACK)))
+		arguments->failed = 1;
+	call->comm = both[0];
+	call->stream = stream == comm + 1 ? both[1] : 0;
+}
+
 static __always_inline int read_call(const struct registers *ctx, __u64 cookie, struct call *call)
 {
 	__u64 elements;
@@ -386,8 +166,7 @@ static __always_inline int read_call(const struct registers *ctx, __u64 cookie, 
 
 		take_arguments(&arguments, ctx, cookie);
 		call->op = COOKIE_OP(cookie) & (OP_COUNT - 1);
-		call->comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_COMM));
-		call->stream = argument(&arguments, COOKIE_PLACE(cookie, PLACE_STREAM));
+		read_comm_and_stream(&arguments, cookie, call);
 		elements = argument(&arguments, COOKIE_PLACE(cookie, PLACE_COUNT));
 		data_type = argument(&arguments, COOKIE_PLACE(cookie, PLACE_DATA_TYPE));
 		if (COOKIE_PLACE(cookie, PLACE_DATA_TYPE) == PLACE_NONE)
@@ -428,30 +207,53 @@ static __noinline int add_overflow(struct call *call)
 	return 0;
 }
 
-static __always_inline void add_aggregate(struct call *call, __u32 tgid, __u32 instance)
+/* Count a call whose combination has no slot. */
+static __noinline int add_unslotted(struct call *call, __u32 tgid, __u32 instance)
 {
-	struct aggregate_key key = {
-		.tgid = tgid,
-		.instance = instance,
-		.peer = call->peer,
-		.op = call->op,
-		.data_type = call->data_type,
-		.size_bucket = size_bucket(call->payload_bytes),
-	};
-	struct aggregate *total = bpf_map_lookup_elem(&aggregates, &key);
+	struct aggregate_key key = {.tgid = tgid, .instance = instance};
+	struct aggregate *total;
 
+	if (!call)
+		return 0;
+	key.peer = call->peer;
+	key.op = call->op;
+	key.data_type = call->data_type;
+	key.size_bucket = size_bucket(call->payload_bytes);
+	total = bpf_map_lookup_elem(&aggregates, &key);
 	if (!total) {
 		struct aggregate zero = {};
 
 		bpf_map_update_elem(&aggregates, &key, &zero, BPF_NOEXIST);
 		total = bpf_map_lookup_elem(&aggregates, &key);
-		if (!total) {
-			add_overflow(call);
-			return;
-		}
+		if (!total)
+			return add_overflow(call);
 	}
 	__sync_fetch_and_add(&total->calls, 1);
 	__sync_fetch_and_add(&total->payload_bytes, call->payload_bytes);
+	return 0;
+}
+
+static __always_inline void add_aggregate(struct call *call, __u32 tgid, __u32 instance)
+{
+	__u64 owner = tgid | (__u64)instance << 32;
+	__u64 kind = (__u32)call->peer | (__u64)call->op << 32 | (__u64)call->data_type << 40 |
+		     (__u64)size_bucket(call->payload_bytes) << 48 | 1ULL << 56;
+	__u32 at = (kind ^ (__u64)instance << 20) * HASH_FACTOR >> (64 - AGGREGATE_SLOT_BITS);
+	struct aggregate_slot *slot = bpf_map_lookup_elem(&aggregate_slots, &at);
+
+	if (!slot || !instance)
+		goto unslotted;
+	if (slot->owner != owner || slot->kind != kind) {
+		if (slot->owner || __sync_val_compare_and_swap(&slot->owner, 0, owner))
+			goto unslotted;
+		/* Last: until then neither the reader nor another thread takes the slot for anything. */
+		__sync_lock_test_and_set(&slot->kind, kind);
+	}
+	__sync_fetch_and_add(&slot->calls, 1);
+	__sync_fetch_and_add(&slot->payload_bytes, call->payload_bytes);
+	return;
+unslotted:
+	add_unslotted(call, tgid, instance);
 }
 
 /* Spread by a multiplicative hash: every 16th call would always hit the same layer of a model. */
@@ -466,9 +268,8 @@ static __always_inline int sampled(__u32 sequence)
 static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, struct call *call,
 				     struct thread *thread)
 {
-	struct communicator *communicator = 0;
 	struct call_event *event;
-	__u64 sequence = 0;
+	__u32 sequence = 0;
 	__u32 instance = 0;
 	__u64 now;
 
@@ -481,16 +282,19 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 	}
 	now = bpf_ktime_get_ns();
 	if (call->comm) {
-		struct communicator_key key = {.comm = call->comm, .tgid = thread->tgid};
+		struct communicator_slot *slot = slot_of(call->comm, thread->tgid);
 
-		communicator = bpf_map_lookup_elem(&communicators, &key);
-		if (!communicator || communicator->destroyed_ns ||
-		    (!communicator->confirmed && communicator->attempts < IDENTITY_ATTEMPTS))
-			communicator = settle_communicator(&key, call->library, thread);
-		if (communicator) {
-			sequence = __sync_fetch_and_add(&communicator->sequence, 1) + 1;
-			communicator->last_ns = now;
-			instance = communicator->instance;
+		if (slot && slot->comm == call->comm && slot->tgid == thread->tgid)
+			instance = slot->instance;
+		if (instance) {
+			sequence = __sync_fetch_and_add(&slot->sequence, 1) + 1;
+			slot->last_ns = now;
+		} else {
+			struct communicator_key key = {.comm = call->comm, .tgid = thread->tgid};
+			__u64 numbered = number_call(&key, call->library, thread, now);
+
+			instance = numbered >> 32;
+			sequence = (__u32)numbered;
 		}
 	}
 	add_aggregate(call, thread->tgid, instance);
@@ -534,19 +338,31 @@ static __always_inline void add_enqueue_time(__u32 op, __u64 start_ns)
 	__sync_fetch_and_add(&time->buckets[bucket & 31], 1);
 }
 
-/* Entry of a collective.  With a return probe beside it, sampled calls leave their start time for it. */
+/*
+ * Entry of a collective.  With a return probe beside it, sampled calls leave their start time for it, and others clear
+ * what a call of this thread left that never returned (longjmp, a thread's cancellation).
+ */
 SEC("uprobe")
 int collective_entry(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	struct thread thread;
+	struct call_under_way *under_way;
+	struct thread thread = {};
 	struct call call;
-	__u64 start_ns = account(ctx, cookie, &call, &thread);
+	__u64 start_ns;
 
-	if (start_ns) {
-		struct call_under_way under_way = {.start_ns = start_ns, .op = call.op};
+	call.op = 0;
+	start_ns = account(ctx, cookie, &call, &thread);
+	if (sample_shift >= 32 || !thread.tid)
+		return 0;
+	under_way = bpf_map_lookup_elem(&calls_under_way, &thread.tid);
+	if (under_way) {
+		under_way->start_ns = start_ns;
+		under_way->op = call.op;
+	} else if (start_ns) {
+		struct call_under_way fresh = {.start_ns = start_ns, .op = call.op};
 
-		bpf_map_update_elem(&calls_under_way, &thread.tid, &under_way, BPF_ANY);
+		bpf_map_update_elem(&calls_under_way, &thread.tid, &fresh, BPF_ANY);
 	}
 	return 0;
 }
@@ -562,159 +378,9 @@ int collective_return(struct registers *ctx)
 	if (!observed_thread(&thread))
 		return 0;
 	under_way = bpf_map_lookup_elem(&calls_under_way, &thread.tid);
-	if (!under_way)
+	if (!under_way || !under_way->start_ns)
 		return 0;
 	add_enqueue_time(under_way->op & (OP_COUNT - 1), under_way->start_ns);
-	bpf_map_delete_elem(&calls_under_way, &thread.tid);
-	return 0;
-}
-
-/* Entry of a call that makes communicators. */
-SEC("uprobe")
-int init_entry(struct registers *ctx)
-{
-	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u32 id_place = COOKIE_PLACE(cookie, PLACE_UNIQUE_ID);
-	struct init_under_way init = {};
-	struct arguments arguments;
-	struct thread thread;
-	__u64 id;
-
-	count(STAT_LIFECYCLE);
-	if (!observed_thread(&thread))
-		return 0;
-	take_arguments(&arguments, ctx, cookie);
-	init.start_ns = bpf_ktime_get_ns();
-	init.new_comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
-	init.parent = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
-	init.nranks = -1;
-	init.rank = -1;
-	if (COOKIE_PLACE(cookie, PLACE_RANKS) != PLACE_NONE)
-		init.nranks = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANKS));
-	if (COOKIE_PLACE(cookie, PLACE_RANK) != PLACE_NONE)
-		init.rank = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANK));
-	if (id_place != PLACE_NONE) {
-		/* By value on x86-64 the 128 bytes are the stack argument; otherwise the place holds a pointer. */
-		if (COOKIE_ID_BY_VALUE(cookie) && id_place >= PLACE_STACK)
-			id = stack_slot(&arguments, id_place - PLACE_STACK);
-		else
-			id = argument(&arguments, id_place);
-		init.has_unique_id = !bpf_probe_read_user(init.unique_id, UNIQUE_ID_BYTES, (const void *)id);
-	}
-	if (arguments.failed) {
-		count(STAT_ARGUMENTS_UNREADABLE);
-		return 0;
-	}
-	bpf_map_update_elem(&inits_under_way, &thread.tid, &init, BPF_ANY);
-	return 0;
-}
-
-/* One new communicator at the return of an init call. */
-static __noinline int settle_init(struct init_under_way *init, __u64 comm, __u64 cookie, __s32 result,
-				  struct thread *thread)
-{
-	struct communicator_key key = {.comm = comm};
-	struct communicator *communicator = 0;
-	struct lifecycle_event *event;
-
-	if (!init || !thread)
-		return 0;
-	key.tgid = thread->tgid;
-	if (comm) {
-		communicator = bpf_map_lookup_elem(&communicators, &key);
-		/* An entry older than this call belongs to an earlier communicator at the same address. */
-		if (communicator && communicator->first_ns < init->start_ns) {
-			bpf_map_delete_elem(&communicators, &key);
-			communicator = 0;
-		}
-		if (!communicator)
-			communicator = add_communicator(&key, COOKIE_LIBRARY(cookie));
-		if (!communicator)
-			count(STAT_COMMUNICATORS_FULL);
-		else if (!communicator->confirmed)
-			read_identity(communicator, comm);
-	}
-	event = bpf_ringbuf_reserve(&lifecycle_events, sizeof(*event), 0);
-	if (!event) {
-		count(STAT_LIFECYCLE_RING_FULL);
-		return 0;
-	}
-	__builtin_memset(event, 0, sizeof(*event));
-	event->time_ns = bpf_ktime_get_ns();
-	event->comm = comm;
-	event->parent = init->parent;
-	event->tgid = thread->tgid;
-	event->tid = thread->tid;
-	event->kind = COOKIE_KIND(cookie);
-	event->result = result;
-	event->nranks = init->nranks;
-	event->rank = init->rank;
-	event->library = COOKIE_LIBRARY(cookie);
-	event->has_unique_id = init->has_unique_id;
-	__builtin_memcpy(event->unique_id, init->unique_id, UNIQUE_ID_BYTES);
-	if (communicator) {
-		event->instance = communicator->instance;
-		event->confirmed = communicator->confirmed;
-		event->identity = communicator->identity;
-	}
-	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
-	return 0;
-}
-
-#define INIT_ALL_MAX 64
-
-SEC("uretprobe")
-int init_return(struct registers *ctx)
-{
-	__u64 cookie = bpf_get_attach_cookie(ctx);
-	struct init_under_way *init;
-	struct thread thread;
-	__u64 comm = 0;
-	__s32 result = (__s32)RETURN_VALUE(ctx);
-
-	count(STAT_LIFECYCLE);
-	if (!observed_thread(&thread))
-		return 0;
-	init = bpf_map_lookup_elem(&inits_under_way, &thread.tid);
-	if (!init)
-		return 0;
-	if (COOKIE_KIND(cookie) == LIFECYCLE_INIT_ALL) {
-		for (int i = 0; i < INIT_ALL_MAX; i++) {
-			if (i >= init->nranks)
-				break;
-			if (bpf_probe_read_user(&comm, sizeof(comm), (const void *)(init->new_comm + 8ULL * i)))
-				break;
-			settle_init(init, comm, cookie, result, &thread);
-		}
-	} else {
-		if (bpf_probe_read_user(&comm, sizeof(comm), (const void *)init->new_comm))
-			comm = 0;
-		settle_init(init, comm, cookie, result, &thread);
-	}
-	bpf_map_delete_elem(&inits_under_way, &thread.tid);
-	return 0;
-}
-
-/* A communicator ends, is revoked, suspended or resumed. */
-SEC("uprobe")
-int end_entry(struct registers *ctx)
-{
-	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u32 kind = COOKIE_KIND(cookie);
-	struct communicator_key key = {};
-	struct communicator *communicator;
-	struct thread thread;
-
-	count(STAT_LIFECYCLE);
-	if (!observed_thread(&thread))
-		return 0;
-	key.comm = FIRST_ARGUMENT(ctx);
-	key.tgid = thread.tgid;
-	communicator = bpf_map_lookup_elem(&communicators, &key);
-	if (!communicator)
-		return 0;
-	if (kind == LIFECYCLE_DESTROY || kind == LIFECYCLE_ABORT)
-		communicator->destroyed_ns = bpf_ktime_get_ns();
-	write_lifecycle(communicator, key.comm, kind, &thread);
+	under_way->start_ns = 0;
 	return 0;
 }

@@ -78,7 +78,7 @@ enum stat {
 struct call_event {
 	__u64 time_ns; /* CLOCK_MONOTONIC at entry */
 	__u64 comm; /* communicator's address in its process */
-	__u64 stream;
+	__u64 stream; /* 0: not known; a stream on the stack is not worth its reading */
 	__u64 payload_bytes;
 	__u32 tgid;
 	__u32 tid;
@@ -104,6 +104,19 @@ struct aggregate_key {
 };
 
 struct aggregate {
+	__u64 calls;
+	__u64 payload_bytes;
+};
+
+/* Slots of tables that are searched by one multiplication: Knuth's, with the golden ratio of 2^64. */
+#define HASH_FACTOR 0x9e3779b97f4a7c15ULL
+#define AGGREGATE_SLOT_BITS 12
+#define COMMUNICATOR_SLOT_BITS 11
+
+/* An aggregate_key in two words and its counts. */
+struct aggregate_slot {
+	__u64 owner; /* tgid, and instance in the upper half; 0: free */
+	__u64 kind; /* peer, op, data_type, size_bucket and 1, as in aggregate_key; 0: not there yet */
 	__u64 calls;
 	__u64 payload_bytes;
 };
@@ -134,7 +147,7 @@ struct communicator_key {
 };
 
 struct communicator {
-	__u64 sequence; /* operations so far */
+	__u64 sequence; /* operations so far; in its slot while it has one, like last_ns */
 	__u64 first_ns;
 	__u64 last_ns; /* last operation */
 	__u64 destroyed_ns; /* 0: alive */
@@ -143,6 +156,14 @@ struct communicator {
 	__u8 confirmed; /* identity was read and its magics held */
 	__u8 attempts;
 	struct identity identity;
+};
+
+struct communicator_slot {
+	__u64 comm; /* 0: free, or its communicator is not settled */
+	__u32 tgid;
+	__u32 instance; /* 0: free */
+	__u64 sequence;
+	__u64 last_ns;
 };
 
 struct lifecycle_event {
@@ -183,10 +204,12 @@ struct comm_layout {
 ASSERT_SIZE(call_event, 64);
 ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
+ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);
 ASSERT_SIZE(communicator_key, 16);
 ASSERT_SIZE(communicator, 88);
+ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(lifecycle_event, 232);
 ASSERT_SIZE(comm_layout, 48);
 

@@ -5,10 +5,21 @@
  */
 #include "nccl.bpf.c"
 
-extern _Bool bpf_session_is_return(void) __ksym;
 extern __u64 *bpf_session_cookie(void) __ksym;
 
 #define SESSION_NO_RETURN 1 /* the kernel skips the return probe of this call */
+
+/*
+ * Never called.  A tracing program that could make a tail call gets no private stack (kernel 6.13), which saves 75 ns
+ * at each read of struct ncclInfo: private stacks lie in vmalloc memory, and hardened usercopy looks that up in a tree.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} no_programs SEC(".maps");
+#define NEVER (sample_shift > 255)
 
 SEC("uprobe")
 int collective_session(struct registers *ctx)
@@ -18,7 +29,10 @@ int collective_session(struct registers *ctx)
 	struct call call;
 	__u64 start_ns;
 
-	if (bpf_session_is_return()) {
+	if (NEVER)
+		bpf_tail_call(ctx, &no_programs, 0);
+	/* Zero at entry, and only a sampled call's return comes here: asking which it is would cost another call. */
+	if (*start_and_op) {
 		count(STAT_RETURNS);
 		/* The op rides in the low four bits: 16 ns are below what a sample can tell. */
 		add_enqueue_time(*start_and_op & (OP_COUNT - 1), *start_and_op & ~(__u64)(OP_COUNT - 1));

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes import libbpf
+from probes import bcc_loader, libbpf
 from probes.bpf_syscall import (
     BPF_TRACE_UPROBE_MULTI,
     BPF_TRACE_UPROBE_SESSION,
@@ -30,17 +30,26 @@ from probes.nccl import records
 from probes.nccl.layout import CommLayout
 from probes.nccl.library import ProbePoints
 from probes.nccl.records import Stat
+from probes.nccl.tables import AggregateTable, CommunicatorTable
 from probes.ring import Ring
 
 _log = logging.getLogger("railscope.probes")
 
-_OBJECTS: Final = Path(__file__).resolve().parent.parent / "bpf"
-_ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
+OBJECTS: Final = Path(__file__).resolve().parent.parent / "bpf"
+"""Where the compiled BPF objects lie."""
+ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
 _LIFECYCLE_RING_BYTES: Final = 1 << 20  # as in nccl.bpf.c
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 MOST_LIBRARIES: Final = 256
 """Slots of the programs' `layouts` map."""
+
+
+class Loader(Enum):
+    """What loads the programs, best first: the second one compiles their source on the host."""
+
+    LIBBPF = "libbpf"
+    BCC = "bcc"
 
 
 class EnqueueTime(Enum):
@@ -55,6 +64,8 @@ class EnqueueTime(Enum):
 class ProgramSettings:
     """What is chosen before load; None: the best that the kernel has."""
 
+    loader: Loader | None = None
+    """None: bcc serves only where libbpf can load nothing."""
     attach: AttachKind | None = None
     enqueue_time: EnqueueTime | None = None
     sample_every: int = 16
@@ -85,8 +96,15 @@ class NcclPrograms:
         def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
             return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
 
-        self.aggregates = map_of("aggregates", records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)
-        self.communicators = map_of("communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR)
+        self.aggregates = AggregateTable(
+            loaded.map_fds["aggregates"],
+            cpus=cpus,
+            slots=map_of("aggregate_slots", records.SLOT, records.AGGREGATE_SLOT),
+        )
+        self.communicators = CommunicatorTable(
+            loaded.map_fds["communicators"],
+            slots=map_of("communicator_slots", records.SLOT, records.COMMUNICATOR_SLOT),
+        )
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
@@ -104,21 +122,39 @@ class NcclPrograms:
         """
         if settings.sample_every & (settings.sample_every - 1) or settings.sample_every < 1:
             raise ValueError(f"one call in {settings.sample_every} cannot be sampled: choose a power of two")
-        refusals = []
-        for attach, enqueue_time in _candidates(settings):
+        refusals: list[libbpf.LoadError] = []
+        for loader in [settings.loader] if settings.loader else Loader:
             try:
-                loaded = _load(attach, enqueue_time, settings)
+                programs = cls._load_with(loader, settings)
             except libbpf.LoadError as error:
-                refusals.append(f"{attach.value}/{enqueue_time.value}: {error}")
+                refusals.append(error)
+                _log.debug("%s loads no programs: %s", loader.value, error)
+                if isinstance(error, libbpf.HostRefusal):
+                    break
+                continue
+            _log.info("the programs were loaded by %s", loader.value)
+            return programs
+        raise refusals[0]
+
+    @classmethod
+    def _load_with(cls, loader: Loader, settings: ProgramSettings) -> NcclPrograms:
+        refusals: list[libbpf.LoadError] = []
+        for attach, enqueue_time in _candidates(loader, settings):
+            try:
+                loaded = _load(loader, attach, enqueue_time, settings)
+            except libbpf.LoadError as error:
+                refusals.append(error)
                 _log.debug("programs for %s/%s do not load: %s", attach.value, enqueue_time.value, error)
                 continue
             if attach is AttachKind.PERF or _kernel_links(loaded, enqueue_time):
                 return cls(loaded, attach, enqueue_time, settings)
             loaded.close()
-            refusals.append(f"{attach.value}/{enqueue_time.value}: this kernel has no such links")
+            refusals.append(libbpf.LoadError("this kernel has no such links"))
+        if refusals:
+            raise refusals[-1]
         raise libbpf.LoadError(
-            refusals[-1].split(": ", 1)[1]
-            if refusals
+            "bcc loads no session probes: sample enqueue time as 'pair' or 'off', or load with libbpf"
+            if loader is Loader.BCC
             else "perf events carry no session probes: sample enqueue time as 'pair' or 'off', or attach as 'multi'"
         )
 
@@ -180,13 +216,17 @@ class NcclPrograms:
             totals[name] = values[name].sum(axis=1)
         return totals
 
+    def shared_maps(self) -> Mapping[str, int]:
+        """Descriptors of the maps, by name: for another object that works on the same tables."""
+        return {name: fd for name, fd in self._loaded.map_fds.items() if not name.startswith(".")}
+
     def close(self) -> None:
         self.call_events.close()
         self.lifecycle_events.close()
         self._loaded.close()
 
 
-def _candidates(settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime]]:
+def _candidates(loader: Loader, settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime]]:
     """Combinations to try, best first."""
     attaches = [settings.attach] if settings.attach else [AttachKind.MULTI, AttachKind.PERF]
     candidates = []
@@ -199,38 +239,53 @@ def _candidates(settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime
         else:
             times = [EnqueueTime.OFF]
         candidates += [
-            (attach, time) for time in times if attach is AttachKind.MULTI or time is not EnqueueTime.SESSION
+            (attach, time)
+            for time in times
+            # A session program calls a kernel function, which bcc cannot compile.
+            if time is not EnqueueTime.SESSION or (attach is AttachKind.MULTI and loader is Loader.LIBBPF)
         ]
     return candidates
 
 
-def _load(attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettings) -> libbpf.LoadedObject:
-    architecture = _ARCHITECTURES.get(platform.machine())
+def _load(
+    loader: Loader, attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettings
+) -> libbpf.LoadedObject:
+    architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
         raise libbpf.LoadError(f"railscope has no BPF programs for {platform.machine()}: x86_64 and aarch64 only")
     session = enqueue_time is EnqueueTime.SESSION
-    path = _OBJECTS / f"{'nccl_session' if session else 'nccl'}.{architecture}.bpf.o"
-    if not path.exists():
-        raise libbpf.LoadError(f"{path} is missing: run 'make build'")
-    plain = BPF_TRACE_UPROBE_MULTI if attach is AttachKind.MULTI else 0
+    plain = plain_attach_type(attach)
     attach_types = dict.fromkeys(("collective_entry", "init_entry", "init_return", "end_entry"), plain)
     if session:
         attach_types["collective_session"] = BPF_TRACE_UPROBE_SESSION
     if enqueue_time is EnqueueTime.PAIR:
         attach_types["collective_return"] = plain
-    return libbpf.load(
-        path,
-        attach_types=attach_types,
-        map_entries={
-            "aggregates": settings.aggregate_entries,
-            "communicators": settings.communicator_entries,
-            "call_events": settings.ring_bytes,
-        },
-        constants=_constants(settings, enqueue_time),
-    )
+    map_entries = {
+        "aggregates": settings.aggregate_entries,
+        "communicators": settings.communicator_entries,
+        "call_events": settings.ring_bytes,
+    }
+    values = constants(settings, enqueue_time)
+    if loader is Loader.BCC:
+        return bcc_loader.load(
+            OBJECTS / "nccl.bpf.c",
+            attach_types=attach_types,
+            map_entries=map_entries,
+            constants=values,
+            architecture=architecture,
+        )
+    path = OBJECTS / f"{'nccl_session' if session else 'nccl'}.{architecture}.bpf.o"
+    if not path.exists():
+        raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+    return libbpf.load(path, attach_types=attach_types, map_entries=map_entries, constants=values)
 
 
-def _constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
+def plain_attach_type(attach: AttachKind) -> int:
+    """The expected attach type of a program that runs at entries or at returns."""
+    return BPF_TRACE_UPROBE_MULTI if attach is AttachKind.MULTI else 0
+
+
+def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
     """The `const volatile` variables of nccl.bpf.c, in their order."""
     namespace = Path("/proc/self/ns/pid").stat()
     initial = namespace.st_ino == _INITIAL_PID_NAMESPACE

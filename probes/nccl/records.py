@@ -46,6 +46,8 @@ AGGREGATE_KEY: Final[Dtype] = np.dtype(
     ]
 )
 AGGREGATE: Final[Dtype] = np.dtype([("calls", "<u8"), ("payload_bytes", "<u8")])
+AGGREGATE_SLOT: Final[Dtype] = np.dtype([("owner", "<u8"), ("kind", "<u8"), ("calls", "<u8"), ("payload_bytes", "<u8")])
+"""`owner` and `kind` hold an AGGREGATE_KEY whose `reserved` is 1."""
 ENQUEUE_TIME: Final[Dtype] = np.dtype([("calls", "<u8"), ("sum_ns", "<u8"), ("buckets", "<u8", (32,))])
 IDENTITY: Final[Dtype] = np.dtype(
     [
@@ -74,6 +76,9 @@ COMMUNICATOR: Final[Dtype] = np.dtype(
         ("attempts", "u1"),
         ("identity", IDENTITY),
     ]
+)
+COMMUNICATOR_SLOT: Final[Dtype] = np.dtype(
+    [("comm", "<u8"), ("tgid", "<u4"), ("instance", "<u4"), ("sequence", "<u8"), ("last_ns", "<u8")]
 )
 LIFECYCLE_EVENT: Final[Dtype] = np.dtype(
     [
@@ -120,10 +125,12 @@ SIZES: Final = {
     "call_event": (CALL_EVENT, 64),
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
+    "aggregate_slot": (AGGREGATE_SLOT, 32),
     "enqueue_time": (ENQUEUE_TIME, 272),
     "identity": (IDENTITY, 48),
     "communicator_key": (COMMUNICATOR_KEY, 16),
     "communicator": (COMMUNICATOR, 88),
+    "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
     "comm_layout": (COMM_LAYOUT, 48),
 }

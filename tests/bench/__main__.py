@@ -21,7 +21,7 @@ from tests.bench.target import BenchError, Built, build
 Part = Callable[[Built, int], list[Line]]
 
 _PARTS: Final[dict[str, tuple[Part, int]]] = {
-    probe_cost.PART: (probe_cost.measure, 31),
+    probe_cost.PART: (probe_cost.measure, 201),
     ring_reader.PART: (ring_reader.measure, 7),
     agent_cost.PART: (agent_cost.measure, 3),
     workload_cost.PART: (workload_cost.measure, 10),

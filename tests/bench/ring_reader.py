@@ -1,70 +1,165 @@
-"""What reading one event costs, while a target produces them as fast as it can."""
+"""What reading one event costs, and what is lost, while a million of them come each second.
+
+A BPF program writes the events in bursts (producer.bpf.c): with a trap for each event, two cores cannot fill a ring
+that fast.  The records, the ring's size and kind, and railscope's reader are the shipped ones.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack
-from typing import Final
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
 
-from probes.nccl.programs import NcclPrograms
-from probes.nccl.records import Stat
-from tests.bench.probe_cost import accounting
+from probes import libbpf
+from probes.nccl import records
+from probes.nccl.programs import ProgramSettings
+from probes.ring import Ring
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
-from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader, Reader
-from tests.bench.target import BenchError, Built, Target
+from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader, Reader, Reading
+from tests.bench.target import BenchError, Built
 
 PART: Final = "ring"
-_CALLS: Final = 700_000
-_OURS, _CALLBACK, _BCC = "array reader", "libbpf callback", "bcc callback"
+_EVENTS_PER_SECOND: Final = 1_000_000
+_EVENTS: Final = 1_000_000
+_OURS, _CALLBACK, _BCC, _TWICE = "array reader", "libbpf callback", "bcc callback", "array reader, 2 M events/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What the producer did in one round."""
+
+    lost: int
+    """Events that found the ring full."""
+    duration_ns: int
+
+
+class ProducerProcess:
+    """Writes into the ring `call_events` of the loaded producer, beside the readers."""
+
+    def __init__(self, program_fd: int) -> None:
+        """Raises BenchError when it does not start."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.produce", str(program_fd)],
+            pass_fds=[program_fd],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        if self._output.readline().strip() != "ready":
+            self.close()
+            raise BenchError("the bench's producer does not start")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def produce(self, events: int, per_second: int) -> Produced:
+        """Write so many events at this rate, and wait for the last one.
+
+        Raises:
+            BenchError: the kernel does not run the program.
+        """
+        self._input.write(f"{events} {per_second}\n")
+        self._input.flush()
+        answer = self._output.readline().split()
+        if len(answer) != 2:
+            raise BenchError("the bench's producer ended")
+        return Produced(int(answer[0]), int(answer[1]))
+
+    def close(self) -> None:
+        """End the process."""
+        self._input.close()
+        self._output.close()
+        self._process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One reader's turn."""
+
+    produced: Produced
+    reading: Reading
+
+    @property
+    def rate(self) -> float:
+        """Million events written or lost, a second."""
+        return _EVENTS / self.produced.duration_ns * 1e3
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU time for each event that was read."""
+        return self.reading.cpu_seconds / self.reading.events * 1e6
 
 
 def measure(built: Built, rounds: int) -> list[Line]:
     """Let the readers take turns, `rounds` times."""
     lines: list[Line] = []
-    cpu_us: dict[str, list[float]] = {}
-    lost: dict[str, int] = {}
-    rates: list[float] = []
+    ring_bytes = ProgramSettings().ring_bytes
     with ExitStack() as stack:
-        target = stack.enter_context(Target(built, "ring"))
-        programs = stack.enter_context(accounting(target, None))
-        map_fd = programs.call_events.fd
-        readers: dict[str, Reader] = {_OURS: ArrayReader(programs.call_events), _CALLBACK: CallbackReader(map_fd)}
+        try:
+            loaded = libbpf.load(
+                built.producer_object, attach_types={"produce": 0}, map_entries={"call_events": ring_bytes}
+            )
+        except libbpf.LoadError as error:
+            return [Omission(PART, "all", str(error))]
+        stack.callback(loaded.close)
+        map_fd = loaded.map_fds["call_events"]
+        ring = Ring(map_fd, ring_bytes, records.CALL_EVENT)
+        stack.callback(ring.close)
+        ours = ArrayReader(ring)
+        readers: dict[str, Reader] = {_OURS: ours, _TWICE: ours, _CALLBACK: CallbackReader(map_fd)}
+        stack.callback(readers[_CALLBACK].close)
         try:
             readers[_BCC] = BccReader(map_fd)
+            stack.callback(readers[_BCC].close)
         except BenchError as error:
             lines.append(Omission(PART, _BCC, str(error)))
-        for reader in readers.values():
-            stack.callback(reader.close)
+        producer = stack.enter_context(ProducerProcess(loaded.program_fds["produce"]))
+        taken: dict[str, list[Round]] = {name: [] for name in readers}
         for turn in range(-1, rounds):
             for name, reader in readers.items():
-                before = _lost(programs)
-                reader.start()
-                target.start(_CALLS)
-                nanoseconds = target.finish()
-                reading = reader.finish()
-                programs.lifecycle_events.read()
-                missed = _lost(programs) - before
-                if reading.events + missed != _CALLS:
-                    raise BenchError(f"{name}: {reading.events} events read and {missed} lost of {_CALLS} calls")
+                one = _round(reader, producer, _EVENTS_PER_SECOND * (2 if name == _TWICE else 1))
+                if one.reading.events + one.produced.lost != _EVENTS:
+                    raise BenchError(f"{name}: {one.reading.events} read and {one.produced.lost} lost of {_EVENTS}")
                 if turn >= 0:  # the first turn warms up
-                    cpu_us.setdefault(name, []).append(reading.cpu_seconds / reading.events * 1e6)
-                    lost[name] = lost.get(name, 0) + missed
-                    rates.append(_CALLS / nanoseconds * 1e3)
-    lines.append(figure(PART, "produced meanwhile", "M events/s", rates))
-    for name, values in cpu_us.items():
-        target_ours = Limit(Bound.BELOW, 0.15) if name == _OURS else None
-        note = f"{lost[name]} of {rounds * _CALLS} lost" if lost[name] else ""
-        lines.append(figure(PART, name, "µs CPU/event", values, target=target_ours, note=note))
-    lines.append(figure(PART, "events lost, array reader", "events", [lost[_OURS]], target=Limit(Bound.EXACTLY, 0)))
+                    taken[name].append(one)
+    return lines + _lines(taken)
+
+
+def _round(reader: Reader, producer: ProducerProcess, per_second: int) -> Round:
+    reader.start()
+    produced = producer.produce(_EVENTS, per_second)
+    return Round(produced, reader.finish())
+
+
+def _lines(taken: dict[str, list[Round]]) -> list[Line]:
+    lines: list[Line] = []
+    for name, turns in taken.items():
+        at_least = Limit(Bound.AT_LEAST, 0.99) if name == _OURS else None
+        lines.append(figure(PART, f"{name}: offered", "M events/s", [turn.rate for turn in turns], target=at_least))
+        lost = [turn.produced.lost / _EVENTS * 100 for turn in turns]
+        none = Limit(Bound.EXACTLY, 0) if name == _OURS else None
+        note = f"{sum(each == 0 for each in lost)} of {len(lost)} rounds without a loss, {max(lost):.2g} % in the worst"
+        lines.append(figure(PART, f"{name}: lost", "%", lost, target=none, note=note))
+        below = Limit(Bound.BELOW, 0.15) if name == _OURS else None
+        lines.append(figure(PART, name, "µs CPU/event", [turn.cpu_us for turn in turns], target=below))
     # bcc is the peer; where it is missing, the bare callback stands in for it.
-    peer = _BCC if _BCC in cpu_us else _CALLBACK
-    for name in cpu_us:
-        if name != _OURS:
-            target_peer = Limit(Bound.AT_LEAST, 10) if name == peer else None
-            factor = ratios(cpu_us[name], cpu_us[_OURS])
-            lines.append(figure(PART, f"{name} / array reader", "×", factor, target=target_peer))
+    peer = _BCC if _BCC in taken else _CALLBACK
+    ours = [turn.cpu_us for turn in taken[_OURS]]
+    for name, turns in taken.items():
+        if name not in (_OURS, _TWICE):
+            factor = ratios([turn.cpu_us for turn in turns], ours)
+            target = Limit(Bound.AT_LEAST, 10) if name == peer else None
+            lines.append(figure(PART, f"{name} / array reader", "×", factor, target=target))
     return lines
-
-
-def _lost(programs: NcclPrograms) -> int:
-    return programs.stats()[Stat.RING_FULL]

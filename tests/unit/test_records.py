@@ -15,49 +15,17 @@ from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_na
 from probes.nccl.layout import CommLayout
 from probes.nccl.programs import EnqueueTime, ProgramSettings
 from tests.nccl.library import REPOSITORY
+from tests.unit.headers import constants, enumeration, fields_of, structure
 
 HEADER = (REPOSITORY / "probes/bpf/nccl.h").read_text()
 PROGRAM = (REPOSITORY / "probes/bpf/nccl.bpf.c").read_text()
-INTEGERS = {"u": "u", "s": "i"}
-
-
-def constants() -> dict[str, int]:
-    return {
-        name: int(value.rstrip("ULul"), 0)
-        for name, value in re.findall(r"^#define (\w+) \(?(-?\w+)\)?(?: /\*.*)?$", HEADER, re.MULTILINE)
-    }
-
-
-def structure(name: str) -> np.dtype[np.void]:
-    """The dtype of a struct as the header has it, with the alignment of C."""
-    body = re.search(rf"^struct {name} {{\n(.*?)^}};", HEADER, re.MULTILINE | re.DOTALL)
-    assert body is not None
-    fields: list[tuple[str, object] | tuple[str, object, tuple[int]]] = []
-    for kind, field, length in re.findall(r"^\t(\w+|struct \w+) (\w+)(?:\[(\w+)\])?;", body[1], re.MULTILINE):
-        if kind.startswith("struct"):
-            dtype: object = structure(kind.removeprefix("struct "))
-        else:
-            dtype = f"<{INTEGERS[kind[2]]}{int(kind[3:]) // 8}"
-        if length:
-            fields.append((field, dtype, (int(length) if length.isdigit() else constants()[length],)))
-        else:
-            fields.append((field, dtype))
-    return np.dtype(fields, align=True)
-
-
-def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[object, ...]]:
-    assert dtype.fields is not None
-    found: dict[str, tuple[object, ...]] = {}
-    for name, (inner, offset, *_) in dtype.fields.items():
-        element = inner.base
-        found[name] = (fields_of(element) if element.fields else element.str, inner.shape, offset)
-    return found
+ARITHMETIC = (REPOSITORY / "probes/bpf/arithmetic.h").read_text()
 
 
 @pytest.mark.parametrize("name", records.SIZES)
 def test_every_dtype_has_the_fields_of_its_struct(name: str) -> None:
     dtype, size_bytes = records.SIZES[name]
-    header = structure(name)
+    header = structure(HEADER, name)
     assert fields_of(dtype) == fields_of(header)
     assert dtype.itemsize == header.itemsize == size_bytes
     assert f"ASSERT_SIZE({name}, {size_bytes});" in HEADER
@@ -67,21 +35,15 @@ def test_every_asserted_struct_has_a_dtype() -> None:
     assert set(re.findall(r"^ASSERT_SIZE\((\w+),", HEADER, re.MULTILINE)) == set(records.SIZES)
 
 
-def enumeration(name: str) -> list[str]:
-    body = re.search(rf"^enum {name} {{\n(.*?)^}};", HEADER, re.MULTILINE | re.DOTALL)
-    assert body is not None
-    return re.findall(r"^\t(\w+)", body[1], re.MULTILINE)
-
-
 def test_stats_and_lifecycle_kinds_are_numbered_alike() -> None:
-    assert enumeration("stat") == [f"STAT_{stat.name}" for stat in records.Stat] + ["STAT_COUNT"]
-    assert enumeration("lifecycle_kind") == [f"LIFECYCLE_{kind.name}" for kind in records.LifecycleKind]
+    assert enumeration(HEADER, "stat") == [f"STAT_{stat.name}" for stat in records.Stat] + ["STAT_COUNT"]
+    assert enumeration(HEADER, "lifecycle_kind") == [f"LIFECYCLE_{kind.name}" for kind in records.LifecycleKind]
     assert [int(stat) for stat in records.Stat] == list(range(len(records.Stat)))
     assert [int(kind) for kind in records.LifecycleKind] == list(range(len(records.LifecycleKind)))
 
 
 def test_shared_constants_are_the_same() -> None:
-    found = constants()
+    found = constants(HEADER)
     assert found["UNIQUE_ID_BYTES"] == records.UNIQUE_ID_BYTES
     assert found["NO_OFFSET"] == records.NO_OFFSET
     assert found["OP_UNKNOWN"] == Op.Unknown
@@ -90,8 +52,8 @@ def test_shared_constants_are_the_same() -> None:
 
 
 def test_the_kernels_element_sizes_are_those_of_the_data_types() -> None:
-    shifts = re.search(r"#define DATA_TYPE_SHIFTS (0x[0-9a-f]+)", PROGRAM)
-    count = re.search(r"#define DATA_TYPES (\d+)", PROGRAM)
+    shifts = re.search(r"#define DATA_TYPE_SHIFTS (0x[0-9a-f]+)", ARITHMETIC)
+    count = re.search(r"#define DATA_TYPES (\d+)", ARITHMETIC)
     assert shifts is not None
     assert count is not None
     known = [data_type for data_type in DataType if data_type is not DataType.Unknown]
@@ -117,10 +79,10 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
         "sample_shift",
     ]
     settings = ProgramSettings(only_observed_processes=True, write_events=False, sample_every=64)
-    packed = programs._constants(settings, EnqueueTime.PAIR)
+    packed = programs.constants(settings, EnqueueTime.PAIR)
     assert len(packed) == sum(int(bits) // 8 for bits, _ in declared)
     assert struct.unpack_from("<III", packed, 16) == (1, 0, 6)
-    assert struct.unpack_from("<I", programs._constants(settings, EnqueueTime.OFF), 24)[0] >= 32
+    assert struct.unpack_from("<I", programs.constants(settings, EnqueueTime.OFF), 24)[0] >= 32
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 1 << 24)), min_size=7, max_size=7))

@@ -1,0 +1,48 @@
+"""Structs, enumerations and constants of the BPF programs' headers, for the tests that compare them with Python's."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+_INTEGERS = {"u": "u", "s": "i"}
+
+
+def constants(header: str) -> dict[str, int]:
+    return {
+        name: int(value.rstrip("ULul"), 0)
+        for name, value in re.findall(r"^#define (\w+) \(?(-?\w+)\)?(?: /\*.*)?$", header, re.MULTILINE)
+    }
+
+
+def structure(header: str, name: str) -> np.dtype[np.void]:
+    """The dtype of a struct as the header has it, with the alignment of C."""
+    body = re.search(rf"^struct {name} {{\n(.*?)^}};", header, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    fields: list[tuple[str, object] | tuple[str, object, tuple[int]]] = []
+    for kind, field, length in re.findall(r"^\t(\w+|struct \w+) (\w+)(?:\[(\w+)\])?;", body[1], re.MULTILINE):
+        if kind.startswith("struct"):
+            dtype: object = structure(header, kind.removeprefix("struct "))
+        else:
+            dtype = f"<{_INTEGERS[kind[2]]}{int(kind[3:]) // 8}"
+        if length:
+            fields.append((field, dtype, (int(length) if length.isdigit() else constants(header)[length],)))
+        else:
+            fields.append((field, dtype))
+    return np.dtype(fields, align=True)
+
+
+def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[object, ...]]:
+    assert dtype.fields is not None
+    found: dict[str, tuple[object, ...]] = {}
+    for name, (inner, offset, *_) in dtype.fields.items():
+        element = inner.base
+        found[name] = (fields_of(element) if element.fields else element.str, inner.shape, offset)
+    return found
+
+
+def enumeration(header: str, name: str) -> list[str]:
+    body = re.search(rf"^enum {name} {{\n(.*?)^}};", header, re.MULTILINE | re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\t(\w+)", body[1], re.MULTILINE)

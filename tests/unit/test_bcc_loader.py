@@ -1,0 +1,100 @@
+"""The second loader without bcc: what a helper that fails in one way or another is told as."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from probes import bcc_loader
+from probes.bcc_helper import NO_BCC
+from probes.libbpf import LoadError
+
+SOURCE = """
+char _license[] SEC("license") = "GPL";
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} totals SEC(".maps");
+SEC("uprobe")
+int on_entry(void *ctx)
+{
+	return 0;
+}
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "some.bpf.c"
+    path.write_text(SOURCE)
+    return path
+
+
+def refusal(source: Path, python: Path, program: str = "on_entry") -> str:
+    with pytest.raises(LoadError) as caught:
+        bcc_loader.load(
+            source, attach_types={program: 0}, map_entries={}, constants=b"", architecture="x86", python=python
+        )
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def interpreter(folder: Path, script: str) -> Path:
+    """Stands in for the system's Python; it is given `-I HELPER SOCKET`."""
+    path = folder / "python3"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_host_without_bcc_is_told_what_to_install(source: Path, tmp_path: Path) -> None:
+    for python in (tmp_path / "nowhere", interpreter(tmp_path, f"exit {NO_BCC}")):
+        assert "install python3-bpfcc (Debian, Ubuntu)" in refusal(source, python)
+        assert bcc_loader.installed_version(python) is None
+
+
+def test_a_package_of_that_name_that_is_not_the_compiler_counts_as_none(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("__version__ = '9.9'\n")
+    python = interpreter(tmp_path, f'shift; PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    assert "install python3-bpfcc" in refusal(source, python)
+    assert bcc_loader.installed_version(python) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("warning: odd\n/virtual/main.c:7:2: error: no such thing\nException: Failed to compile", "no such thing"),
+        ("LLVM ERROR: line 306: Invalid usage", "Invalid usage"),
+        ("Traceback (most recent call last):\nOSError: libbcc.so.0: cannot open", "libbcc.so.0: cannot open"),
+        ("could not open bpf map: stats, error: Operation not permitted", "CAP_BPF"),
+        ("Exception: Need super-user privileges to run", "CAP_BPF"),
+        ("", "status 1"),
+    ],
+)
+def test_the_reason_is_the_line_that_says_most(source: Path, tmp_path: Path, said: str, told: str) -> None:
+    (tmp_path / "said").write_text(said)
+    line = refusal(source, interpreter(tmp_path, f"cat > /dev/null; cat {tmp_path}/said >&2; exit 1"))
+    assert told in line
+
+
+def test_a_helper_that_hands_over_nothing_is_noticed_and_leaves_no_descriptor(source: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "exit 0")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert "got lost" in refusal(source, python)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_helper_that_hangs_is_ended(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bcc_loader, "_TIMEOUT_SECONDS", 0.2)
+    assert "did not load some.bpf.c within 0.2 s" in refusal(source, interpreter(tmp_path, "exec sleep 60"))
+
+
+def test_a_source_that_is_missing_or_strange_is_named(source: Path, tmp_path: Path) -> None:
+    assert "nowhere.bpf.c" in refusal(tmp_path / "nowhere.bpf.c", Path("/bin/false"))
+    assert "on_return" in refusal(source, Path("/bin/false"), program="on_return")
+    source.write_text(SOURCE.replace("BPF_MAP_TYPE_ARRAY", "BPF_MAP_TYPE_XSKMAP"))
+    assert "totals (BPF_MAP_TYPE_XSKMAP)" in refusal(source, Path("/bin/false"))
