@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.config import Config
+from agent.configured import pids_without_nccl
 from agent.discovery import Discovery, Library
 from agent.doctor_findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
 from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
@@ -82,6 +83,8 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
     if not reports:
         what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
         findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
+    if missed := pids_without_nccl(config.procfs, config.pids, processes):
+        findings.append(Finding("processes", "problem", f"--pid: {missed}", "name running processes that use NCCL"))
     return findings, reports, processes
 
 

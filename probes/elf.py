@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
 
-import numpy as np
-import numpy.typing as npt
-
 EM_X86_64: Final = 62
 EM_AARCH64: Final = 183
 
@@ -44,9 +41,9 @@ _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
 _DYNAMIC: Final = struct.Struct("<qQ")
 _NOTE: Final = struct.Struct("<III")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
-_SYMBOL_DTYPE: Final = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+_SYMBOL_FIELDS: Final = [
+    ("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8"),
+]  # fmt: skip
 
 _ET_EXEC, _ET_DYN = 2, 3
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
@@ -60,6 +57,10 @@ _NT_GNU_BUILD_ID = 3
 
 class ElfError(Exception):
     """The file is no ELF file that can be probed; the message is one line that says why."""
+
+
+class ElfUnreadable(ElfError):
+    """The system did not let us read: nothing is known of the file, and another time it may be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,12 @@ class Elf:
 
         Raises:
             ElfError: it is no ELF file of the kind that this reader takes, or a header is broken.
+            ElfUnreadable: the system refuses (too many open files, a failing disk).
         """
         try:
             own = os.dup(fd)
         except OSError as error:
-            raise ElfError(f"cannot be read: {error.strerror}") from None
+            raise ElfUnreadable(f"cannot be read: {error.strerror}") from None
         try:
             return cls(own)
         except BaseException:
@@ -281,7 +283,7 @@ class Elf:
                     raise ElfError(f"the file was truncated while its {what} was read")
                 data += more
         except OSError as error:
-            raise ElfError(f"{what} cannot be read: {error.strerror}") from None
+            raise ElfUnreadable(f"{what} cannot be read: {error.strerror}") from None
         return data
 
     def _blocks(self, offset: int, length: int, overlap: int, what: str) -> Iterator[tuple[int, bytes]]:
@@ -414,10 +416,13 @@ class Elf:
         name_of = self._name_offsets(wanted, strings_at, strings_bytes, table)
         if not name_of:
             return {}
-        offsets: npt.NDArray[np.uint32] = np.sort(np.fromiter(name_of, np.uint32, len(name_of)))
+        import numpy as np  # 90 ms that the helper process for unknown builds is spared
+
+        row_type = np.dtype(_SYMBOL_FIELDS)
+        offsets = np.sort(np.fromiter(name_of, np.uint32, len(name_of)))
         candidates: dict[str, list[tuple[bool, Symbol]]] = {}
         for _, block in self._blocks(symbols_at, count * _SYMBOL.size, 0, table):
-            rows = np.frombuffer(block, _SYMBOL_DTYPE)
+            rows = np.frombuffer(block, row_type)
             kinds = rows["info"] & 15
             functions = rows[((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0)]
             place = np.minimum(np.searchsorted(offsets, functions["name"]), len(offsets) - 1)

@@ -32,6 +32,11 @@ _EXECUTABLE_FILE: Final = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) +(/.*)$", re.MULTILINE
 )
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+_LEADS_NOWHERE: Final = _GONE | {errno.ELOOP, errno.ENAMETOOLONG}
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM})
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_CAPABILITIES: Final = ("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
+"""What opening each of `mapping_paths` may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,15 @@ def parse_maps(maps: bytes) -> dict[FileKey, Mapping]:
     return found
 
 
+def mapping_paths(procfs: Path, pid: int, mapping: Mapping) -> tuple[str, str, str]:
+    """Paths that may lead to a mapped file: as we see it, as the process sees it, and the kernel's link to it."""
+    return (
+        mapping.path,
+        f"{procfs}/{pid}/root{mapping.path}",
+        f"{procfs}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
+    )
+
+
 def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
     """Open the file behind a mapping for reading; the caller closes the descriptor.
 
@@ -156,21 +170,20 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
     `/proc/self/fd/N`.
 
     Raises:
-        MappedFileError: no way leads there; says which permission is missing, or that process or file have gone.
+        MappedFileError: no way leads there; says which permission is missing, what else stood in the way, or that
+            process or file have gone.
     """
-    ways = [
-        (mapping.path, "CAP_DAC_READ_SEARCH"),
-        (f"{procfs}/{pid}/root{mapping.path}", "CAP_SYS_PTRACE"),
-        (f"{procfs}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}", "CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE"),
-    ]
     refusals: list[str] = []
-    for number, (path, capability) in enumerate(ways):
+    trouble: OSError | None = None
+    for number, path in enumerate(mapping_paths(procfs, pid, mapping)):
         try:
             # O_PATH touches nothing: a path that now leads to a device or a pipe must not be opened.
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
-                refusals.append(capability)
+            if error.errno in _REFUSED:
+                refusals.append(_CAPABILITIES[number])
+            elif error.errno not in _LEADS_NOWHERE:
+                trouble = error
             continue
         except ValueError:  # A NUL in the path: not from a kernel.
             continue
@@ -178,59 +191,27 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
             status = os.fstat(place)
             same_device = (os.major(status.st_dev), os.minor(status.st_dev)) == mapping.device
             same = status.st_ino == mapping.inode and (same_device or number > 0)
-            if stat.S_ISREG(status.st_mode) and (same or (number == 2 and _on_overlayfs(place))):
+            if stat.S_ISREG(status.st_mode) and (same or (number == 2 and on_overlayfs(place))):
                 return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM):
+            if error.errno in _REFUSED:
                 refusals.append("CAP_DAC_READ_SEARCH")
+            else:
+                trouble = error
         finally:
             os.close(place)
     name = mapping.path.replace("\n", "\\n")
+    if trouble is not None and trouble.errno in _NO_ROOM:
+        advice = "raise the limit of open files (LimitNOFILE= of the service, ulimit -n)"
+        raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {trouble.strerror}: {advice}")
     if identity_of(procfs, pid) is None:
         raise MappedFileError(f"{name}: process {pid}, which had it mapped, has gone", gone=True)
+    if trouble is not None:
+        raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {trouble.strerror}")
     if refusals:
         missing = " and ".join(dict.fromkeys(refusals))
         raise MappedFileError(f"{name}, mapped by process {pid}, may not be opened: give railscope {missing}")
     raise MappedFileError(f"{name} is no longer mapped by process {pid}", gone=True)
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryKey:
-    """A library file, in enough detail to know it again through another mount."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    modified_ns: int
-    build_id: str | None
-    overlay: bool
-    """Seen through overlayfs."""
-
-
-def library_key(fd: int, build_id: str | None) -> LibraryKey:
-    """The key of an open file.
-
-    Raises:
-        OSError: the descriptor cannot be queried.
-    """
-    status = os.fstat(fd)
-    return LibraryKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, build_id, _on_overlayfs(fd))
-
-
-def same_library(one: LibraryKey, other: LibraryKey) -> bool:
-    """Whether both are one file on disk, so that probes on the first already see the users of the second.
-
-    Overlayfs reports a device of its own for a file of its lower layer, and may put a layer number into the upper bits
-    of the inode number (its `xino` option).  A file that was copied up keeps its number: where neither size nor
-    content nor time of change differ, it is taken for the original.
-    """
-    if (one.device, one.inode) == (other.device, other.inode):
-        return True
-    return (
-        (one.overlay or other.overlay)
-        and (one.inode ^ other.inode) & 0xFFFFFFFF == 0
-        and (one.size_bytes, one.modified_ns, one.build_id) == (other.size_bytes, other.modified_ns, other.build_id)
-    )
 
 
 @dataclass(frozen=True)
@@ -370,8 +351,13 @@ def open_pidfd(procfs: Path, identity: ProcessIdentity) -> int | None:
         fd = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return None
-    # The pid may have passed to another process before the descriptor held it; from here on it cannot.
-    if is_alive(procfs, identity):
+    try:
+        # The pid may have passed to another process before the descriptor held it; from here on it cannot.
+        alive = is_alive(procfs, identity)
+    except OSError:
+        os.close(fd)
+        raise
+    if alive:
         return fd
     os.close(fd)
     return None
@@ -432,7 +418,7 @@ def _read(path: str, budget_bytes: int) -> bytes | None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _on_overlayfs(fd: int) -> bool:
+def on_overlayfs(fd: int) -> bool:
     """Whether a file is seen through overlayfs: the first word of `struct statfs` is the filesystem's magic number."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.fstatfs(ctypes.c_int(fd), buffer) != 0:

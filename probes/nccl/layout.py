@@ -27,15 +27,20 @@ from probes.elf import Elf
 COMM_MAGIC: Final = 0x0280028002800280
 """Both `startMagic` and `endMagic` of a live communicator; source: src/include/comm.h.  Absent in 2.20.5."""
 TABLE: Final = Path(__file__).with_name("layouts.json")
-HELPER_SECONDS: Final = 20.0
-MAX_DEBUG_BYTES: Final = 8 << 20
-"""More debug information than this takes too long to read; the published libraries carry 70 MB."""
+HELPER_SECONDS: Final = 10.0
+"""The agent does nothing else meanwhile."""
+MAX_DEBUG_BYTES: Final = 1 << 20
+"""More debug information than this, about a second's work, is not read; the published libraries carry 70 MB."""
 ACCESSORS: Final = ("ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice")
 
 _VERSION: Final = re.compile(rb"NCCL version (\d{1,3}\.\d{1,3}\.\d{1,3})")
 _log = logging.getLogger(__name__)
 
 Source = Literal["build-id", "dwarf", "accessors"]
+
+
+class _HelperError(Exception):
+    """The helper process did not come to an answer: another time it may."""
 
 
 class LayoutTableError(Exception):
@@ -96,7 +101,7 @@ class _Build:
 
 
 class Layouts:
-    """Answers for libraries, known and unknown.  Unknown builds are remembered by build-id, failures too."""
+    """Answers for libraries, known and unknown.  Unknown builds are remembered by build-id, also that nothing tells."""
 
     def __init__(self, builds: Mapping[str, _Build]) -> None:
         self._builds = builds
@@ -127,7 +132,8 @@ class Layouts:
     def layout_of(self, elf: Elf) -> CommLayout | None:
         """The layout of `struct ncclComm` in this library, `None` when nothing trustworthy tells.
 
-        Takes milliseconds for a known build; up to `HELPER_SECONDS` for the first library of an unknown one.
+        Takes milliseconds for a known build, and for the first library of an unknown one as long as Python takes to
+        start and to import a disassembler; `HELPER_SECONDS` at worst.
 
         Raises:
             ElfError: the file is broken.
@@ -136,11 +142,16 @@ class Layouts:
         structures = self.structures(build_id)
         if "ncclComm" in structures:
             return comm_layout(structures["ncclComm"], "build-id", self.nccl_version_of(elf))
-        if build_id is None:
-            return self._derive(elf)
-        if build_id not in self._derived:
-            self._derived[build_id] = self._derive(elf)
-        return self._derived[build_id]
+        if build_id is not None and build_id in self._derived:
+            return self._derived[build_id]
+        try:
+            layout = self._derive(elf)
+        except _HelperError as error:
+            _log.warning("layout of an unknown NCCL build: %s", error)
+            return None
+        if build_id is not None:
+            self._derived[build_id] = layout
+        return layout
 
     def nccl_version_of(self, elf: Elf) -> str:
         """The version such as `2.27.7`: from the table, else from the library's own version string, else `unknown`.
@@ -170,7 +181,11 @@ class Layouts:
         return self._ask("accessors", elf)
 
     def _ask(self, source: Source, elf: Elf) -> CommLayout | None:
-        """Let the helper process look."""
+        """Let the helper process look.
+
+        Raises:
+            _HelperError: it could not be started or did not end in time.
+        """
         command = [sys.executable, "-m", "probes.nccl.unknown_build", source, str(elf.fileno())]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
         try:
@@ -184,8 +199,7 @@ class Layouts:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            _log.warning("layout of an unknown NCCL build: the helper process failed: %s", error)
-            return None
+            raise _HelperError(f"the helper process failed: {error}") from None
         if result.returncode != 0:
             lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
             _log.warning("layout of an unknown NCCL build: %s", lines[-1] if lines else "the helper process died")

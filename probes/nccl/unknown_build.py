@@ -24,7 +24,7 @@ from probes.nccl.dwarf_layouts import ConflictError, structures_in
 from probes.nccl.layout import ACCESSORS, COMM_FIELDS, Structure
 
 _MEMORY_BYTES: Final = 2 << 30
-_CPU_SECONDS: Final = 15
+_CPU_SECONDS: Final = 5
 _MAX_FUNCTION_BYTES: Final = 4096
 _MIN_OFFSET: Final = 64
 _MAX_COMM_BYTES: Final = 16 << 20

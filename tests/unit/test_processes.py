@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from probes import processes
 from probes.processes import (
     PROCFS,
     FileKey,
-    LibraryKey,
     MappedFileError,
     MappedFiles,
     Mapping,
@@ -30,13 +30,11 @@ from probes.processes import (
     executable_mappings,
     identity_of,
     is_alive,
-    library_key,
     open_mapped_file,
     open_pidfd,
     parse_maps,
     pid_namespace,
     process_ids,
-    same_library,
     status_of,
     thread_states,
 )
@@ -250,6 +248,34 @@ def test_a_path_that_now_leads_to_a_pipe_is_not_opened(tmp_path: Path) -> None:
     assert caught.value.gone
 
 
+@contextlib.contextmanager
+def spare_descriptors(number: int) -> Iterator[None]:
+    """So many more files may be opened."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = [os.dup(0) for _ in range(number)]
+    for fd in spare:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_too_many_open_files_are_said_and_do_not_look_like_a_file_that_has_gone(tmp_path: Path) -> None:
+    path = tmp_path / "library.so"
+    path.write_bytes(b"the library")
+    with mapped_executable(path) as mapping:
+        for spare in (1, 2):
+            with spare_descriptors(spare):
+                if spare == 2:
+                    assert contents(mapping) == b"the library"
+                    continue
+                with pytest.raises(MappedFileError, match="Too many open files: raise the limit") as caught:
+                    open_mapped_file(PROCFS, os.getpid(), mapping)
+                assert not caught.value.gone
+
+
 def test_a_gone_process_is_said_to_be_gone() -> None:
     with pytest.raises(MappedFileError, match="has gone") as caught:
         open_mapped_file(PROCFS, 2**22 + 1, Mapping(0x1000, 0x2000, (9, 9), 1, "/none/li\nb.so", False))
@@ -324,41 +350,15 @@ def test_a_file_that_a_real_process_maps_shows_in_a_scan(tmp_path: Path) -> None
         assert scanner.scan(fresh=True).files[mapping.file][0] == os.getpid()
 
 
-LOWER = LibraryKey(device=1, inode=55, size_bytes=10, modified_ns=7, build_id="ab", overlay=False)
-
-
-def test_a_library_is_known_again_through_an_overlay_but_two_files_stay_two() -> None:
-    overlay = replace(LOWER, device=9, overlay=True)
-    assert same_library(LOWER, LOWER)
-    assert same_library(LOWER, overlay)
-    assert same_library(overlay, LOWER)
-    assert same_library(LOWER, replace(overlay, inode=55 | 1 << 62)), "the layer's number stands in the upper bits"
-    assert not same_library(LOWER, replace(LOWER, device=2)), "equal numbers on two ordinary filesystems"
-    for other in (
-        replace(overlay, inode=56),
-        replace(overlay, size_bytes=11),
-        replace(overlay, modified_ns=8),
-        replace(overlay, build_id="cd"),
-    ):
-        assert not same_library(LOWER, other)
-
-
 @pytest.mark.root
-def test_a_real_overlay_shows_the_lower_file_as_the_same_library(tmp_path: Path) -> None:
-    names = ("lower", "upper", "work", "merged")
-    lower, upper, work, merged = (tmp_path / name for name in names)
-    for name in names:
-        (tmp_path / name).mkdir()
+def test_a_file_that_is_mapped_through_an_overlay_is_opened_whatever_path_leads_to_it(tmp_path: Path) -> None:
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for folder in (lower, upper, work, merged):
+        folder.mkdir()
     (lower / "library.so").write_bytes(b"the library")
     options = f"lowerdir={lower},upperdir={upper},workdir={work}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
     try:
-        keys: list[LibraryKey] = []
-        for folder in (lower, merged):
-            with (folder / "library.so").open("rb") as file:
-                keys.append(library_key(file.fileno(), "ab"))
-        assert [key.overlay for key in keys] == [False, True]
-        assert same_library(*keys)
         with mapped_executable(merged / "library.so") as mapping:
             assert contents(mapping) == b"the library"
             assert contents(replace(mapping, path="/elsewhere")) == b"the library"

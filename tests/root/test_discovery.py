@@ -1,0 +1,218 @@
+"""A verdict on a file holds while the file stays as it is, and what could not be looked at is looked at again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import discovery
+from agent.discovery import Discovery
+from probes.bpf_syscall import KernelRefusal
+from probes.links import Links
+from probes.nccl.layout import CommLayout
+from probes.nccl.library import ProbePoints
+from probes.processes import PROCFS
+from tests.root.caller import Caller
+from tests.root.nccl_variants import LateCaller, library
+from tests.unit.test_processes import spare_descriptors
+
+pytestmark = pytest.mark.root
+
+
+class RecordingAttacher:
+    """Attaches nothing; remembers what it was asked for, and may refuse."""
+
+    def __init__(self) -> None:
+        self.asked: list[ProbePoints] = []
+        self.refuses = False
+
+    def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
+        del path, library, layout, pid
+        self.asked.append(points)
+        if self.refuses:
+            raise KernelRefusal(errno.EPERM, "the kernel does not allow probes")
+        return Links()
+
+
+@contextmanager
+def discovering(*pids: int, attacher: RecordingAttacher | None = None) -> Iterator[Discovery]:
+    """Discovery among these processes only."""
+    made = Discovery(
+        attacher or RecordingAttacher(),
+        PROCFS,
+        wanted=lambda identity: identity.pid in pids,
+        found=lambda *_: None,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def paths(found: Discovery) -> list[str]:
+    return sorted(library.path for library in found.libraries)
+
+
+def mappers(found: Discovery) -> dict[str, set[int]]:
+    return {library.path: {mapper.pid for mapper in library.mappers} for library in found.libraries}
+
+
+def test_a_file_that_could_not_be_read_once_is_read_at_the_next_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+
+    def failing_disk(*_: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Caller(path) as job, discovering(job.pid) as found:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pread", failing_disk)
+            found.scan()
+        assert paths(found) == []
+        assert any(error.startswith(f"{path}: ") and "Input/output error" in error for error in found.errors)
+        found.scan()
+        assert (paths(found), found.errors) == ([str(path)], ())
+
+
+def test_too_many_open_files_are_an_error_and_the_next_scan_tries_again(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    with Caller(path) as job, discovering(job.pid) as found:
+        with spare_descriptors(1):
+            found.scan()
+        assert paths(found) == []
+        assert any(error.startswith(f"{path}, ") and "raise the limit of open files" in error for error in found.errors)
+        found.scan()
+        assert (paths(found), found.errors) == ([str(path)], ())
+
+
+def test_a_library_beyond_the_programs_room_is_named_and_gets_the_next_place_that_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "MOST_LIBRARIES", 1)
+    held, left_out = (library(tmp_path / f"libnccl.so.{number}") for number in (1, 2))
+    with ExitStack() as stack:
+        with Caller(held) as first:
+            jobs = [stack.enter_context(Caller(left_out)) for _ in range(2)]
+            found = stack.enter_context(discovering(first.pid, *(job.pid for job in jobs)))
+            assert found.look_at(first.pid) == []
+            for _ in range(2):
+                found.scan()
+                (error,) = found.errors
+                assert error.startswith(f"{left_out}: not observed, for 1 NCCL libraries are mapped already")
+                assert paths(found) == [str(held)]
+        for _ in range(2):
+            found.scan()
+        assert found.errors == ()
+        assert mappers(found) == {str(left_out): {job.pid for job in jobs}}
+
+
+def test_a_probed_library_that_is_written_over_gets_probes_where_its_new_code_is(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    other = library(tmp_path / "other", "-DRCCL", "-falign-functions=64").read_bytes()
+    attacher = RecordingAttacher()
+    with Caller(path) as first, LateCaller() as second:
+        with discovering(first.pid, second.pid, attacher=attacher) as found:
+            found.scan()
+            (old,) = found.libraries
+            path.chmod(0o700)
+            path.rename(tmp_path / "renamed")
+            (tmp_path / "renamed").rename(path)
+            found.scan()
+            assert found.libraries == (old,), "neither rights nor names matter"
+            with path.open("r+b") as file:
+                file.truncate(len(other))
+                file.write(other)
+            second.load(path)
+            assert found.look_at(second.pid) == []
+            (new,) = found.libraries
+            assert new is not old
+            assert new.points.calls != old.points.calls
+            assert attacher.asked == [old.points, new.points]
+            found.scan()
+            assert mappers(found) == {str(path): {first.pid, second.pid}}
+
+
+def test_probes_leave_a_library_with_the_first_byte_that_is_written_to_it(tmp_path: Path) -> None:
+    # Before anyone maps the new content: breakpoints in places of the old one would kill a job.
+    path = library(tmp_path / "libnccl.so.2")
+    with Caller(path) as job, discovering(job.pid) as found:
+        found.scan()
+        assert found.change_fd is not None
+        readable = [found.change_fd]
+        assert select.select(readable, [], [], 0)[0] == []
+        with path.open("r+b") as file:
+            file.truncate(64)
+        assert select.select(readable, [], [], 0)[0] == readable
+        found.take_changes()
+        assert found.libraries == ()
+        found.take_changes()
+        assert select.select(readable, [], [], 0)[0] == []
+
+
+def test_what_the_kernel_refuses_is_asked_once_a_scan_however_many_processes_there_are(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    attacher = RecordingAttacher()
+    attacher.refuses = True
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(Caller(path)) for _ in range(3)]
+        found = stack.enter_context(discovering(*(job.pid for job in jobs), attacher=attacher))
+        for scans in (1, 2):
+            found.scan()
+            assert len(attacher.asked) == scans
+            assert found.errors == (f"{path}: the kernel does not allow probes",)
+            assert mappers(found) == {str(path): {job.pid for job in jobs}}
+        attacher.refuses = False
+        found.scan()
+        assert found.errors == ()
+        assert mappers(found) == {str(path): {job.pid for job in jobs}}
+
+
+def test_a_process_that_closes_the_library_stops_being_its_mapper_and_the_others_stay(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    with LateCaller() as leaving, Caller(path) as staying, discovering(leaving.pid, staying.pid) as found:
+        leaving.load(path)
+        found.scan()
+        assert mappers(found) == {str(path): {leaving.pid, staying.pid}}
+        leaving.unload()
+        found.scan()
+        assert mappers(found) == {str(path): {staying.pid}}
+
+
+def test_a_library_that_took_the_place_of_an_equally_large_one_is_not_forgotten_by_a_scan_that_remembers(
+    tmp_path: Path,
+) -> None:
+    first, second = (library(tmp_path / f"libnccl.so.{number}") for number in (1, 2))
+
+    with LateCaller() as job, discovering(job.pid) as found:
+        job.load(first)
+        found.scan()
+        assert paths(found) == [str(first)]
+        job.unload()
+        job.load(second)
+        assert found.look_at(job.pid) == []
+        for _ in range(10):
+            found.scan()
+            assert str(second) in paths(found)
+        assert paths(found) == [str(second)]
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_nothing_stays_open(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    with Caller(path) as job:
+        before = open_files()
+        with discovering(job.pid) as found:
+            found.scan()
+            assert found.libraries
+        assert open_files() == before
