@@ -1,17 +1,27 @@
-"""Exact counts of calls and payload, from the kernel's aggregates to totals that never fall.
+"""Exact counts of calls and payload, as the kernel's table has them.
 
-The BPF programs count by (process, communicator, op, data type, size bucket, peer).  A row whose process has ended is
-moved out of the kernel's map into this module's memory, so the map stays small; rows of communicators that nobody
-can ask about any more are folded into the node's totals.
+The BPF programs count by (process, communicator, op, data type, size bucket, peer).  Rows that nobody adds to any more
+are taken out of the table, so that it stays small, and kept by who takes them (agent/node_totals.py for the node,
+agent/communicator_facts.py for the communicator).  The table is read once for everything that ends at one time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from probes.maps import Map
+from probes.maps import Records
+
+
+class Table(Protocol):
+    """What is needed of the kernel's table (probes/maps.py)."""
+
+    def read(self) -> tuple[Records, Records]: ...
+
+    def lookup(self, key: bytes) -> Records | None: ...
+
+    def delete(self, key: bytes) -> None: ...
 
 
 class CallKind(NamedTuple):
@@ -39,57 +49,48 @@ class CallCount:
 class Accounting:
     """Reads the aggregates.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, aggregates: Map) -> None:
+    def __init__(self, aggregates: Table) -> None:
         self._aggregates = aggregates
-        self._ended: dict[CallKind, tuple[int, int]] = {}
+        self._last: dict[CallKind, tuple[bytes, CallCount]] = {}
+        """The last reading: the row's key in the kernel, and what it held."""
+
+    @property
+    def last(self) -> list[CallCount]:
+        """The last reading, without what has been taken since."""
+        return [count for _, count in self._last.values()]
 
     def read(self) -> list[CallCount]:
-        """Every kind of call not folded yet, of living and of ended processes.
+        """Every row of the table.
 
         Raises:
-            KernelRefusal: the map cannot be read.
+            KernelRefusal: the table cannot be read; `last` is as before.
         """
-        counts = {kind: list(totals) for kind, totals in self._ended.items()}
-        for kind, calls, payload_bytes, _ in self._live():
-            total = counts.setdefault(kind, [0, 0])
-            total[0] += calls
-            total[1] += payload_bytes
-        return [CallCount(kind, calls, payload_bytes) for kind, (calls, payload_bytes) in counts.items()]
-
-    def end_processes(self, tgids: Collection[int]) -> None:
-        """Move the rows of processes that have ended out of the kernel's map: nobody adds to them any more."""
-        if tgids:
-            self._move(lambda kind: kind.tgid in tgids)
-
-    def end_communicators(self, instances: Collection[int]) -> None:
-        """Move the rows of communicators that have ended out of the kernel's map."""
-        if instances:
-            self._move(lambda kind: kind.instance in instances)
-
-    def fold(self, instances: Collection[int]) -> list[CallCount]:
-        """Take the rows of communicators that nobody can ask about any more, for the caller to keep as totals."""
-        self.end_communicators(instances)
-        return self._take(lambda kind: kind.instance in instances)
-
-    def fold_process(self, tgid: int) -> list[CallCount]:
-        """Take what is left of a process that ended long ago, calls without a communicator for instance."""
-        return self._take(lambda kind: kind.tgid == tgid)
-
-    def _take(self, chosen: Callable[[CallKind], bool]) -> list[CallCount]:
-        return [CallCount(kind, *self._ended.pop(kind)) for kind in list(self._ended) if chosen(kind)]
-
-    def _move(self, chosen: Callable[[CallKind], bool]) -> None:
-        for kind, calls, payload_bytes, raw_key in self._live():
-            if not chosen(kind):
-                continue
-            before = self._ended.get(kind, (0, 0))
-            self._ended[kind] = (before[0] + calls, before[1] + payload_bytes)
-            self._aggregates.delete(raw_key)
-
-    def _live(self) -> Iterable[tuple[CallKind, int, int, bytes]]:
         keys, values = self._aggregates.read()
         calls = values["calls"].sum(axis=1).tolist()
         payload_bytes = values["payload_bytes"].sum(axis=1).tolist()
+        raw, size = keys.tobytes(), keys.dtype.itemsize
+        last = {}
         for index, (tgid, instance, peer, op, data_type, bucket, _) in enumerate(keys.tolist()):
             kind = CallKind(tgid, instance, peer, op, data_type, bucket)
-            yield kind, calls[index], payload_bytes[index], keys[index].tobytes()
+            key = raw[index * size : (index + 1) * size]
+            last[kind] = key, CallCount(kind, calls[index], payload_bytes[index])
+        self._last = last
+        return self.last
+
+    def take(self, chosen: Callable[[CallKind], bool]) -> Iterator[CallCount]:
+        """Take rows of the last reading out of the table, each with the value that it has at that moment.
+
+        Every row that was given out has been deleted: keep it before asking for the next.
+
+        Raises:
+            KernelRefusal: a row cannot be deleted; it and those after it stay.
+        """
+        for kind, (key, _) in list(self._last.items()):
+            if not chosen(kind):
+                continue
+            # What the reading said may have grown since: a call may have been under way.
+            values = self._aggregates.lookup(key)
+            self._aggregates.delete(key)
+            del self._last[kind]
+            if values is not None:
+                yield CallCount(kind, int(values["calls"].sum()), int(values["payload_bytes"].sum()))

@@ -5,13 +5,14 @@ Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one l
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,6 +27,11 @@ from testbed.hosts import TestbedError
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
+_DOCTORS_OPTIONS: Final = frozenset(
+    {"help", "config_file", "pids", "probe_attach", "probe_enqueue_time", "rails", "sysfs", "procfs", "log_format"}
+)
+"""What changes the doctor's findings; the rest of the agent's options are taken, and make no difference."""
+
 
 def version() -> str:
     """This installation's version, or "unknown" where it runs from a folder that was never installed."""
@@ -38,7 +44,10 @@ def version() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            # By the command's own parser, whose options and help are the ones to look at.
+            parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
@@ -67,16 +76,20 @@ def _parser() -> CommandParser:
         epilog="example: railscope agent --web.listen-address 0.0.0.0:9779",
     )
     add_arguments(agent)
-    agent.set_defaults(run=_agent)
+    agent.set_defaults(run=_agent, parser=agent)
     doctor = commands.add_parser(
         "doctor",
         help="what works on this host and what to do about the rest",
         description="Try everything the agent needs, and say what is missing and how to mend it.",
-        epilog="example: railscope doctor --json",
+        epilog="Takes every option of 'railscope agent', so that its command line can be tried.  "
+        "example: railscope doctor --json",
     )
     add_arguments(doctor)
+    for action in doctor._actions:
+        if action.dest not in _DOCTORS_OPTIONS:
+            action.help = argparse.SUPPRESS
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    doctor.set_defaults(run=_doctor)
+    doctor.set_defaults(run=_doctor, parser=doctor)
     demo = commands.add_parser(
         "demo",
         help="two hosts, two rails, a real collective job, the agent beside it",
@@ -93,7 +106,7 @@ def _parser() -> CommandParser:
         help="what the job does (default: all of them, one after the other)",
     )
     demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_demo, parser=demo)
     return parser
 
 

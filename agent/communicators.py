@@ -1,21 +1,23 @@
 """Who is who: the communicators that the probes have seen, and the processes they belong to.
 
 A communicator's identity comes from its own struct, read in the kernel and confirmed by NCCL's magic numbers; where
-the layout is not known, rank and number of ranks come from the init call's arguments and the hash stays unknown.
+the layout is not known, rank, number of ranks and the hash of the unique id come from the init call's arguments.
 An instance is one communicator's life: the same address used again later is another one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from agent.accounting import Table
 from agent.jobs import JobFacts
 from agent.snapshot import UNKNOWN
 from agent.wire import Placement, placement_of
-from probes.maps import Map, Records
+from probes.maps import Records
 from probes.namespaces import NetworkNamespace
+from probes.nccl.comm_hash import comm_hash
 from probes.nccl.records import LifecycleKind
 from probes.processes import ProcessIdentity
 
@@ -84,17 +86,27 @@ def _known(value: int) -> int | None:
 class Communicators:
     """Every instance seen and not forgotten yet.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, table: Map) -> None:
+    def __init__(self, table: Table, version_of: Callable[[int], str]) -> None:
+        """`version_of` says which NCCL a process has, by pid: `unknown` where that is not known (yet)."""
         self._table = table
+        self._version_of = version_of
+        self._unnamed: dict[int, bytes] = {}
+        """Unique ids of communicators whose hash is not known, by instance."""
+        self._keys: dict[int, bytes] = {}
+        """Keys in the kernel's table at the last refresh, by instance."""
         self._known: dict[int, Communicator] = {}
-        self._settled: set[int] = set()
-        """Instances that ended and are no longer in the kernel's table."""
+        self._settled: dict[int, Communicator] = {}
+        """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
 
     def __iter__(self) -> Iterator[Communicator]:
+        """Those that are not settled."""
         return iter(self._known.values())
 
     def get(self, instance: int) -> Communicator | None:
-        return self._known.get(instance)
+        return self._known.get(instance) or self._settled.get(instance)
+
+    def is_settled(self, instance: int) -> bool:
+        return instance in self._settled
 
     def take(self, events: Records) -> set[int]:
         """Learn from lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
@@ -106,6 +118,8 @@ class Communicators:
             if not instance:
                 _log.info("process %d: %s returned %d", event["tgid"], kind.name, event["result"])
                 continue
+            if instance in self._settled:
+                continue
             time_ns = int(event["time_ns"])
             known = self._known.get(instance) or Communicator(instance, int(event["tgid"]), time_ns)
             if event["confirmed"]:
@@ -115,10 +129,24 @@ class Communicators:
                 known = replace(
                     known, nranks=int(event["nranks"]), rank=rank, source="init" if rank is not None else UNKNOWN
                 )
+            if kind is LifecycleKind.INIT and event["has_unique_id"] and known.comm_hash is None:
+                self._unnamed[instance] = event["unique_id"].tobytes()
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
             self._known[instance] = known
+        self._name_by_unique_id()
         return processes
+
+    def _name_by_unique_id(self) -> None:
+        """Name those whose struct cannot be read, as NCCL names them."""
+        for instance, unique_id in list(self._unnamed.items()):
+            known = self._known.get(instance)
+            if known is not None and known.comm_hash is None:
+                found = comm_hash(unique_id, self._version_of(known.tgid))
+                if found is None:
+                    continue
+                self._known[instance] = replace(known, comm_hash=found, source="init")
+            del self._unnamed[instance]
 
     def refresh(self) -> set[int]:
         """Learn from the kernel's table what lost events would have told; returns the processes in it.
@@ -127,55 +155,60 @@ class Communicators:
             KernelRefusal: the table cannot be read.
         """
         keys, values = self._table.read()
+        self._keys.clear()
         for key, value in zip(keys, values, strict=True):
             instance = int(value["instance"])
+            self._keys[instance] = key.tobytes()
+            if instance in self._settled:
+                continue
             known = self._known.get(instance) or Communicator(instance, int(key["tgid"]), int(value["first_ns"]))
             if value["confirmed"] and known.source != "layout":
                 known = _identified(known, value["identity"])
             if value["destroyed_ns"] and known.ended_ns is None:
                 known = replace(known, ended_ns=int(value["destroyed_ns"]))
             self._known[instance] = known
+        self._name_by_unique_id()
         return set(keys["tgid"].tolist())
 
-    def end_process(self, tgid: int, now_ns: int) -> None:
-        """End everything that a process had, and take it out of the kernel's table."""
+    def end_process(self, tgid: int, ended_ns: int) -> None:
+        """End everything that a process had; what begins later belongs to another one with the same number."""
         for instance, known in self._known.items():
-            if known.tgid == tgid and known.ended_ns is None:
-                self._known[instance] = replace(known, ended_ns=now_ns)
-        keys, _ = self._table.read()
-        for key in keys[keys["tgid"] == tgid]:
-            self._table.delete(key.tobytes())
+            if known.tgid == tgid and known.ended_ns is None and known.first_ns <= ended_ns:
+                self._known[instance] = replace(known, ended_ns=ended_ns)
 
-    def settle(self, before_ns: int) -> set[int]:
-        """Take communicators that ended before a moment out of the kernel's table; returns their instances.
+    def settle(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
+        """Let go of communicators that ended before a moment, and of all that ended in processes that are gone.
 
-        Jobs that make and destroy communicators all the time would fill the kernel's tables otherwise.
+        Returns them; `sweep` takes them out of the kernel's table.
         """
-        ended = {
-            known.instance
+        ended = [
+            known
             for known in self._known.values()
-            if known.ended_ns is not None and known.ended_ns < before_ns and known.instance not in self._settled
-        }
-        if ended:
-            self._settled |= ended
-            keys, values = self._table.read()
-            for key, value in zip(keys, values, strict=True):
-                if int(value["instance"]) in ended:
-                    self._table.delete(key.tobytes())
+            if known.ended_ns is not None and (known.ended_ns < before_ns or known.tgid in gone)
+        ]
+        for known in ended:
+            self._settled[known.instance] = self._known.pop(known.instance)
         return ended
 
-    def forget(self, before_ns: int, most_ended: int) -> list[Communicator]:
-        """Drop what ended before a moment, and the oldest of more than `most_ended`; returns what was dropped."""
-        ended = sorted(
-            (known for known in self._known.values() if known.ended_ns is not None and known.instance in self._settled),
-            key=lambda known: known.ended_ns or 0,
-        )
-        too_many = max(0, len(ended) - most_ended)
-        old = [known for at, known in enumerate(ended) if at < too_many or (known.ended_ns or 0) < before_ns]
-        for known in old:
-            del self._known[known.instance]
-            self._settled.discard(known.instance)
-        return old
+    def sweep(self) -> None:
+        """Take settled communicators out of the kernel's table, as it was at the last refresh.
+
+        Jobs that make and destroy communicators all the time would fill the table otherwise.
+
+        Raises:
+            KernelRefusal: the table cannot be changed; call again after the next refresh.
+        """
+        for instance in self._keys.keys() & self._settled.keys():
+            row = self._table.lookup(self._keys[instance])
+            # The same address may be another communicator by now.
+            if row is not None and int(row["instance"][0]) == instance:
+                self._table.delete(self._keys[instance])
+            del self._keys[instance]
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Drop settled communicators that nobody can ask about any more."""
+        for instance in instances:
+            self._settled.pop(instance, None)
 
 
 def _identified(known: Communicator, identity: Records) -> Communicator:

@@ -20,6 +20,7 @@ from agent.config_values import (
     listen_address,
     one_of,
     optional_file,
+    percentage,
     power_of_two,
     power_of_two_bytes,
     size_bytes,
@@ -66,6 +67,9 @@ class Config:
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
     small_payload_bytes: int = 65_536
+    loader: str = "auto"
+    level: str = "auto"
+    budget_ratio: float = 0.01
     probe_attach: str = "auto"
     probe_enqueue_time: str = "auto"
     probe_sample_every: int = 16
@@ -138,6 +142,15 @@ OPTIONS: Final = (
           "observe these processes only"),
     _text("scan_interval_ns", "--probe.scan-interval", "probes.scan_interval", duration_ns("100ms", "1h"), "TIME",
           "10s", "how often to look for processes that map NCCL"),
+    _text("loader", "--loader", "probes.loader", one_of("auto", "libbpf", "bcc"), "auto|libbpf|bcc", "auto",
+          "what loads the probes: libbpf, bcc (compiled on this host when the agent starts), or bcc only where libbpf "
+          "cannot (auto)"),
+    _text("level", "--level", "probes.level", one_of("auto", "counts", "completion", "rails", "all"),
+          "auto|counts|completion|rails|all", "auto",
+          "how much is observed beyond calls: what completes, every message to a network device, every kernel launch; "
+          "auto: as much as the budget allows"),
+    _text("budget_ratio", "--budget", "probes.budget", percentage(0.01, 100), "PERCENT", "1%",
+          "most of the observed threads' time that probes beyond counting calls may cost"),
     _text("probe_attach", "--probe.attach", "probes.attach", one_of("auto", "multi", "perf"), "auto|multi|perf", "auto",
           "how probes attach: uprobe_multi (kernel 6.6 and newer), perf events, or what works (auto)"),
     _text("probe_enqueue_time", "--probe.enqueue-time", "probes.enqueue_time", one_of("auto", "session", "pair", "off"),

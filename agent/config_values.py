@@ -126,6 +126,21 @@ def power_of_two(largest: int) -> Callable[[str], int]:
     return read
 
 
+def percentage(smallest: float, largest: float) -> Callable[[str], float]:
+    """A share such as `1%` or `0.5`, in percent; the result is a ratio."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text.removesuffix("%"))
+        except ValueError:
+            raise ValueError(f"{text!r} is no percentage such as 1% or 0.5%") from None
+        if not smallest <= value <= largest:
+            raise ValueError(f"{text!r} is out of range: {smallest:g}% to {largest:g}%")
+        return value / 100
+
+    return read
+
+
 def one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in allowed:

@@ -18,15 +18,20 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from agent.completion import Completion
 from agent.config import Config
 from agent.observer import MOST_ENDED, Observer
+from agent.program_settings import program_settings
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
 from exporters.web_config import WebConfigFile
 from probes.clock import Clock
+from probes.libbpf import LoadError
 from probes.links import AttachKind
 from probes.mmap_events import MmapEvents, MmapEventsError
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.nccl.internal_functions import Level
+from probes.nccl.internals import Internals
+from probes.nccl.programs import EnqueueTime, NcclPrograms
 from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity, open_pidfd
 
@@ -40,19 +45,6 @@ _IDLE_DRAIN_NS: Final = 250_000_000
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_NS: Final = 5_000_000
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
-
-
-def program_settings(config: Config) -> ProgramSettings:
-    """How the programs are to be loaded under this configuration."""
-    return ProgramSettings(
-        attach=None if config.probe_attach == "auto" else AttachKind(config.probe_attach),
-        enqueue_time=None if config.probe_enqueue_time == "auto" else EnqueueTime(config.probe_enqueue_time),
-        sample_every=config.probe_sample_every,
-        only_observed_processes=bool(config.pids) or config.scope == "netns",
-        ring_bytes=config.ring_bytes,
-        aggregate_entries=config.aggregate_entries,
-        communicator_entries=config.communicator_entries,
-    )
 
 
 class Daemon:
@@ -93,8 +85,20 @@ class Daemon:
             self._release()
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
-        self.observer = Observer(config, self._programs, clock, version, most_ended=most_ended)
+        self._internals = self._load_internals()
+        completion = None if self._internals is None else Completion(self._internals, _level(config))
+        self.observer = Observer(config, self._programs, clock, version, completion=completion, most_ended=most_ended)
         self.observer.new_process = self._watch_process
+
+    def _load_internals(self) -> Internals | None:
+        """The programs below the entry points, where they are wanted and the kernel takes them."""
+        if self._programs is None or self._config.level == "counts":
+            return None
+        try:
+            return Internals.load(self._programs)
+        except LoadError as error:
+            _log.warning("calls are counted, what completes is not seen: %s", error)
+            return None
 
     def _bind(self) -> MetricsServer:
         web = WebConfigFile(self._config.web_config_file) if self._config.web_config_file else None
@@ -133,6 +137,8 @@ class Daemon:
             self._poll(events)
         if self._programs is not None:
             self._selector.register(self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle)
+            if self.observer.change_fd is not None:
+                self._selector.register(self.observer.change_fd, selectors.EVENT_READ, self.observer.take_changes)
             # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
             try:
                 self._mmap_events = MmapEvents.open()
@@ -140,6 +146,8 @@ class Daemon:
                     self._selector.register(fd, selectors.EVENT_READ, self._take_mappings)
             except MmapEventsError as error:
                 _log.warning("new processes are found by scanning only: %s", error)
+        if self._internals is not None:
+            self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         self.observer.scan()
         if self._server is not None:
@@ -150,6 +158,7 @@ class Daemon:
         # hold up the sampler.
         gc.collect()
         gc.freeze()
+        self._say_how()
         _notify_systemd("READY=1\nSTATUS=attached")
 
     def run(self) -> None:
@@ -162,6 +171,29 @@ class Daemon:
             except OSError as error:
                 _log.error("%s", error.strerror or error)
                 self._clock.sleep(_TROUBLE_SECONDS)
+        self._say_what_was_seen()
+
+    def _say_how(self) -> None:
+        programs = self._programs
+        if programs is None:
+            return
+        settings = programs.settings
+        times = "is not measured"
+        if programs.enqueue_time is not EnqueueTime.OFF:
+            times = f"of one call in {settings.sample_every} is measured by {programs.enqueue_time.value} probes"
+        kind = {AttachKind.MULTI: "uprobe_multi", AttachKind.PERF: "perf event"}[programs.attach_kind]
+        _log.info(
+            "calls are counted by %s links, host time %s, the ring holds %d KiB", kind, times, settings.ring_bytes >> 10
+        )
+
+    def _say_what_was_seen(self) -> None:
+        if self._programs is None:
+            _log.info("stopping")
+            return
+        snapshot = self.observer.snapshot()
+        calls = sum(total.calls for total in snapshot.collectives)
+        lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.events_lost.items() if count)
+        _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
@@ -232,6 +264,8 @@ class Daemon:
         """Make room in the ring of call events; returns when to come again, ns."""
         if self._programs is None:
             return _TICK_NS
+        if self._internals is not None:
+            self._internals.completion_events.read()
         ring = self._programs.call_events
         backlog_bytes = ring.backlog_bytes()
         ring.read()
@@ -263,6 +297,10 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
+
+
+def _level(config: Config) -> Level:
+    return Level.RAILS if config.level == "auto" else Level[config.level.upper()]
 
 
 def _notify_systemd(state: str) -> None:

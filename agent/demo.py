@@ -25,6 +25,8 @@ from testbed.job import Job, JobOptions, RankReport
 
 _PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
 _VIEW_SECONDS: Final = 1.0
+_WINDOW_NS: Final = 3_000_000_000
+"""Expected and counted bytes are compared over this long: jobs of the demo last seconds."""
 _ATTACH_SECONDS: Final = 10.0
 _FINISH_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.25
@@ -82,7 +84,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.seconds < 1:
         raise TestbedError("the demo needs at least one second to compare anything: choose --seconds 1 or more")
     patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
-    config = Config(collectors=frozenset({"collective", "netdev"}))
+    config = Config(collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS)
     with Fabric(hosts=settings.hosts, rails=2) as fabric:
         daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True)
         try:
@@ -104,6 +106,8 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
 class _Demo:
     def __init__(self, observer: Observer, fabric: Fabric, settings: DemoSettings, out: TextIO) -> None:
         self._observer = observer
+        self._full_window: float | None = None
+        """When bytes have been compared for a whole window; None: no job has begun."""
         self._namespaces = [host.namespace for host in fabric.hosts]
         self._fabric = fabric
         self._settings = settings
@@ -128,6 +132,8 @@ class _Demo:
             self._await_attached(job.pids)
             self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
             job.release()
+            if self._full_window is None:
+                self._full_window = time.monotonic() + _WINDOW_NS / 1e9
             next_view = time.monotonic() + _VIEW_SECONDS
             before: Mapping[tuple[int, str], int] = {}
             while job.running():
@@ -170,9 +176,14 @@ class _Demo:
             if rail.netns in self._namespaces:
                 self._say(
                     f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {rail.transmit_bytes / 1e6:,.1f} MB, "
-                    f"explained {_ratio(rail.transmit_explained_ratio)}"
+                    f"explained {self._live_ratio(rail)}"
                 )
         return {_key(facts): facts.enqueued for facts in mine}
+
+    def _live_ratio(self, rail: RailFacts) -> str:
+        """Nothing before a whole window has passed: until then bytes that have not left yet make it misleading."""
+        full = self._full_window is not None and time.monotonic() >= self._full_window
+        return _ratio(rail.transmit_explained_ratio) if full else "…"
 
     def conclude(self) -> int:
         """Print the comparison; returns the exit status."""

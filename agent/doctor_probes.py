@@ -11,7 +11,7 @@ import mmap
 import os
 import platform
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from agent.config import Config
 from agent.doctor_findings import Finding, guarded, more_rights, one_line
+from agent.program_settings import AUTO, attach_kind, enqueue_time, loader
+from probes import bcc_loader
 from probes.bpf_syscall import KernelRefusal, bpf
 from probes.elf import EM_AARCH64, EM_X86_64
 from probes.libbpf import LoadError
@@ -27,7 +29,7 @@ from probes.mmap_events import MmapEvents, MmapEventsError
 from probes.nccl.abi import DATA_TYPE_BYTES, DataType
 from probes.nccl.functions import COLLECTIVE_FUNCTIONS, collective_cookie
 from probes.nccl.library import ProbePoint, ProbePoints
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
 
 _BPF_MAP_CREATE: Final = 0
 _BPF_MAP_TYPE_ARRAY: Final = 2
@@ -211,10 +213,8 @@ def trial_settings(attach: AttachKind | None, enqueue_time: EnqueueTime | None) 
 
 
 def configured_settings(config: Config) -> ProgramSettings:
-    """What the agent would be told to load."""
-    attach = None if config.probe_attach == "auto" else AttachKind(config.probe_attach)
-    times = None if config.probe_enqueue_time == "auto" else EnqueueTime(config.probe_enqueue_time)
-    return trial_settings(attach, times)
+    """What the agent would be told to load, with small maps."""
+    return replace(trial_settings(attach_kind(config), enqueue_time(config)), loader=loader(config))
 
 
 def check_probes(config: Config, objects: Path) -> list[Finding]:
@@ -226,6 +226,7 @@ def check_probes(config: Config, objects: Path) -> list[Finding]:
             lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
         ),
         *guarded("libbpf", _libbpf),
+        *guarded("bcc", lambda: [_bcc(config)]),
         *guarded("BPF objects", lambda: _objects(objects)),
         *guarded("uprobe events", lambda: _perf_type(config.sysfs)),
     ]
@@ -255,6 +256,15 @@ def _libbpf() -> list[Finding]:
     version = library.libbpf_version_string
     version.restype = ctypes.c_char_p
     return [Finding("libbpf", "ok", f"{version().decode(errors='replace').removeprefix('v')}")]
+
+
+def _bcc(config: Config) -> Finding:
+    if version := bcc_loader.installed_version():
+        return Finding("bcc", "ok", f"{version}, the second loader")
+    remedy = "apt install python3-bpfcc (Debian, Ubuntu), or dnf install python3-bcc"
+    if loader(config) is Loader.BCC:
+        return Finding("bcc", "problem", f"not installed for {bcc_loader.SYSTEM_PYTHON}", remedy)
+    return Finding("bcc", "note", "not installed; it is only needed where libbpf cannot load the probes", remedy)
 
 
 def _objects(folder: Path) -> list[Finding]:
@@ -295,10 +305,11 @@ def _chosen(config: Config) -> Finding:
         forced = [
             flag
             for flag, value in (
+                ("--loader", config.loader),
                 ("--probe.attach", config.probe_attach),
                 ("--probe.enqueue-time", config.probe_enqueue_time),
             )
-            if value != "auto"
+            if value != AUTO
         ]
         remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else more_rights()
         return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)

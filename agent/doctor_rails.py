@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import Config
+from agent.configured import patterns_without_device
 from agent.doctor_findings import Finding, RailReport, more_rights, one_line
 from agent.rails import RailDecision, decide_rails, parse_rail_patterns
 from probes.clock import Clock
@@ -69,6 +70,8 @@ def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple
             findings.append(_finding(decision, decision.rail, place, inside))
     if not any(decision.rail is not None for decision in decisions):
         findings.append(_none(config, decisions))
+    elif unmatched := patterns_without_device(patterns, [decision.device.name for decision in decisions]):
+        findings.append(Finding("rail", "problem", f"--rail.devices: {unmatched}", "correct --rail.devices"))
     return findings, tuple(_report(decision, own) for decision in decisions)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from agent.carrier_changes import CarrierChanges
+from agent.configured import Remark, patterns_without_device
 from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
 from agent.rails import RailDecision, RailPattern, decide_rails, netns_labels, rail_facts
 from agent.sampling import Sampler, SamplerState
@@ -20,6 +22,7 @@ from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
 from probes.netdev.events import LinkChange, LinkEvents
 from probes.netdev.inventory import NetworkDevice
+from probes.netdev.netlink import MalformedNetlink
 from probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 
 _log = logging.getLogger("railscope.rails")
@@ -39,6 +42,8 @@ class _Watched:
     inventory_ns: int = 0
     close_ns: int | None = None
     permanent: bool = False
+    events_error: str = ""
+    """Why the link events could not be read; empty: they could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,11 @@ class RailWatch:
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
+        self._handed_over: Mapping[tuple[int, str], int] | None = None
         self._to_close: list[DeviceSources] = []
         self._decisions: tuple[RailDecision, ...] = ()
+        self._carrier_changes = CarrierChanges()
+        self._patterns_remark = Remark(_log, "--rail.devices", "every pattern matches a device")
         self._wire: Mapping[tuple[int, str], RailWire] = {}
 
     def start(self) -> None:
@@ -128,15 +136,16 @@ class RailWatch:
         watched = _Watched(sources, key, permanent=permanent)
         self._watched[netns] = watched
         self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
-        self._read_inventory(watched)
+        self._read_inventory(netns, watched)
         return sources.events
 
-    def _read_inventory(self, watched: _Watched) -> None:
+    def _read_inventory(self, netns: int, watched: _Watched) -> None:
         watched.inventory_ns = self._clock.monotonic_ns()
         try:
             watched.devices = tuple(watched.sources.inventory.read())
         except (OSError, ValueError) as error:
             _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
+        self._carrier_changes.take(netns, watched.devices, watched.inventory_ns)
         self._decide()
 
     def _decide(self) -> None:
@@ -147,40 +156,63 @@ class RailWatch:
             socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
             known=known,
         )
+        names = [decision.device.name for decision in self._decisions]
+        self._patterns_remark.say(patterns_without_device(self._patterns, names))
 
     def take_events(self, events: LinkEvents) -> None:
-        """Act on what a namespace's link events say."""
+        """Act on what a namespace's link events say; what cannot be read now is read again at the next tick."""
+        found = next((entry for entry in self._watched.items() if entry[1].sources.events is events), None)
+        if found is None:
+            return
+        netns, watched = found
         try:
             changes = events.read()
-        except OSError as error:
-            _log.warning("link events: %s", error)
+        except (OSError, MalformedNetlink) as error:
+            if watched.events_error != str(error):
+                watched.events_error = str(error)
+                _log.warning("%s: link events: %s", watched.key, error)
             return
-        for watched in self._watched.values():
-            if watched.sources.events is events and changes:
-                self._read_inventory(watched)
-                if any(change.change is not LinkChange.CARRIER for change in changes):
-                    self._sampler.refresh(watched.key)
+        watched.events_error = ""
+        if changes:
+            self._read_inventory(netns, watched)
+            if any(change.change is not LinkChange.CARRIER for change in changes):
+                self._sampler.refresh(watched.key)
 
-    def tick(self, expected: Sequence[ExpectedBytes]) -> list[LinkEvents]:
+    def tick(
+        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
+    ) -> list[LinkEvents]:
         """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more."""
         now_ns = self._clock.monotonic_ns()
-        self.relate(expected)
+        self.relate(expected, handed_over)
         for sources in self._to_close:
             sources.close()
         self._to_close.clear()
         closed = []
         for netns, watched in list(self._watched.items()):
+            if watched.events_error and watched.sources.events is not None:
+                self.take_events(watched.sources.events)
             if watched.close_ns is not None and now_ns >= watched.close_ns:
                 if watched.sources.events is not None:
                     closed.append(watched.sources.events)
                 self._close(netns, now_ns)
             elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
-                self._read_inventory(watched)
+                self._read_inventory(netns, watched)
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         return closed
 
-    def relate(self, expected: Sequence[ExpectedBytes]) -> None:
-        """Bring expected wire bytes and port bytes together."""
+    @property
+    def namespaces(self) -> set[int]:
+        """Network namespaces (inodes) whose rails are shown."""
+        return {*self._watched, *self._gone}
+
+    def relate(
+        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
+        """Bring expected wire bytes and port bytes together.
+
+        `handed_over`: bytes that collectives gave to each device, by namespace and name; None: not observed.
+        """
+        self._handed_over = handed_over
         state = self._sampler.state()
         keys, ports = [], []
         for decision in self._decisions:
@@ -213,8 +245,12 @@ class RailWatch:
                 rail_facts(
                     decision,
                     state.device(device.netns, device.name),
+                    carrier_changes=self._carrier_changes.of(device.netns, device.name),
                     netns_label=labels.get((device.netns, device.name), ""),
                     transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
+                    transmit_collective_bytes=None
+                    if self._handed_over is None
+                    else self._handed_over.get((device.netns, device.name), 0),
                     receive_wire_bytes=wire.receive.wire_bytes if wire else None,
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,
@@ -237,6 +273,7 @@ class RailWatch:
         # The daemon still polls the events: they are closed at the next tick, after it has let go of them.
         self._to_close.append(watched.sources)
         self._correlator.forget(str(netns))
+        self._carrier_changes.forget(netns)
         self._decide()
 
     def close(self) -> None:

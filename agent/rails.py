@@ -40,9 +40,9 @@ SEVERITIES: Final = {
     "carrier_changes": "page",
     "rx_errors": "warn",
     "tx_errors": "warn",
-    "rx_dropped": "warn",
+    "rx_dropped": "context",
     "tx_dropped": "warn",
-    "rx_dropped_or_missed": "warn",
+    "rx_dropped_or_missed": "context",
     "rx_crc_errors": "warn",
     "rx_length_errors": "warn",
     "rx_over_errors": "warn",
@@ -55,7 +55,15 @@ SEVERITIES: Final = {
     "tx_heartbeat_errors": "warn",
     "tx_window_errors": "warn",
 }
-"""How much an increase matters: `page` on any, `warn` on a rate; every other counter is `context`."""
+"""How much an increase matters: `page` on any, `warn` on a rate that lasts, `context` to understand another finding.
+
+A port that lost its carrier while a job ran has stalled it: `page`.  Damaged, lost and refused frames are `warn`: they
+cost bandwidth, and a few of them happen.  The kernel also counts as dropped on receive what nobody on this host
+listens to (a protocol without a handler, a VLAN that is not configured), which happens on healthy switches all the
+time, so those are `context`; so is every counter that is not named here, such as packets (rx_packets), multicast
+frames and collisions.  Source: `rtnl_link_stats64` in
+Linux include/uapi/linux/if_link.h.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +238,16 @@ def rail_facts(
     *,
     netns_label: str,
     gpu: str = UNKNOWN,
+    carrier_changes: int | None = None,
     transmit_wire_bytes: int | None = None,
+    transmit_collective_bytes: int | None = None,
     receive_wire_bytes: int | None = None,
     transmit_explained_ratio: float | None = None,
     receive_explained_ratio: float | None = None,
 ) -> RailFacts:
     """What a snapshot says about one rail; `totals` is None while no source has read it.
+
+    `carrier_changes` counts since railscope first saw the device, as all counters do; None: it is not known.
 
     Raises:
         ValueError: the device is not a rail.
@@ -245,8 +257,8 @@ def rail_facts(
         raise ValueError(f"{device.name} is not a rail: {decision.reason}")
     empty = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
     counted = totals.counters if totals else ()
-    if device.carrier_changes is not None:
-        counted = (*counted, ("carrier_changes", device.carrier_changes))
+    if carrier_changes is not None:
+        counted = (*counted, ("carrier_changes", carrier_changes))
     return RailFacts(
         rail=decision.rail,
         device=device.name,
@@ -263,6 +275,7 @@ def rail_facts(
         transmit_bytes=totals.transmit_bytes if totals else 0,
         receive_bytes=totals.receive_bytes if totals else 0,
         transmit_wire_bytes=transmit_wire_bytes,
+        transmit_collective_bytes=transmit_collective_bytes,
         receive_wire_bytes=receive_wire_bytes,
         transmit_explained_ratio=transmit_explained_ratio,
         receive_explained_ratio=receive_explained_ratio,

@@ -80,6 +80,14 @@ class CommunicatorFacts:
     ops: tuple[OpTotal, ...]
     alive: bool
     """False once the communicator was destroyed or its process ended; it stays readable for a while."""
+    completed: int | None = None
+    """Of those, known to be complete; None: cannot be known."""
+    inflight_seconds: float | None = None
+    """Age of the oldest operation handed to the network and not complete, 0: none; None: cannot be known."""
+    captured: int = 0
+    """Collectives captured into CUDA graphs so far."""
+    replayed: int = 0
+    """Collectives that replayed graphs ran: they are not among the enqueued ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,9 @@ class RailFacts:
     """Distribution of short-interval rates, bytes per second."""
     receive_rate: Histogram
     counters: tuple[tuple[str, str, int], ...]
-    """(counter, severity, value) of every error and congestion counter found."""
+    """(counter, severity, value) of everything else that the device counts, since railscope first saw it."""
+    transmit_collective_bytes: int | None = None
+    """Bytes that collectives handed to this rail, as NCCL gave them to the device; None: not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,28 @@ class AttachedProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeLevel:
+    """How much is observed of one library: 0 counts, 1 completion, 2 rails, 3 all (probes/nccl's `Level`)."""
+
+    library: str
+    nccl_version: str
+    level: int
+    highest: int
+    """What the library and its known struct layouts allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTotal:
+    """How often collectives were launched in one way, on this node."""
+
+    op: str
+    algorithm: str
+    protocol: str
+    channels: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that is exported, at one moment."""
 
@@ -147,6 +179,14 @@ class Snapshot:
     rails: tuple[RailFacts, ...] = ()
     collectors: tuple[CollectorResult, ...] = ()
     probes: tuple[AttachedProbe, ...] = ()
+    levels: tuple[ProbeLevel, ...] = ()
+    durations: tuple[OpHistogram, ...] = ()
+    """Seconds from hand-over to the last network completion: an upper bound of the network part."""
+    bandwidths: tuple[OpHistogram, ...] = ()
+    """Bus bandwidth, bytes per second, from the same."""
+    launches: tuple[LaunchTotal, ...] = ()
+    comm_events: Mapping[str, int] = field(default_factory=dict)
+    comm_errors: Mapping[str, int] = field(default_factory=dict)
     events_lost: Mapping[str, int] = field(default_factory=dict)
     """By reason; every reason is present from the start, with 0."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)

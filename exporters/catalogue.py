@@ -55,6 +55,48 @@ COMM_ENQUEUED: Final = _counter(
     "comm rank",
     "Operations this rank gave to NCCL on this communicator; ranks of one communicator should advance together.",
 )
+COLLECTIVE_DURATION_SECONDS: Final = _histogram(
+    "collective_duration_seconds",
+    "op source",
+    "From hand-over to the network (or the end of the operation before it on the same communicator) to the last "
+    "completion that the source shows, in seconds: an upper bound. source proxy: the network part, as NCCL's proxy "
+    "thread completed it; all Send and Recv of one launch are one operation (SendRecv).",
+)
+COLLECTIVE_BUS_BANDWIDTH: Final = _histogram(
+    "collective_bus_bandwidth_bytes_per_second",
+    "op",
+    "Bus bandwidth of each completed collective in bytes per second: payload x nccl-tests' factor over its duration.",
+)
+COLLECTIVE_LAUNCHES: Final = _counter(
+    "collective_launches",
+    "op algorithm protocol channels",
+    "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose.",
+)
+COMM_COMPLETED: Final = _counter(
+    "comm_completed",
+    "comm rank",
+    "Of the operations enqueued, how many are known to be complete; absent where that cannot be known.",
+)
+COMM_INFLIGHT_SECONDS: Final = _gauge(
+    "comm_inflight_seconds",
+    "comm rank",
+    "Age in seconds of the oldest operation that was handed to the network and is not complete, 0 if there is none; "
+    "absent where that cannot be known.",
+)
+COMM_CAPTURED: Final = _counter(
+    "comm_graph_captured", "comm rank", "Collectives captured into CUDA graphs on this communicator."
+)
+COMM_REPLAYED: Final = _counter(
+    "comm_graph_replayed",
+    "comm rank",
+    "Collectives that replays of CUDA graphs ran on this communicator; no call is made for them.",
+)
+COMM_EVENTS: Final = _counter(
+    "comm_events", "event", "Communicators made, ended, aborted, revoked and so on by this node's processes."
+)
+COMM_ERRORS: Final = _counter(
+    "comm_errors", "error", "Errors that NCCL reported for communicators, each once, by the name of the result."
+)
 RAIL_INFO: Final = _gauge(
     "rail_info",
     "rail device port netdev pci gpu numa link_layer driver",
@@ -76,6 +118,11 @@ RAIL_EXPECTED_WIRE_BYTES: Final = _counter(
     "Wire bytes that the observed collectives should have put on this rail (payload x algorithm factor); "
     "absent where that cannot be known.",
 )
+RAIL_COLLECTIVE_BYTES: Final = _counter(
+    "rail_collective_bytes",
+    "rail device direction",
+    "Bytes that collectives handed to this rail, exact, as NCCL gave them to the network device.",
+)
 RAIL_EXPLAINED_RATIO: Final = _gauge(
     "rail_explained_ratio",
     "rail device direction",
@@ -96,7 +143,8 @@ RAIL_SPEED: Final = _gauge(
 RAIL_COUNTER: Final = _counter(
     "rail_events",
     "rail device port counter severity",
-    "Error and congestion events, by the driver's name for the counter.",
+    "Everything else that the device counts (errors, drops, carrier changes, packets) since railscope first saw it, "
+    "by the name of its counter; severity page: any increase matters, warn: a lasting rate does, context: neither.",
 )
 COLLECTOR_SUCCESS: Final = _gauge(
     "collector_success",
@@ -110,6 +158,12 @@ PROBE_ATTACHED: Final = _gauge(
     "probe_attached",
     "library nccl_version program",
     "1 if this eBPF program is attached to this NCCL library, 0 if it is not.",
+)
+PROBE_LEVEL: Final = _gauge(
+    "probe_level",
+    "library nccl_version",
+    "How much is observed of this NCCL library: 0 calls, 1 what completes, 2 every message to a network device too, "
+    "3 every kernel launch too.",
 )
 PROBE_LAYOUT_INFO: Final = _gauge(
     "probe_layout_info",
@@ -143,18 +197,29 @@ METRICS: Final = (
     COLLECTIVE_PAYLOAD_BYTES,
     COLLECTIVE_SIZE_BYTES,
     COLLECTIVE_ENQUEUE_SECONDS,
+    COLLECTIVE_DURATION_SECONDS,
+    COLLECTIVE_BUS_BANDWIDTH,
+    COLLECTIVE_LAUNCHES,
     COMM_INFO,
     COMM_ENQUEUED,
+    COMM_COMPLETED,
+    COMM_INFLIGHT_SECONDS,
+    COMM_CAPTURED,
+    COMM_REPLAYED,
+    COMM_EVENTS,
+    COMM_ERRORS,
     RAIL_INFO,
     RAIL_UP,
     RAIL_SPEED,
     RAIL_TRANSMIT_BYTES,
     RAIL_RECEIVE_BYTES,
     RAIL_EXPECTED_WIRE_BYTES,
+    RAIL_COLLECTIVE_BYTES,
     RAIL_EXPLAINED_RATIO,
     RAIL_RATE,
     RAIL_COUNTER,
     PROBE_ATTACHED,
+    PROBE_LEVEL,
     PROBE_LAYOUT_INFO,
     OVERHEAD_SECONDS,
     COLLECTOR_SUCCESS,

@@ -96,6 +96,8 @@ def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot)
     yield from _communicators(snapshot.communicators)
+    yield _by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
+    yield _by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
     yield from _rails(snapshot.rails)
     yield from _probes(snapshot)
     yield from _collectors(snapshot)
@@ -118,6 +120,17 @@ def _collectives(snapshot: Snapshot) -> Iterator[_Draft]:
     yield _Draft(
         catalogue.COLLECTIVE_ENQUEUE_SECONDS, histograms=(((one.op,), one.histogram) for one in snapshot.enqueue_times)
     )
+    yield _Draft(
+        catalogue.COLLECTIVE_DURATION_SECONDS,
+        histograms=(((one.op, "proxy"), one.histogram) for one in snapshot.durations),
+    )
+    yield _Draft(
+        catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in snapshot.bandwidths)
+    )
+    yield _Draft(
+        catalogue.COLLECTIVE_LAUNCHES,
+        (((one.op, one.algorithm, one.protocol, str(one.channels)), one.launches) for one in snapshot.launches),
+    )
 
 
 def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Draft]:
@@ -137,6 +150,22 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Dr
 
     yield _Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
     yield _Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
+    seen = [one for one in communicators if one.completed is not None]
+    yield _Draft(
+        catalogue.COMM_COMPLETED,
+        (((one.comm, one.rank), one.completed) for one in seen if one.completed is not None),
+    )
+    yield _Draft(
+        catalogue.COMM_INFLIGHT_SECONDS,
+        (
+            ((one.comm, one.rank), one.inflight_seconds)
+            for one in seen
+            if one.alive and one.inflight_seconds is not None
+        ),
+    )
+    # Only where graphs are used, so that most jobs have no series for them.
+    yield _Draft(catalogue.COMM_CAPTURED, (((one.comm, one.rank), one.captured) for one in seen if one.captured))
+    yield _Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.captured))
 
 
 def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
@@ -172,6 +201,9 @@ def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
             for one in rails
             for direction, value in ((_TRANSMIT, one.transmit_wire_bytes), (_RECEIVE, one.receive_wire_bytes))
         ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_COLLECTIVE_BYTES, ((one, (_TRANSMIT,), one.transmit_collective_bytes) for one in rails)
     )
     yield _of_rails(
         catalogue.RAIL_EXPLAINED_RATIO,
@@ -211,6 +243,7 @@ def _probes(snapshot: Snapshot) -> Iterator[_Draft]:
         catalogue.PROBE_ATTACHED,
         (((one.library, one.nccl_version, one.program), int(one.attached)) for one in snapshot.probes),
     )
+    yield _Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in snapshot.levels))
     yield _Draft(
         catalogue.PROBE_LAYOUT_INFO,
         (((one.library, one.nccl_version, one.layout_source), 1) for one in snapshot.probes),
@@ -262,9 +295,16 @@ def _fewer_communicators(
         one = communicators[index]
         gone.add(index)
         ends_of_rank[one.comm, one.rank] -= 1
-        # Its comm_info, and its counter unless another end of the same rank still needs it.
-        excess -= 1 if ends_of_rank[one.comm, one.rank] else 2
+        # Its comm_info, and its numbers unless another end of the same rank still needs them.
+        excess -= 1 if ends_of_rank[one.comm, one.rank] else 1 + _numbers_of(one)
     return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
+
+
+def _numbers_of(one: CommunicatorFacts) -> int:
+    """Series of a communicator's rank besides its comm_info."""
+    if one.completed is None:
+        return 1
+    return 2 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) * 2
 
 
 def _rate_series(rail: RailFacts) -> int:

@@ -1,14 +1,16 @@
 """The HTTP server that Prometheus scrapes.
 
 Python's own `http.server` parses requests; what is added is what a daemon on a production node owes its host: a bound
-on connections, one deadline for each request however slowly it trickles in, one line instead of a traceback for
-every error, TLS and passwords from a web configuration file, and no name lookups on the way.
+on connections, of which idle and abandoned ones make room for new ones, one deadline for each request however slowly
+it trickles in, one line instead of a traceback for every error, TLS and passwords from a web configuration file, and
+no name lookups on the way.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import select
 import socket
 import socketserver
 import sys
@@ -43,7 +45,8 @@ class ServerSettings:
     listen_address: str = "127.0.0.1:9779"
     telemetry_path: str = "/metrics"
     max_connections: int = 16
-    """Connections served at once; further ones are answered 503, or closed where TLS is on."""
+    """Connections served at once.  A further one takes the place of one whose client has gone, or of the one that has
+    been idle for longest; where there is none it is answered 503, or closed where TLS is on."""
     request_timeout_seconds: float = 10.0
     """For a handshake, for a request to arrive once it began, and for an answer to be taken."""
     idle_timeout_seconds: float = 30.0
@@ -127,6 +130,27 @@ class _ClientGoneError(Exception):
     """The client closed, broke or stalled the connection."""
 
 
+@dataclass(slots=True)
+class _Slot:
+    """One accepted connection."""
+
+    current: socket.socket
+    """What speaks for it: the accepted socket or TLS."""
+    idle_since: float | None
+    """When it began to wait for a request; None: it has one."""
+    leaving: bool = False
+    """It was told to end, and another one has its place."""
+
+    def abandoned(self) -> bool:
+        """Whether the client has closed its end: nobody waits for the answer that is being made."""
+        watch = select.poll()
+        try:
+            watch.register(self.current, select.POLLRDHUP)
+            return bool(watch.poll(0))
+        except (OSError, ValueError):
+            return True
+
+
 class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Accepts connections and bounds their number.
 
@@ -145,8 +169,8 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.settings = settings
         self.pages = pages
         self.web = web
-        self._open: dict[socket.socket, socket.socket] = {}
-        """The accepted socket, and what speaks for it: itself or TLS."""
+        self._open: dict[socket.socket, _Slot] = {}
+        """By accepted socket."""
         self._changed = threading.Condition()
         self.server_activate()
 
@@ -154,8 +178,8 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Close the listener and every connection, and wait for their threads."""
         self.server_close()
         with self._changed:
-            for current in self._open.values():
-                _shut_down(current)
+            for slot in self._open.values():
+                _shut_down(slot.current)
             if not self._changed.wait_for(lambda: not self._open, timeout=_CLOSE_SECONDS):
                 _logger.warning("%d connections did not end in time", len(self._open))
 
@@ -169,13 +193,37 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
-            full = len(self._open) >= self.settings.max_connections
+            full = not self._has_room() and not self._make_room()
             if not full:
-                self._open[request] = request
+                self._open[request] = _Slot(request, time.monotonic())
         if full:
             self._refuse(request, client_address)
         else:
             super().process_request(request, client_address)
+
+    def _has_room(self) -> bool:
+        return sum(not slot.leaving for slot in self._open.values()) < self.settings.max_connections
+
+    def _make_room(self) -> bool:
+        """End a connection that nobody needs; `_changed` is held."""
+        if len(self._open) >= 2 * self.settings.max_connections:
+            return False  # those that were told to end have not ended yet
+        staying = [slot for slot in self._open.values() if not slot.leaving]
+        idle = [slot for slot in staying if slot.idle_since is not None]
+        slot = next((slot for slot in staying if slot.abandoned()), None)
+        slot = slot or min(idle, key=lambda slot: slot.idle_since or 0.0, default=None)
+        if slot is None:
+            return False
+        slot.leaving = True
+        _shut_down(slot.current)
+        return True
+
+    def note_idle(self, current: socket.socket, *, idle: bool) -> None:
+        """A connection begins to wait for a request, or has got the first bytes of one."""
+        with self._changed:
+            for slot in self._open.values():
+                if slot.current is current:
+                    slot.idle_since = time.monotonic() if idle else None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         request.settimeout(self.settings.request_timeout_seconds)
@@ -185,7 +233,7 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return
         with context.wrap_socket(request, server_side=True, do_handshake_on_connect=False) as secured:
             with self._changed:
-                self._open[request] = secured
+                self._open[request].current = secured
             try:
                 secured.do_handshake()
             except OSError as error:
@@ -315,9 +363,12 @@ class _Connection(BaseHTTPRequestHandler):
         """
         deadline = time.monotonic() + self.server.settings.idle_timeout_seconds
         started = False
+        if not self._arrived:
+            self.server.note_idle(self.connection, idle=True)
         while True:
             if self._arrived and not started:
                 started = True
+                self.server.note_idle(self.connection, idle=False)
                 deadline = time.monotonic() + self.server.settings.request_timeout_seconds
             end = _END_OF_HEAD.search(self._arrived)
             if end or len(self._arrived) > _MAX_HEAD_BYTES:

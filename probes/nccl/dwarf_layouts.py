@@ -29,8 +29,11 @@ _FIELD_NAMES: Final = {
     "ncclKernelPlan": "comm persistent isSymColl isCeColl isRma channelMask hasProxyOps collOpCount collTaskQueue "
     "proxyOpQueue",
     "ncclTaskColl": "next func count root datatype trafficBytes nMaxChannels nWarps algorithm protocol",
-    "ncclProxyOp": "connection nbytes opCount root nsteps channelId dtype coll collAPI pattern protocol algorithm "
-    "nChannels rank peer pid",
+    "ncclProxyState": "proxyOps tpRank peerArraySize asyncResult",
+    "ncclProxyOps": "pool nextOps nextOpsEnd",
+    "ncclProxyOpsPool": "ops",
+    "ncclProxyOp": "connection nbytes opCount root next nsteps channelId dtype redOp coll collAPI pattern protocol "
+    "algorithm nChannels rank peer pid task.coll",
     "ncclProxyArgs": "subs nsubs opCount dtype pattern coll collAPI protocol algorithm nChannels",
     "ncclProxySubArgs": "connection channelId nsteps nbytes peer base posted received transmitted done end rank pid "
     "transSize",
@@ -40,12 +43,20 @@ _FIELD_NAMES: Final = {
     "ncclProxyConnector": "connection",
     "ncclProxyConnection": "send transport transportResources",
     "sendNetResources": "tpRank tpLocalRank tpRemoteRank netDev channelId",
-    "ncclIbSendComm": "base.ndevs base.vProps.ndevs base.vProps.devs",
+    "recvNetResources": "tpRemoteRank netDev",
+    "ncclIbSendComm": "base.ndevs base.vProps.ndevs base.vProps.devs devs fifo ctsFifo fifoReqs sendReqs",
+    "ncclIbSendCommDev": "base.ibDevN",
+    "ncclIbSendFifo": "nreqs",
+    "ncclIbRequest": "send.size",
     "ncclIbDev": "devName portNum",
     "ncclNetSocketComm": "dev",
+    "ncclNetSocketDev": "devName",
 }
 FIELDS: Final[Mapping[str, Sequence[str]]] = {
-    "ncclComm": (*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
+    "ncclComm": (
+        *(*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
+        *("sharedRes", "proxyState", "topParentLocalRanks"),
+    ),
     **{structure: names.split() for structure, names in _FIELD_NAMES.items()},
 }
 """The structures that the table records, and the fields of each; versions lack some."""

@@ -1,7 +1,7 @@
 """Which instruction of a function to probe.
 
-The kernel replaces the probed instruction by a breakpoint and then either emulates it (push, nop) or single-steps it
-out of line; single-stepping takes about 17 times as long (bench).  A function that starts with an instruction of the
+The kernel replaces the probed instruction by a breakpoint and then either emulates it (push, nop, jump) or single-steps
+it out of line; single-stepping takes about 17 times as long (bench).  A function that starts with an instruction of the
 second kind is probed a little later, at the next one the kernel emulates, as long as nothing skipped changes an
 argument register.  A return probe is only possible where the stack pointer has not moved yet, because it replaces the
 return address there.  Source: arch/x86/kernel/uprobes.c, Linux 6.18.
@@ -16,6 +16,13 @@ from probes.elf import EM_X86_64
 
 _ENDBR64: Final = bytes.fromhex("f30f1efa")
 _NOP5: Final = bytes.fromhex("0f1f440000")
+_HARMLESS: Final = (
+    (_ENDBR64, 4),
+    (bytes.fromhex("488b05"), 7),  # mov disp32(%rip),%rax
+    (bytes.fromhex("4885c0"), 3),  # test %rax,%rax
+    (bytes.fromhex("48833d"), 8),  # cmpq $imm8,disp32(%rip)
+)
+"""Opcodes with the length of the instruction: what functions that first look at a global variable begin with."""
 _MOST_INSTRUCTIONS: Final = 8
 _ARGUMENT_REGISTERS: Final = frozenset(
     (
@@ -49,18 +56,29 @@ def probe_offset(code: bytes, machine: int) -> ProbeOffset | None:
     """
     if machine != EM_X86_64 or _emulated(code):
         return ProbeOffset(0, 0)
-    if code.startswith(_ENDBR64) and _emulated(code[4:]):
-        return ProbeOffset(4, 0)
-    return _walk(code)
+    skipped = _skip_harmless(code)
+    return ProbeOffset(skipped, 0) if _emulated(code[skipped:]) else _walk(code)
+
+
+def _skip_harmless(code: bytes) -> int:
+    """Bytes of leading instructions of the commonest kinds, which change neither arguments nor stack pointer."""
+    at = 0
+    while length := next((size for opcode, size in _HARMLESS if code.startswith(opcode, at)), 0):
+        at += length
+    return at
 
 
 def _emulated(code: bytes) -> bool:
-    """Whether the kernel emulates the instruction at the start of `code`: push of a register, or a nop."""
+    """Whether the kernel emulates the instruction at the start of `code`: push of a register, a nop, or a jump."""
     if not code:
         return False
     if 0x50 <= code[0] <= 0x57 or code.startswith(_NOP5) or code[0] == 0x90:
         return True
-    return len(code) > 1 and code[0] == 0x41 and 0x50 <= code[1] <= 0x57
+    if 0x70 <= code[0] <= 0x7F or code[0] in (0xE9, 0xEB):
+        return True
+    if len(code) < 2:
+        return False
+    return (code[0] == 0x41 and 0x50 <= code[1] <= 0x57) or (code[0] == 0x0F and 0x80 <= code[1] <= 0x8F)
 
 
 def _walk(code: bytes) -> ProbeOffset | None:

@@ -46,7 +46,11 @@ class AgentProcess:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:
-        self.until(lambda: self._ready())
+        try:
+            self.until(self._ready)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -66,7 +70,7 @@ class AgentProcess:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as answer:
                 return bool(answer.status == 200)
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             return False
 
     def text(self) -> str:

@@ -216,3 +216,36 @@ def test_totals_never_fall_while_communicators_come_and_go(fabric: Fabric) -> No
                 highest.update(now)
             job.wait(60)
     assert highest
+
+
+def log_until_stopped(agent: AgentProcess) -> list[str]:
+    """Stop the agent as a service manager does, and return its log."""
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(10) == 0
+    assert agent.process.stderr is not None
+    return agent.process.stderr.read().splitlines()
+
+
+def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric: Fabric) -> None:
+    with Job(fabric.hosts, JobOptions(pattern="inference", iterations=100, hold=True)) as job:
+        options = ("--probe.enqueue-time", "pair", "--probe.sample-every", "4", "--limit.ring", "1MiB")
+        with AgentProcess(*options, *only(job)) as agent:
+            agent.until(lambda: observed(agent) == 2)
+            job.release()
+            reports = job.wait(60)
+            agent.until(lambda: observed(agent) == 0)
+            log = log_until_stopped(agent)
+    (how,) = [line for line in log if "calls are counted by" in line]
+    assert "host time of one call in 4 is measured by pair probes, the ring holds 1024 KiB" in how
+    (end,) = [line for line in log if "stopping: " in line]
+    assert f"{sum(report.calls for report in reports)} calls counted, events lost: none" in end
+
+
+def test_a_pid_that_is_not_there_is_one_warning_and_the_doctor_says_it_too() -> None:
+    with AgentProcess("--pid", "4194303") as agent:
+        log = log_until_stopped(agent)
+    assert [line for line in log if "level=warn" in line and "no process has the pid 4194303" in line]
+    assert sum("--pid" in line for line in log) == 1
+    ran = subprocess.run([RAILSCOPE, "doctor", "--pid", "4194303"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    assert "--pid: no process has the pid 4194303" in ran.stdout

@@ -13,8 +13,10 @@ from agent.snapshot import (
     CollectorResult,
     CommunicatorFacts,
     Histogram,
+    LaunchTotal,
     OpHistogram,
     OpTotal,
+    ProbeLevel,
     RailFacts,
     Snapshot,
 )
@@ -38,6 +40,10 @@ def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 471
         enqueued=1200,
         ops=(OpTotal("AllReduce", 1200, 1200 << 20),),
         alive=True,
+        completed=1199,
+        inflight_seconds=0.25,
+        captured=4,
+        replayed=400,
     )
 
 
@@ -64,6 +70,7 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         transmit_rate=RATES,
         receive_rate=replace(RATES, sum=None),
         counters=(("link_downed", "error", 1), ("np_cnp_sent", "congestion", 42)),
+        transmit_collective_bytes=2**62 - 5,
     )
 
 
@@ -74,6 +81,10 @@ def full_snapshot() -> Snapshot:
         identity_source="unknown",
         job=(("pod", 'trainer "a"\\0'), ("rank", "not ours to overwrite")),
         enqueued=3,
+        completed=None,
+        inflight_seconds=None,
+        captured=0,
+        replayed=0,
     )
     soft_rail = replace(
         rail("1", "rxe0"),
@@ -85,6 +96,7 @@ def full_snapshot() -> Snapshot:
         transmit_explained_ratio=None,
         receive_explained_ratio=None,
         counters=(),
+        transmit_collective_bytes=None,
     )
     return Snapshot(
         realtime_ns=1_750_000_000_250_000_000,
@@ -103,6 +115,12 @@ def full_snapshot() -> Snapshot:
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
         ),
+        levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
+        durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
+        bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),
+        launches=(LaunchTotal("AllReduce", "Ring", "Simple", 4, 1200),),
+        comm_events={"init": 3, "abort": 0},
+        comm_errors={"remote_error": 1},
         events_lost={"ring_full": 0, "decode": 2},
         series_dropped={"communicator_limit": 0},
         overhead_seconds={"all_reduce": 0.0625},

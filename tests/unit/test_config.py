@@ -191,7 +191,7 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
             "probes:\n  telemetry_path: /m\n",
             "line 2: probes.telemetry_path is no key of this file; did you mean web.telemetry_path?",
         ),
-        ("level: debug\n", "line 1: level is no group of this file; did you mean logging.level?"),
+        ("format: json\n", "line 1: format is no group of this file; did you mean logging.format?"),
         (
             "web:\n  1: 2\n",
             "line 2: web.1 is no key of this file (allowed: listen_address, telemetry_path, config_file)",

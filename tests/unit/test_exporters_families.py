@@ -121,12 +121,12 @@ def test_within_the_budget_nothing_is_dropped() -> None:
 def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
     four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
     snapshot = replace(EMPTY, communicators=four, rails=(rail(),))
-    budget = SeriesBudget(count(families(snapshot)) - 3)
+    budget = SeriesBudget(count(families(snapshot)) - 7)
     shown = families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
     assert len(samples(shown, "rail_events_total")) == 2
-    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 4)]
+    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 11)]
     assert count(shown) <= budget.limit
 
 
@@ -147,8 +147,8 @@ def test_the_total_of_what_was_dropped_rises_with_every_exposition_that_lacks_so
     snapshot = large_snapshot(communicators=20, rails=0)
     budget = SeriesBudget(count(families(snapshot)) - 2)
     totals = [samples(families(snapshot, budget), "series_dropped_total")[-1][1] for _ in range(3)]
-    assert totals == [2, 4, 6]
-    assert budget.dropped_total == 6
+    assert totals == [6, 12, 18]
+    assert budget.dropped_total == 18
 
 
 def test_a_budget_for_nothing_is_refused() -> None:
@@ -173,6 +173,10 @@ communicators = st.builds(
     enqueued=st.integers(0, 2**64 - 1),
     ops=st.just(()),
     alive=st.booleans(),
+    completed=st.none() | st.integers(0, 2**64 - 1),
+    inflight_seconds=st.none() | st.just(0.5),
+    captured=st.integers(0, 1),
+    replayed=st.integers(0, 3),
 )
 rails = st.builds(
     lambda number, device, netns, counters: replace(rail(number, device), netns=netns, counters=counters),

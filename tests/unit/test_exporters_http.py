@@ -324,18 +324,23 @@ def test_an_idle_connection_is_closed(agent: Agent) -> None:
         assert client.recv(1) == b""
 
 
+def begun_request(server: MetricsServer) -> socket.socket:
+    """A connection whose request is on its way, and the server knows it."""
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /he")
+    assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    return client
+
+
 def test_more_connections_than_allowed_are_answered_503_and_a_free_place_is_used_again(agent: Agent) -> None:
     server = agent.server(replace(FREE_PORT, max_connections=2))
     with ExitStack() as clients:
-        first, second = (
-            clients.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
-            for _ in range(2)
-        )
-        assert [ask_on(client, "/healthz").status for client in (first, second)] == [200, 200]
+        first, second = (clients.enter_context(closing(begun_request(server))) for _ in range(2))
         assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
-        assert ask_on(first, "/healthz").status == 200
-        assert ask_on(second, "/healthz", Connection="close").status == 200
-        # Its place is free once its thread has ended, an instant after the client saw the end.
+        for client in (first, second):
+            client.sendall(b"althz HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        # Their places are free once their threads have ended, an instant after the clients saw the end.
         freed = threading.Event()
         for _ in range(200):
             if raw(server, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "):
@@ -343,6 +348,51 @@ def test_more_connections_than_allowed_are_answered_503_and_a_free_place_is_used
                 break
             freed.wait(0.02)
         assert freed.is_set()
+
+
+def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=3))
+    with ExitStack() as clients:
+        busy = clients.enter_context(closing(begun_request(server)))
+        older, newer = (
+            clients.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+            for _ in range(2)
+        )
+        assert [ask_on(client, "/healthz").status for client in (older, newer)] == [200, 200]
+        assert ask(server, "/healthz").status == 200
+        assert older.sock is not None
+        assert older.sock.recv(1) == b""
+        assert ask_on(newer, "/healthz").status == 200
+        busy.sendall(b"althz HTTP/1.1\r\n\r\n")
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_that_never_ask_anything_do_not_hold_off_a_scrape(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=2))
+    with ExitStack() as clients:
+        for _ in range(5):
+            clients.enter_context(closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)))
+        assert ask(server, "/metrics").status == 200
+
+
+def test_a_scrape_whose_client_has_gone_does_not_hold_a_place(agent: Agent) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Snapshot:
+        begun.set()
+        assert go_on.wait(10)
+        return full_snapshot()
+
+    agent.snapshot = slow
+    server = agent.server(replace(FREE_PORT, max_connections=1))
+    try:
+        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert begun.wait(10)
+            assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
+        assert ask(server, "/healthz").status == 200
+    finally:
+        go_on.set()
 
 
 def test_health_answers_while_a_snapshot_takes_long(agent: Agent) -> None:

@@ -79,8 +79,6 @@ def test_a_changed_argument_register_refuses_the_probe(instruction: str) -> None
 @pytest.mark.parametrize(
     "instruction",
     [
-        "74 10",  # je
-        "eb 10",  # jmp
         "e8 00 00 00 00",  # call
         "c3",  # ret
         "ff e0",  # jmp rax
@@ -93,6 +91,12 @@ def test_a_changed_argument_register_refuses_the_probe(instruction: str) -> None
 )
 def test_what_leaves_or_moves_the_stack_unknowably_refuses_the_probe(instruction: str) -> None:
     assert offset_in(TEST_RDI, instruction, PUSH_RBP) is None
+
+
+@pytest.mark.parametrize("jump", ["75 10", "0f 84 10 00 00 00", "eb 10", "e9 10 00 00 00"])
+def test_a_jump_is_emulated_and_so_probed_itself(jump: str) -> None:
+    # branch_setup_xol_ops; ncclProfilerStopProxyOpEvent has no other instruction that every call passes
+    assert offset_in("48 8b 05 11 22 33 44", "48 85 c0", jump) == ProbeOffset(10, 0)
 
 
 def test_a_push_with_a_prefix_that_changes_nothing_is_single_stepped_by_the_kernel() -> None:

@@ -212,6 +212,7 @@ def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
         totals,
         netns_label="host1",
         gpu="4",
+        carrier_changes=1,
         transmit_wire_bytes=600,
         transmit_explained_ratio=0.857,
     )
@@ -223,7 +224,7 @@ def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
     assert facts.counters == (
         ("rx_errors", "warn", 2),
         ("rx_packets", "context", 9),
-        ("carrier_changes", "page", 2),
+        ("carrier_changes", "page", 1),  # not the 2 that the kernel counted since boot
     )
     assert facts.transmit_rate is histogram
 

@@ -1,0 +1,58 @@
+"""How often devices gained or lost their carrier since railscope first saw them.
+
+The kernel counts since the device was made, which tells nothing about now: a cable that was plugged in at installation
+is no news.  A total never falls; a device that was made anew under the same name goes on where the one before ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from probes.netdev.inventory import NetworkDevice
+
+_FORGET_NS: Final = 300_000_000_000
+"""A device that is gone keeps its total this long, in case it comes back."""
+
+
+@dataclass(slots=True)
+class _Count:
+    index: int
+    kernel: int
+    """The kernel's count at the last reading."""
+    total: int
+    seen_ns: int
+
+
+class CarrierChanges:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, str], _Count] = {}
+        """By namespace and name."""
+
+    def take(self, netns: int, devices: Iterable[NetworkDevice], now_ns: int) -> None:
+        """Learn from a list of one namespace's devices."""
+        for device in devices:
+            if device.carrier_changes is None:
+                continue
+            count = self._counts.get((netns, device.name))
+            if count is None:
+                self._counts[netns, device.name] = _Count(device.index, device.carrier_changes, 0, now_ns)
+                continue
+            if device.index == count.index:
+                count.total += max(0, device.carrier_changes - count.kernel)
+            count.index, count.kernel, count.seen_ns = device.index, device.carrier_changes, now_ns
+        for key, count in list(self._counts.items()):
+            if key[0] == netns and now_ns - count.seen_ns > _FORGET_NS:
+                del self._counts[key]
+
+    def of(self, netns: int, name: str) -> int | None:
+        """Changes so far; None where the kernel does not count them for this device."""
+        count = self._counts.get((netns, name))
+        return count.total if count is not None else None
+
+    def forget(self, netns: int) -> None:
+        """Drop the devices of a namespace that was closed."""
+        self._counts = {key: count for key, count in self._counts.items() if key[0] != netns}

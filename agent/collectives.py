@@ -1,0 +1,221 @@
+"""What running processes do with NCCL: their communicators and calls, from the kernel's tables to what is exported.
+
+What has ended leaves the kernel's tables once a second, all of it with one reading, and is kept as totals of the node
+(agent/node_totals.py, agent/expected_wire.py) and of its communicator (agent/communicator_facts.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from agent.accounting import CallCount
+from agent.comm_events import CommEvents
+from agent.communicator_facts import CommunicatorHistory
+from agent.communicators import Communicators, ObservedProcess
+from agent.completion import Completion
+from agent.correlation import ExpectedBytes
+from agent.expected_wire import ExpectedWire
+from agent.kernel_readings import CountingPrograms, KernelReadings
+from agent.node_totals import NodeTotals
+from agent.snapshot import UNKNOWN, Snapshot
+from agent.stored_errors import StoredErrors
+from probes.bpf_syscall import KernelRefusal
+from probes.namespaces import named_namespaces
+
+_log = logging.getLogger("railscope.collectives")
+
+_SETTLE_NS: Final = 500_000_000
+"""A destroyed communicator's counts stay in the kernel this long, for a call that was just under way."""
+
+
+class Collectives:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        programs: CountingPrograms,
+        processes: dict[int, ObservedProcess],
+        small_payload_bytes: int,
+        completion: Completion | None = None,
+        *,
+        procfs: Path = Path("/proc"),
+    ) -> None:
+        """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
+
+        `completion` None: calls are counted, and nothing more.
+        """
+        self._completion = completion
+        self._events = CommEvents()
+        self._stored_errors = (
+            StoredErrors(programs.communicators, procfs, completion.levels.error_layout_of) if completion else None
+        )
+        self._programs = programs
+        self._processes = processes
+        self._readings = KernelReadings(programs)
+        self._communicators = Communicators(programs.communicators, self._version_of)
+        self._totals = NodeTotals()
+        self._history = CommunicatorHistory()
+        self._expected = ExpectedWire(small_payload_bytes, self._communicators.get, processes.get)
+        self._unmet: set[int] = set()
+        self._vanished: set[int] = set()
+        """Pids in the kernel's tables that had ended before anyone looked at them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last reading of each of the kernel's tables worked."""
+        return self._readings.complete
+
+    def drain(self) -> None:
+        """Learn of communicators that came or went, from events that wait."""
+        events = self._programs.lifecycle_events.read()
+        self._unmet |= self._communicators.take(events)
+        self._events.take_lifecycle(events)
+        if self._completion is not None:
+            self._events.take_errors(self._completion.error_events())
+            made = events[events["confirmed"] != 0]
+            self._completion.learn_devices(set(zip(made["tgid"].tolist(), made["library"].tolist(), strict=True)))
+
+    def look_for_errors(self, now_ns: int) -> None:
+        """Learn of errors that communicators keep and nobody asked for."""
+        if self._stored_errors is None:
+            return
+        try:
+            for instance, result in self._stored_errors.read():
+                self._events.take_stored(instance, result, now_ns)
+        except KernelRefusal as refusal:
+            _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+
+    def unmet(self) -> set[int]:
+        """Pids of processes that showed up in the kernel's tables and are not known; told once."""
+        unmet, self._unmet = self._unmet, set()
+        return unmet - self._processes.keys() - self._vanished
+
+    def read(self) -> list[CallCount]:
+        """Every row of the kernel's table, with everything known about its communicators."""
+        # Counts first: every communicator in them is then known from its events or from the table.
+        counts = self._readings.counts()
+        self.drain()
+        self._unmet |= self._readings.refresh(self._communicators)
+        self._unmet |= {count.kind.tgid for count in counts}
+        return counts
+
+    def expected(self, counts: list[CallCount]) -> list[ExpectedBytes]:
+        """Wire bytes so far, by network namespace."""
+        return self._expected.with_living(counts)
+
+    def end_process(self, tgid: int, ended_ns: int) -> None:
+        """A process that is marked as ended in `processes`, or was never in it, did its last call."""
+        self.drain()
+        if tgid not in self._processes:
+            self._vanished.add(tgid)
+        self._communicators.end_process(tgid, ended_ns)
+        if self._completion is not None:
+            self._completion.end_process(tgid)
+
+    def settle(self, now_ns: int) -> None:
+        """Put away what ended; call it right after `read`, as it works on the tables as they were then."""
+        if self._readings.fresh:
+            self._settle(now_ns - _SETTLE_NS)
+
+    def settle_processes(self) -> None:
+        """Put away what ended processes did, now: one of their pids is used again."""
+        self.read()
+        self._settle(0)
+
+    def forget(self, before_ns: int, most_ended: int) -> None:
+        """Drop communicators that ended before a moment, and the oldest of more than `most_ended`."""
+        forgotten = self._history.forget(before_ns, most_ended)
+        self._communicators.forget(forgotten)
+        self._events.forget(forgotten)
+        if self._completion is not None:
+            self._completion.forget(forgotten)
+
+    def _settle(self, before_ns: int) -> None:
+        """As `settle`, for communicators that ended before a moment."""
+        known = self._communicators
+        gone = {tgid: process for tgid, process in self._processes.items() if process.ended_ns is not None}
+        for tgid, process in gone.items():
+            # What only the last reading told of.
+            known.end_process(tgid, process.ended_ns or 0)
+        settled = known.settle(before_ns, gone.keys() | self._vanished)
+        if self._completion is not None and settled:
+            self._completion.read()
+            self._completion.end_communicators({communicator.instance for communicator in settled})
+        names = named_namespaces() if settled or gone else {}
+        for communicator in settled:
+            owner = self._processes.get(communicator.tgid)
+            self._history.settle(communicator, owner, _netns_label(owner, names))
+        nameless = gone.keys() | self._vanished
+        taken = []
+        try:
+            for count in self._readings.accounting.take(
+                lambda kind: (
+                    known.is_settled(kind.instance) or (kind.tgid in nameless and known.get(kind.instance) is None)
+                )
+            ):
+                self._fold(count, names)
+                taken.append(count)
+        finally:
+            # Also of rows that were taken before the kernel refused one.
+            self._expected.fold(taken)
+        known.sweep()
+        for tgid in gone:
+            del self._processes[tgid]
+        self._vanished.clear()
+
+    def _fold(self, count: CallCount, names: Mapping[int, str]) -> None:
+        """Keep a row that has left the kernel's table."""
+        kind = count.kind
+        self._totals.fold(count, self._gpu_of(kind.instance))
+        process = self._processes.get(kind.tgid)
+        if self._communicators.is_settled(kind.instance):
+            self._history.add(count)
+        elif process is not None:
+            self._history.add_nameless(count, process, _netns_label(process, names), process.ended_ns or 0)
+
+    def _version_of(self, tgid: int) -> str:
+        process = self._processes.get(tgid)
+        return process.nccl_version if process is not None else UNKNOWN
+
+    def _gpu_of(self, instance: int) -> str:
+        communicator = self._communicators.get(instance)
+        return communicator.gpu if communicator is not None else UNKNOWN
+
+    def shown(self, snapshot: Snapshot, counts: list[CallCount], now_ns: int) -> Snapshot:
+        """The snapshot with what the programs counted; `counts` from `read`."""
+        if self._completion is not None:
+            # After the counts: nothing can then be complete that was not counted, but for what came in between.
+            self._completion.read()
+        collectives, sizes = self._totals.with_living(
+            ((count, self._gpu_of(count.kind.instance)) for count in counts), self._readings.overflow()
+        )
+        names = named_namespaces()
+        return replace(
+            snapshot,
+            collectives=collectives,
+            sizes=sizes,
+            enqueue_times=self._readings.enqueue_times(),
+            communicators=self._history.facts(
+                self._communicators,
+                counts,
+                self._processes.get,
+                lambda process: _netns_label(process, names),
+                self._completion.of if self._completion is not None else lambda _: None,
+                now_ns,
+            ),
+            comm_events=self._events.events(),
+            comm_errors=self._events.errors(),
+            events_lost=self._readings.events_lost(),
+        )
+
+
+def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:
+    """How people call a process's network namespace; empty for the agent's own."""
+    namespace = process.namespace if process else None
+    if namespace is None or namespace.own:
+        return ""
+    return names.get(namespace.inode, f"net:[{namespace.inode}]")

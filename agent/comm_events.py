@@ -1,0 +1,126 @@
+"""What happened to communicators: made, split, ended, revoked, and the errors that NCCL reported.
+
+An asynchronous error stays in its communicator and is met many times: by the job's own questions, at the call that
+ends the communicator, and by our reading of it in between.  It counts once, when the communicator's result changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from probes.maps import Records
+from probes.nccl.error_records import NO_ERRORS, ErrorSource, Result
+from probes.nccl.records import LifecycleKind
+
+_EVENTS: Final = {
+    LifecycleKind.INIT: "init",
+    LifecycleKind.INIT_ALL: "init",
+    LifecycleKind.SPLIT: "split",
+    LifecycleKind.SHRINK: "shrink",
+    LifecycleKind.GROW: "grow",
+    LifecycleKind.FINALIZE: "finalize",
+    LifecycleKind.DESTROY: "destroy",
+    LifecycleKind.ABORT: "abort",
+    LifecycleKind.REVOKE: "revoke",
+    LifecycleKind.SUSPEND: "suspend",
+    LifecycleKind.RESUME: "resume",
+}
+_SOURCES: Final = {ErrorSource.INIT_ALL: "init"}
+_ERRORS: Final = tuple(result for result in Result if result not in NO_ERRORS)
+_MOST_UNKNOWN_RESULTS: Final = 16
+_OTHER: Final = "result_other"
+
+
+def error_name(result: int) -> str:
+    """NCCL's name of a result as a label: `remote_error`; a number that this table does not know: `result_<n>`."""
+    try:
+        return Result(result).name.lower()
+    except ValueError:
+        return f"result_{result}"
+
+
+@dataclass(frozen=True, slots=True)
+class CommError:
+    """An error that a communicator had."""
+
+    error: str
+    time_ns: int
+    """When it was met, on the clock of the probes."""
+    source: str
+    """`async`: it was stored in the communicator.  `poll`: the question for it failed.  Else the call that returned it:
+    `init`, `destroy`, …"""
+
+
+class CommEvents:
+    """Counts that never fall, and each communicator's last error.  Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self) -> None:
+        self._events = dict.fromkeys(_EVENTS.values(), 0)
+        self._errors = {error_name(result): 0 for result in _ERRORS}
+        self._last: dict[int, CommError] = {}
+        self._stored: dict[int, int] = {}
+        """The asynchronous result of each communicator that has one, by instance."""
+
+    def take_lifecycle(self, events: Records) -> None:
+        """Learn from lifecycle events (dtype LIFECYCLE_EVENT).
+
+        A call that failed made or ended nothing: it counts as an error, not as an event.
+        """
+        for event in events:
+            kind = LifecycleKind(int(event["kind"]))
+            result = int(event["result"])
+            if kind not in _EVENTS:
+                continue
+            if result in NO_ERRORS:
+                self._events[_EVENTS[kind]] += 1
+            else:
+                self._count(int(event["instance"]), result, int(event["time_ns"]), ErrorSource(int(kind)))
+
+    def take_errors(self, events: Records) -> None:
+        """Learn from what the probes met (dtype ERROR_EVENT)."""
+        for event in events:
+            instance, result, time_ns = int(event["instance"]), int(event["result"]), int(event["time_ns"])
+            source = ErrorSource(int(event["source"]))
+            if result in NO_ERRORS:
+                self._stored.pop(instance, None)
+            elif source is ErrorSource.ASYNC and instance:
+                self.take_stored(instance, result, time_ns)
+            else:
+                self._count(instance, result, time_ns, source)
+
+    def take_stored(self, instance: int, result: int, time_ns: int) -> None:
+        """Learn the asynchronous result that was read from a communicator (`stored_result`).
+
+        Success ends no error here: the reading does not see every place in which NCCL looks.
+        """
+        if result not in NO_ERRORS and self._stored.get(instance) != result:
+            self._stored[instance] = result
+            self._count(instance, result, time_ns, ErrorSource.ASYNC)
+
+    def events(self) -> Mapping[str, int]:
+        """Calls that made, changed or ended communicators, by what they did; every name is there from the start."""
+        return dict(self._events)
+
+    def errors(self) -> Mapping[str, int]:
+        """Errors by name; every name that NCCL has is there from the start."""
+        return dict(self._errors)
+
+    def last_error(self, instance: int) -> CommError | None:
+        """The last error of a communicator."""
+        return self._last.get(instance)
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Drop communicators that nobody asks about any more; what they counted stays."""
+        for instance in instances:
+            self._last.pop(instance, None)
+            self._stored.pop(instance, None)
+
+    def _count(self, instance: int, result: int, time_ns: int, source: ErrorSource) -> None:
+        name = error_name(result)
+        if name not in self._errors and len(self._errors) >= len(_ERRORS) + _MOST_UNKNOWN_RESULTS:
+            name = _OTHER  # a job that returns numbers at will makes no series at will
+        self._errors[name] = self._errors.get(name, 0) + 1
+        if instance:
+            self._last[instance] = CommError(name, time_ns, _SOURCES.get(source, source.name.lower()))

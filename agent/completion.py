@@ -1,0 +1,191 @@
+"""What is seen below NCCL's entry points: how far communicators have come, how long operations took, what was launched.
+
+All of it is optional.  Where the programs do not load (a kernel before 5.17), or a library lacks the functions, the
+node's counts stay as exact as ever and this module has nothing to add.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from agent.levels import LevelPrograms, Levels, ObservedLibrary
+from agent.rail_bytes import RailBytes
+from agent.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
+from probes.bpf_syscall import KernelRefusal
+from probes.maps import Records
+from probes.nccl.abi import Op, op_name
+from probes.nccl.internal_functions import Level
+from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
+from probes.nccl.internals import Launch, Progress, Sent
+from probes.nccl.layout import Layouts
+
+_log = logging.getLogger("railscope.completion")
+
+_DURATION_BOUNDS: Final = tuple((1 << (10 + i)) / 1e9 for i in range(31))
+"""Seconds; the last bucket of the kernel's 32 has no bound."""
+_BANDWIDTH_BOUNDS: Final = tuple(float(1 << (16 + i)) for i in range(31))
+"""Bytes per second."""
+
+
+class InternalPrograms(LevelPrograms, Protocol):
+    """What is needed of the loaded programs (probes/nccl/internals.py)."""
+
+    def progress(self) -> dict[int, Progress]: ...
+    def durations(self) -> dict[Op, Records]: ...
+    def bandwidths(self) -> dict[Op, Records]: ...
+    def launches(self) -> list[Launch]: ...
+    def sent(self) -> list[Sent]: ...
+    def stats(self) -> Mapping[InternalStat, int]: ...
+    def error_events(self) -> Records: ...
+    def forget_process(self, tgid: int) -> None: ...
+    def forget_sent(self, tgid: int) -> None: ...
+    def forget_communicators(self, instances: set[int]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorProgress:
+    """How far one rank's end of a communicator has come."""
+
+    completed: int
+    """Calls known to be complete."""
+    oldest_posted_ns: int | None
+    captured: int
+    replayed: int
+
+
+class Completion:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, programs: InternalPrograms, level: Level) -> None:
+        self.levels = Levels(programs, Layouts.load().structures, level)
+        self.rail_bytes: RailBytes | None = None
+        """Where to keep what is handed to each rail; None: nobody asks for it."""
+        self._programs = programs
+        self._progress: dict[int, CommunicatorProgress] = {}
+        self._complete = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last reading worked."""
+        return self._complete
+
+    def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
+        """Observe these libraries and no others; returns what went wrong, one line each."""
+        return self.levels.follow(libraries)
+
+    def read(self) -> None:
+        """Learn how far communicators have come."""
+        if self.levels.wanted < Level.COMPLETION:
+            return
+        try:
+            for instance, progress in self._programs.progress().items():
+                known = self._progress.get(instance)
+                if not progress.posted and not progress.captured and not progress.replayed:
+                    continue
+                # It never falls: of a group of plans the first may be complete before the second is handed over.
+                completed = max(progress.completed_sequence, known.completed if known else 0)
+                self._progress[instance] = CommunicatorProgress(
+                    completed, progress.oldest_posted_ns, progress.captured, progress.replayed
+                )
+            if self.rail_bytes is not None:
+                self.rail_bytes.take(self._programs.sent())
+            self._complete = True
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def of(self, instance: int) -> CommunicatorProgress | None:
+        """The last that is known of a communicator; None where its completion cannot be seen."""
+        return self._progress.get(instance)
+
+    def error_events(self) -> Records:
+        """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
+        return self._programs.error_events()
+
+    def learn_devices(self, mappers: Iterable[tuple[int, int]]) -> None:
+        """Read the names of network devices in processes (by pid) that use a library (by number), if that pays."""
+        if self.rail_bytes is not None and self.levels.wanted >= Level.RAILS:
+            for tgid, library in mappers:
+                self.rail_bytes.learn(tgid, library)
+
+    def end_process(self, tgid: int) -> None:
+        """A process has ended: it completes nothing more."""
+        self.read()
+        try:
+            self._programs.forget_process(tgid)
+            if self.rail_bytes is not None:
+                self.rail_bytes.end_process(tgid, self._programs.sent())
+                self._programs.forget_sent(tgid)
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def end_communicators(self, instances: set[int]) -> None:
+        """Communicators have ended; what they were last known to have completed stays readable."""
+        self._programs.forget_communicators(instances)
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        for instance in instances:
+            self._progress.pop(instance, None)
+
+    def want(self, level: Level) -> list[str]:
+        """Go to a level; below *completion* nothing is known of progress any more."""
+        errors = self.levels.want(level)
+        if level < Level.COMPLETION:
+            self._progress.clear()
+        return errors
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with durations, bandwidths, launches and levels."""
+        try:
+            stats = self._programs.stats()
+            return replace(
+                snapshot,
+                levels=self.levels.shown(),
+                durations=_histograms(self._programs.durations(), _DURATION_BOUNDS, 1e9),
+                bandwidths=_histograms(self._programs.bandwidths(), _BANDWIDTH_BOUNDS, 1.0),
+                launches=_launches(self._programs.launches()),
+                events_lost={
+                    **snapshot.events_lost,
+                    "completion_ring_full": stats[InternalStat.RING_FULL],
+                    "completion_tables_full": stats[InternalStat.FULL],
+                    "internals_unreadable": stats[InternalStat.UNREADABLE],
+                },
+            )
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+            return snapshot
+
+    def close(self) -> None:
+        """Detach everywhere and free the programs."""
+        self.levels.close()
+        self._programs.close()
+
+    def _trouble(self, refusal: KernelRefusal) -> None:
+        self._complete = False
+        _log.error("what operations completed cannot be read: %s", refusal.strerror)
+
+
+def _histograms(records: dict[Op, Records], bounds: tuple[float, ...], per_unit: float) -> tuple[OpHistogram, ...]:
+    return tuple(
+        OpHistogram(
+            op_name(op), Histogram(bounds, tuple(int(n) for n in record["buckets"]), int(record["sum"]) / per_unit)
+        )
+        for op, record in sorted(records.items())
+    )
+
+
+def _launches(launches: Iterable[Launch]) -> tuple[LaunchTotal, ...]:
+    return tuple(
+        LaunchTotal(
+            op_name(launch.op),
+            ALGORITHMS[launch.algorithm] if launch.algorithm < len(ALGORITHMS) else UNKNOWN,
+            PROTOCOLS[launch.protocol] if launch.protocol < len(PROTOCOLS) else UNKNOWN,
+            launch.channels,
+            launch.count,
+        )
+        for launch in sorted(launches, key=lambda one: (one.op, one.algorithm, one.protocol, one.channels))
+    )

@@ -1,0 +1,65 @@
+"""What the configuration names and this host does not have: processes and devices.
+
+A mistyped pid or pattern looks like a host on which nothing happens; so it is said, in the log and by the doctor.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from agent.rails import RailPattern
+from probes.processes import ProcessIdentity, identity_of, is_alive
+
+
+def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int]) -> str:
+    """Which of the processes named by --pid are not there or have no NCCL, on one line; empty: all have it.
+
+    `mappers` are the pids of all processes that have NCCL mapped.
+    """
+    without = [pid for pid in pids if pid not in mappers]
+    absent = [pid for pid in without if not _runs(identity_of(procfs, pid), procfs)]
+    present = [pid for pid in without if pid not in absent]
+    said = []
+    if absent:
+        said.append(f"no process has the pid {_listed(absent)}")
+    if present:
+        said.append(f"no NCCL is mapped by pid {_listed(present)}")
+    return "; ".join(said)
+
+
+def patterns_without_device(patterns: Sequence[RailPattern], devices: Iterable[str]) -> str:
+    """Which patterns of --rail.devices match none of these names, on one line; empty: all match."""
+    names = set(devices)
+    without = [pattern.glob for pattern in patterns if not fnmatch.filter(names, pattern.glob)]
+    return f"no device is called {_listed(without)}" if without else ""
+
+
+class Remark:
+    """A line that is logged when it changes."""
+
+    def __init__(self, log: logging.Logger, flag: str, mended: str) -> None:
+        """`mended` is said when there is nothing to remark any more."""
+        self._log = log
+        self._flag = flag
+        self._mended = mended
+        self._said = ""
+
+    def say(self, line: str) -> None:
+        if line == self._said:
+            return
+        self._said = line
+        if line:
+            self._log.warning("%s: %s", self._flag, line)
+        else:
+            self._log.info("%s: %s", self._flag, self._mended)
+
+
+def _runs(identity: ProcessIdentity | None, procfs: Path) -> bool:
+    return identity is not None and is_alive(procfs, identity)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

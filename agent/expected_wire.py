@@ -1,0 +1,74 @@
+"""The wire bytes that the observed collectives should have put on the rails, by network namespace.
+
+Totals only: agent/wire.py knows what one call sends, agent/correlation.py shares the totals out among rails.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from agent.accounting import CallCount
+from agent.communicators import Communicator, ObservedProcess
+from agent.correlation import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
+from probes.nccl.abi import Op
+
+CommunicatorOf = Callable[[int], Communicator | None]
+"""By instance."""
+ProcessOf = Callable[[int], ObservedProcess | None]
+"""By pid."""
+
+
+class ExpectedWire:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, small_payload_bytes: int, communicator_of: CommunicatorOf, process_of: ProcessOf) -> None:
+        """`small_payload_bytes`: messages up to this size may use a single rail."""
+        self._small_payload_bytes = small_payload_bytes
+        self._communicator_of = communicator_of
+        self._process_of = process_of
+        self._folded: dict[str, ExpectedBytes] = {}
+
+    def fold(self, counts: Iterable[CallCount]) -> None:
+        """Keep what rows say that were taken out of the kernel's table."""
+        for expected in self._of(counts):
+            self._folded[expected.rail_set] = _sum(self._folded.get(expected.rail_set), expected)
+
+    def with_living(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
+        """One entry for each namespace: what was folded and what these rows say."""
+        totals = dict(self._folded)
+        for expected in self._of(counts):
+            totals[expected.rail_set] = _sum(totals.get(expected.rail_set), expected)
+        return list(totals.values())
+
+    def _of(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
+        by_namespace: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
+        for count in counts:
+            kind = count.kind
+            process = self._process_of(kind.tgid)
+            communicator = self._communicator_of(kind.instance)
+            # Calls without a communicator are NCCL's invalidArgument: nothing was sent for them.
+            if process is None or process.namespace is None or communicator is None:
+                continue
+            by_namespace[process.namespace.inode].append(
+                ObservedCalls(
+                    communicator.name,
+                    communicator.placement,
+                    Op(kind.op),
+                    kind.peer,
+                    count.payload_bytes,
+                    1 << kind.size_bucket,
+                    communicator.ended_ns is None,
+                )
+            )
+        return [expected_bytes(str(inode), calls, self._small_payload_bytes) for inode, calls in by_namespace.items()]
+
+
+def _sum(one: ExpectedBytes | None, other: ExpectedBytes) -> ExpectedBytes:
+    if one is None:
+        return other
+
+    def add(a: WireTotals, b: WireTotals) -> WireTotals:
+        return WireTotals(a.spread_bytes + b.spread_bytes, a.small_bytes + b.small_bytes, a.unknown or b.unknown)
+
+    return ExpectedBytes(other.rail_set, add(one.transmit, other.transmit), add(one.receive, other.receive))

@@ -1,0 +1,192 @@
+"""How much is observed of each library beyond its calls, and the probes that this needs.
+
+Counting calls (agent/discovery.py) is always on.  What lies below NCCL's entry points is attached level by level,
+where the library has the functions and its struct layouts are known; lowering a level detaches what it added and
+forgets what could no longer be kept up to date.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agent.snapshot import ProbeLevel
+from probes.bpf_syscall import KernelRefusal
+from probes.elf import Elf, ElfError
+from probes.links import Links
+from probes.maps import Records
+from probes.nccl.error_records import ErrorLayout, error_layout
+from probes.nccl.internal_functions import InternalPoints, Level, internal_points
+from probes.nccl.internal_records import layout_record
+from probes.nccl.layout import Structure
+from probes.nccl.net_devices import DeviceArrays, device_arrays
+
+_log = logging.getLogger("railscope.levels")
+
+
+class ObservedLibrary(Protocol):
+    """What levels need to know of a library (agent/discovery.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def build_id(self) -> str | None: ...
+    @property
+    def nccl_version(self) -> str: ...
+
+
+class LevelPrograms(Protocol):
+    """What levels need of the loaded programs (probes/nccl/internals.py)."""
+
+    def describe(self, library: int, layout: Records | None) -> None: ...
+    def attach(self, path: str, points: InternalPoints, level: Level) -> Links: ...
+    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links: ...
+    def forget_library(self, library: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Observed:
+    """One library and what is attached to it."""
+
+    library: ObservedLibrary
+    points: InternalPoints
+    highest: Level
+    errors: ErrorLayout | None
+    error_links: Links
+    devices: DeviceArrays
+    links: dict[Level, Links] = field(default_factory=dict)
+
+    @property
+    def level(self) -> Level:
+        return max(self.links, default=Level.COUNTS)
+
+
+class Levels:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self, programs: LevelPrograms, structures_of: Callable[[str | None], Mapping[str, Structure]], wanted: Level
+    ) -> None:
+        """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with."""
+        self._programs = programs
+        self._structures_of = structures_of
+        self._wanted = wanted
+        self._observed: dict[int, _Observed] = {}
+
+    @property
+    def wanted(self) -> Level:
+        return self._wanted
+
+    @property
+    def highest(self) -> Level:
+        """What the libraries that are there allow at most."""
+        return max((observed.highest for observed in self._observed.values()), default=Level.COUNTS)
+
+    def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
+        """Attach to libraries that are new, let go of those that went; returns what went wrong, one line each.
+
+        What went wrong is tried again at the next call.
+        """
+        present = {library.number: library for library in libraries}
+        for number, observed in list(self._observed.items()):
+            if present.get(number) is not observed.library:
+                self._lower(observed, Level.COUNTS)
+                observed.error_links.close()
+                self._programs.describe(number, None)
+                del self._observed[number]
+        errors = []
+        for number, library in present.items():
+            try:
+                if number not in self._observed:
+                    self._observed[number] = self._look(library)
+                self._raise(self._observed[number])
+            except (ElfError, OSError) as error:
+                errors.append(f"{library.path}: {error}")
+        return errors
+
+    def want(self, level: Level) -> list[str]:
+        """Go to a level everywhere; returns what went wrong, one line each."""
+        self._wanted = level
+        errors = []
+        for observed in self._observed.values():
+            self._lower(observed, level)
+            try:
+                self._raise(observed)
+            except KernelRefusal as refusal:
+                errors.append(f"{observed.library.path}: {refusal.strerror}")
+        return errors
+
+    def shown(self) -> tuple[ProbeLevel, ...]:
+        """The level of each library."""
+        return tuple(
+            ProbeLevel(observed.library.path, observed.library.nccl_version, int(observed.level), int(observed.highest))
+            for observed in self._observed.values()
+        )
+
+    def programs_of(self, library: int) -> tuple[str, ...]:
+        """Names of the programs that are attached to a library by its number."""
+        observed = self._observed.get(library)
+        if observed is None:
+            return ()
+        return tuple(program for level in observed.links for program in observed.points.at(level))
+
+    def close(self) -> None:
+        """Detach everywhere."""
+        for observed in self._observed.values():
+            self._lower(observed, Level.COUNTS)
+            observed.error_links.close()
+        self._observed.clear()
+
+    def error_layout_of(self, library: int) -> ErrorLayout | None:
+        """Where communicators of a library, by its number, keep their error; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.errors if observed is not None else None
+
+    def device_arrays_of(self, library: int) -> DeviceArrays | None:
+        """Where a library, by its number, keeps the names of its network devices; None: it is not observed."""
+        observed = self._observed.get(library)
+        return observed.devices if observed is not None else None
+
+    def _look(self, library: ObservedLibrary) -> _Observed:
+        structures = self._structures_of(library.build_id)
+        layout, errors = layout_record(structures), error_layout(structures)
+        with Elf.open(library.descriptor) as elf:
+            points = internal_points(elf, library.number)
+            devices = device_arrays(elf, structures)
+            error_links = self._programs.watch_errors(_path(library), elf, library.number, errors)
+        self._programs.describe(library.number, layout)
+        highest = Level.COUNTS
+        if layout is not None:
+            highest = max((level for level in Level if points.at(level)), default=Level.COUNTS)
+        if highest < Level.COMPLETION:
+            _log.info(
+                "%s: calls are counted, completion is not seen: %s",
+                library.path,
+                "its struct layouts are not known" if layout is None else "it has none of the functions that tell",
+            )
+        return _Observed(library, points, highest, errors, error_links, devices)
+
+    def _raise(self, observed: _Observed) -> None:
+        for level in Level:
+            if level <= min(self._wanted, observed.highest) and level not in observed.links:
+                if not observed.points.at(level):
+                    continue
+                observed.links[level] = self._programs.attach(_path(observed.library), observed.points, level)
+
+    def _lower(self, observed: _Observed, level: Level) -> None:
+        for attached in sorted(observed.links, reverse=True):
+            if attached > level:
+                observed.links.pop(attached).close()
+                if attached is Level.COMPLETION:
+                    self._programs.forget_library(observed.library.number)
+
+
+def _path(library: ObservedLibrary) -> str:
+    """Leads to the file also where it was deleted, or lies in a container."""
+    return f"/proc/self/fd/{library.descriptor}"

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * When an operation is complete, as far as its network part tells: part of nccl_internals.bpf.c.
+ *
+ * NCCL hands the network part of a plan to a proxy thread in ncclProxyStart(): proxy_post() walks the list of proxy
+ * operations it is about to hand over and notes, for each collective, how many there are.  The proxy thread calls
+ * ncclProfilerStopProxyOpEvent() for each one that is done, also with no profiler loaded: proxy_stop() counts down,
+ * and the last one completes the collective.  All Send and Recv of one launch complete together.
+ *
+ * Only network connections are followed: NCCL tells of no others.  Numbers of operations (opCount) are unique within
+ * a group of communicators that share their resources, so that is what operations are kept by.
+ */
+#ifndef RAILSCOPE_COMPLETION_H
+#define RAILSCOPE_COMPLETION_H
+
+#include "internals.h"
+
+/* One slot a library. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct internals_layout);
+} internals_layouts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct communicator_key);
+	__type(value, struct proxy_communicator);
+} proxy_communicators SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 131072);
+	__type(key, struct connection_key);
+	__type(value, struct connection);
+} connections SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct operation_key);
+	__type(value, struct operation);
+} operations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 131072);
+	__type(key, struct part_key);
+	__type(value, struct part);
+} parts SEC(".maps");
+
+/* From launch to completion, by op. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OP_COUNT);
+	__type(key, __u32);
+	__type(value, struct distribution);
+} durations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OP_COUNT);
+	__type(key, __u32);
+	__type(value, struct distribution);
+} bandwidths SEC(".maps");
+
+/* How collectives were launched: algorithm, protocol, channels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, struct launch_key);
+	__type(value, __u64);
+} launches SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, INTERNAL_STAT_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} internal_stats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1024 * 1024);
+} completion_events SEC(".maps");
+
+static __always_inline void count_internal(__u32 stat)
+{
+	__u64 *value = bpf_map_lookup_elem(&internal_stats, &stat);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+static __always_inline int read_user(void *to, __u32 bytes, __u64 from)
+{
+	return bpf_probe_read_user(to, bytes, (const void *)from);
+}
+
+static __noinline int count_launch(__u8 op, __u8 algorithm, __u8 protocol, __u8 channels)
+{
+	struct launch_key key = {.op = op, .algorithm = algorithm, .protocol = protocol, .channels = channels};
+	__u64 *count = bpf_map_lookup_elem(&launches, &key);
+
+	if (!count) {
+		__u64 zero = 0;
+
+		bpf_map_update_elem(&launches, &key, &zero, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(&launches, &key);
+	}
+	if (count)
+		__sync_fetch_and_add(count, 1);
+	return 0;
+}
+
+/* The leading bytes of a ncclProxyOp; everything read of it for each one lies there (2.20 to 2.32). */
+#define OPERATION_HEAD 96
+#define MOST_OPERATIONS 65536
+
+static __always_inline __u64 head_word(const __u8 *head, __u32 offset)
+{
+	return offset <= OPERATION_HEAD - 8 ? *(const __u64 *)(head + (offset & ~7U)) : 0;
+}
+
+static __always_inline __u32 head_half(const __u8 *head, __u32 offset)
+{
+	return offset <= OPERATION_HEAD - 4 ? *(const __u32 *)(head + (offset & ~3U)) : 0;
+}
+
+static __always_inline __u8 head_byte(const __u8 *head, __u32 offset)
+{
+	return offset < OPERATION_HEAD ? head[offset] : 0xff;
+}
+
+/* One walk over the operations handed over by one call of ncclProxyStart(). */
+struct walk {
+	__u64 comm;
+	__u64 group;
+	__u64 pool; /* address of the array of ncclProxyOp */
+	__u64 now;
+	__u64 launch;
+	__u64 sequence;
+	__u64 before_sequence;
+	__u64 current; /* opCount of the collective being gathered */
+	__u64 task; /* its ncclTaskColl */
+	__u32 index; /* of the next operation in the pool; all ones at the list's end */
+	__u32 tgid;
+	__u32 library;
+	__u32 instance;
+	__u32 remaining;
+	__u32 net_devices;
+	__u32 point_to_point; /* parts of Send and Recv so far */
+	__u32 point_to_point_devices;
+	__u32 posted;
+	__u8 op;
+	__u8 algorithm;
+	__u8 protocol;
+	__u8 point_to_point_op;
+};
+
+/* Learn of a connection, or that its address serves another communicator now. */
+static __noinline int learn_connection(struct walk *walk, __u64 address, __u32 peer_and_channel)
+{
+	struct connection_key key = {.connection = address};
+	struct connection fresh = {.net_device = NO_NET_DEVICE};
+	const struct internals_layout *layout;
+	__u64 resources = 0;
+	__u32 word = 0, slot;
+
+	if (!walk)
+		return 0;
+	key.tgid = walk->tgid;
+	slot = walk->library;
+	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
+	if (!layout)
+		return 0;
+	fresh.group = walk->group;
+	fresh.comm = walk->comm;
+	fresh.instance = walk->instance;
+	fresh.peer = peer_and_channel & 0xffffff;
+	fresh.channel = peer_and_channel >> 24;
+	if (!read_user(&word, 4, address + layout->connection_send))
+		fresh.send = word == 1;
+	if (!read_user(&word, 4, address + layout->connection_transport))
+		fresh.network = word == TRANSPORT_NET;
+	if (fresh.network && !read_user(&resources, 8, address + layout->connection_resources) && resources) {
+		__u32 offset = fresh.send ? layout->send_net_device : layout->receive_net_device;
+
+		if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
+			fresh.net_device = word;
+	}
+	bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY);
+	return 0;
+}
+
+/* Keep the collective that was gathered last. */
+static __noinline int keep_collective(struct walk *walk)
+{
+	struct operation_key key = {};
+	struct operation fresh = {};
+	const struct internals_layout *layout;
+	__u64 elements = 0;
+	__u32 slot, data_type = DATA_TYPE_UNKNOWN;
+	__u8 byte = 0;
+
+	if (!walk || !walk->remaining)
+		return 0;
+	slot = walk->library;
+	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
+	if (!layout)
+		return 0;
+	fresh.payload_bytes = UNKNOWN_BYTES;
+	fresh.data_type = DATA_TYPE_UNKNOWN;
+	if (walk->task && layout->task_count != NO_OFFSET &&
+	    !read_user(&byte, 1, walk->task + layout->task_function) && byte == walk->op &&
+	    !read_user(&elements, 8, walk->task + layout->task_count) &&
+	    !read_user(&data_type, 4, walk->task + layout->task_data_type) && data_type < DATA_TYPES) {
+		fresh.data_type = data_type;
+		fresh.payload_bytes = elements << ((DATA_TYPE_SHIFTS >> (4 * data_type)) & 0xf);
+		if (!read_user(&byte, 1, walk->task + layout->task_channels))
+			fresh.channels = byte;
+	}
+	key.group = walk->group;
+	key.operation = walk->current;
+	key.tgid = walk->tgid;
+	fresh.posted_ns = walk->now;
+	fresh.comm = walk->comm;
+	fresh.launch = walk->launch;
+	fresh.sequence = walk->sequence;
+	fresh.before_sequence = walk->before_sequence;
+	fresh.instance = walk->instance;
+	fresh.remaining = walk->remaining;
+	fresh.parts = walk->remaining;
+	fresh.net_devices = walk->net_devices;
+	fresh.op = walk->op;
+	fresh.algorithm = walk->algorithm;
+	fresh.protocol = walk->protocol;
+	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
+		count_internal(INTERNAL_FULL);
+	else
+		walk->posted++;
+	count_launch(fresh.op, fresh.algorithm, fresh.protocol, fresh.channels);
+	walk->remaining = 0;
+	walk->net_devices = 0;
+	return 0;
+}
+
+/* Keep all Send and Recv of this launch as one operation. */
+static __noinline int keep_point_to_point(struct walk *walk)
+{
+	struct operation_key key = {};
+	struct operation fresh = {};
+
+	if (!walk || !walk->point_to_point)
+		return 0;
+	key.group = walk->instance; /* launches are numbered by communicator, and no address is that low */
+	key.operation = POINT_TO_POINT | walk->launch;
+	key.tgid = walk->tgid;
+	fresh.posted_ns = walk->now;
+	fresh.comm = walk->comm;
+	fresh.launch = walk->launch;
+	fresh.sequence = walk->sequence;
+	fresh.before_sequence = walk->before_sequence;
+	fresh.payload_bytes = UNKNOWN_BYTES;
+	fresh.instance = walk->instance;
+	fresh.remaining = walk->point_to_point;
+	fresh.parts = walk->point_to_point;
+	fresh.net_devices = walk->point_to_point_devices;
+	fresh.op = walk->point_to_point_op;
+	fresh.data_type = DATA_TYPE_UNKNOWN;
+	fresh.algorithm = 0xff;
+	fresh.protocol = 0xff;
+	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
+		count_internal(INTERNAL_FULL);
+	else
+		walk->posted++;
+	return 0;
+}
+
+static __noinline int keep_part(struct walk *walk, __u64 connection, __u64 operation)
+{
+	struct part_key key = {.connection = connection, .operation = operation};
+	struct part fresh = {.posted = 1};
+	struct part *part;
+
+	if (!walk)
+		return 0;
+	key.tgid = walk->tgid;
+	part = bpf_map_lookup_elem(&parts, &key);
+	if (part && part->launch == walk->launch && part->instance == walk->instance) {
+		part->posted++;
+		return 0;
+	}
+	fresh.launch = walk->launch;
+	fresh.instance = walk->instance;
+	return bpf_map_update_elem(&parts, &key, &fresh, BPF_ANY);
+}
+
+/* One operation of the list; returns 1 at its end. */
+static long take_operation(__u64 number, struct walk *walk)
+{
+	const struct internals_layout *layout;
+	struct connection *connection;
+	struct connection_key key = {};
+	__u8 head[OPERATION_HEAD];
+	__u64 address, operation;
+	__u32 slot = walk->library;
+	__u32 channel;
+	__u8 function;
+
+	(void)number;
+	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
+	if (!layout || walk->index == 0xffffffff)
+		return 1;
+	address = walk->pool + (__u64)walk->index * layout->operation_size;
+	if (read_user(head, sizeof(head), address)) {
+		count_internal(INTERNAL_UNREADABLE);
+		return 1;
+	}
+	walk->index = head_half(head, layout->operation_next);
+	key.connection = head_word(head, layout->operation_connection);
+	key.tgid = walk->tgid;
+	channel = head_byte(head, layout->operation_channel);
+	connection = bpf_map_lookup_elem(&connections, &key);
+	if (!connection || connection->group != walk->group ||
+	    (connection->comm == walk->comm && connection->instance != walk->instance)) {
+		__u32 peer = 0;
+
+		if (layout->operation_peer == NO_OFFSET || read_user(&peer, 4, address + layout->operation_peer))
+			peer = 0xffffff;
+		learn_connection(walk, key.connection, (peer & 0xffffff) | channel << 24);
+		connection = bpf_map_lookup_elem(&connections, &key);
+		if (!connection) {
+			count_internal(INTERNAL_FULL);
+			return 0;
+		}
+	}
+	if (!connection->network)
+		return 0;
+	operation = head_word(head, layout->operation_count);
+	function = head_byte(head, layout->operation_function);
+	if (operation & 1) {
+		__u8 called = function;
+
+		if (keep_part(walk, key.connection, operation)) {
+			count_internal(INTERNAL_FULL);
+			return 0;
+		}
+		if (layout->operation_function_called != NO_OFFSET)
+			called = head_byte(head, layout->operation_function_called);
+		if (!walk->point_to_point)
+			walk->point_to_point_op = called;
+		else if (walk->point_to_point_op != called)
+			walk->point_to_point_op = OP_SEND_RECV;
+		walk->point_to_point++;
+		if (connection->send && connection->net_device >= 0)
+			walk->point_to_point_devices |= 1U << (connection->net_device & 31);
+	} else {
+		if (walk->remaining && operation != walk->current)
+			keep_collective(walk);
+		if (!walk->remaining) {
+			walk->current = operation;
+			walk->op = function;
+			walk->algorithm = head_byte(head, layout->operation_algorithm);
+			walk->protocol = head_byte(head, layout->operation_protocol);
+			walk->task = 0;
+			if (layout->operation_task != NO_OFFSET)
+				read_user(&walk->task, 8, address + layout->operation_task);
+		}
+		walk->remaining++;
+		if (connection->send && connection->net_device >= 0)
+			walk->net_devices |= 1U << (connection->net_device & 31);
+	}
+	__sync_fetch_and_add(&connection->posted, 1);
+	return 0;
+}
+
+/* Find the list from which this rank's own proxy is fed. */
+static __noinline int learn_proxy(struct communicator_key *key, __u32 instance, __u32 library)
+{
+	struct proxy_communicator fresh = {};
+	const struct internals_layout *layout;
+	__u64 state = 0, lists = 0, ranks = 0;
+	__u32 own = 0, own_local = 0;
+	int failed;
+
+	if (!key)
+		return 0;
+	layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	if (!layout || !layout->known)
+		return 0;
+	if (read_user(&fresh.group, 8, key->comm + layout->comm_shared_resources) ||
+	    read_user(&state, 8, key->comm + layout->comm_proxy_state) ||
+	    read_user(&lists, 8, state + layout->state_lists) || !lists) {
+		count_internal(INTERNAL_UNREADABLE);
+		return 0;
+	}
+	if (layout->state_own_rank != NO_OFFSET)
+		failed = read_user(&own, 4, state + layout->state_own_rank);
+	else
+		failed = read_user(&ranks, 8, key->comm + layout->comm_top_parent_local_ranks) ||
+			 read_user(&own_local, 4, key->comm + layout->comm_local_rank) ||
+			 read_user(&own, 4, ranks + 4ULL * own_local);
+	if (failed) {
+		count_internal(INTERNAL_UNREADABLE);
+		return 0;
+	}
+	fresh.list = lists + (__u64)own * layout->list_size;
+	fresh.instance = instance;
+	return !bpf_map_update_elem(&proxy_communicators, key, &fresh, BPF_ANY);
+}
+
+static __always_inline __u64 calls_so_far(struct communicator_key *key, struct communicator *communicator)
+{
+	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
+
+	return slot && slot->instance == communicator->instance ? slot->sequence : communicator->sequence;
+}
+
+/* ncclProxyStart(comm): a plan's proxy operations are about to be handed over. */
+SEC("uprobe")
+int proxy_post(struct registers *ctx)
+{
+	__u32 library = COOKIE_LIBRARY(bpf_get_attach_cookie(ctx));
+	struct communicator_key key = {.comm = FIRST_ARGUMENT(ctx)};
+	struct proxy_communicator *proxy;
+	struct communicator *communicator;
+	const struct internals_layout *layout;
+	struct thread thread;
+	struct walk walk = {};
+
+	count_internal(INTERNAL_POSTS);
+	if (!observed_thread(&thread))
+		return 0;
+	key.tgid = thread.tgid;
+	layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	communicator = bpf_map_lookup_elem(&communicators, &key);
+	if (!layout || !layout->known || !communicator)
+		return 0;
+	walk.instance = communicator->instance;
+	walk.sequence = calls_so_far(&key, communicator);
+	proxy = bpf_map_lookup_elem(&proxy_communicators, &key);
+	if (!proxy || proxy->instance != walk.instance) {
+		if (!learn_proxy(&key, walk.instance, library))
+			return 0;
+		proxy = bpf_map_lookup_elem(&proxy_communicators, &key);
+		if (!proxy)
+			return 0;
+	}
+	if (read_user(&walk.index, 4, proxy->list + layout->list_next) ||
+	    read_user(&walk.pool, 8, proxy->list + layout->list_pool)) {
+		count_internal(INTERNAL_UNREADABLE);
+		return 0;
+	}
+	if (walk.index == 0xffffffff || !walk.pool)
+		return 0;
+	if (proxy->posted_sequence != walk.sequence) {
+		proxy->before_sequence = proxy->posted_sequence;
+		proxy->posted_sequence = walk.sequence;
+	}
+	walk.comm = key.comm;
+	walk.group = proxy->group;
+	walk.now = bpf_ktime_get_ns();
+	walk.launch = ++proxy->launches;
+	walk.before_sequence = proxy->before_sequence;
+	walk.tgid = thread.tgid;
+	walk.library = library;
+	bpf_loop(MOST_OPERATIONS, take_operation, &walk, 0);
+	keep_collective(&walk);
+	keep_point_to_point(&walk);
+	__sync_fetch_and_add(&proxy->posted, walk.posted);
+	return 0;
+}
+
+static __noinline int add_duration(__u32 op, __u64 duration_ns)
+{
+	struct distribution *duration = bpf_map_lookup_elem(&durations, &op);
+	__u32 bucket = duration_ns <= 1024 ? 0 : log2_floor(duration_ns - 1) - 9;
+
+	if (!duration)
+		return 0;
+	if (bucket >= DISTRIBUTION_BUCKETS)
+		bucket = DISTRIBUTION_BUCKETS - 1;
+	__sync_fetch_and_add(&duration->count, 1);
+	__sync_fetch_and_add(&duration->sum, duration_ns);
+	__sync_fetch_and_add(&duration->buckets[bucket & (DISTRIBUTION_BUCKETS - 1)], 1);
+	return 0;
+}
+
+/* nccl-tests' bus bandwidth: payload x factor over time. */
+static __noinline int add_bandwidth(__u32 op, __u64 payload_bytes, __u64 nranks, __u64 duration_ns)
+{
+	struct distribution *bandwidth = bpf_map_lookup_elem(&bandwidths, &op);
+	__u64 bus_bytes, rate;
+	__u32 bucket;
+
+	if (!bandwidth || nranks < 2 || nranks > (1 << 24) || !duration_ns || payload_bytes == UNKNOWN_BYTES)
+		return 0;
+	if (op == 4) /* AllReduce */
+		bus_bytes = 2 * payload_bytes / nranks * (nranks - 1) + 2 * payload_bytes % nranks * (nranks - 1) / nranks;
+	else if (op == 2 || op == 3) /* AllGather, ReduceScatter: the count is one rank's */
+		bus_bytes = payload_bytes * (nranks - 1);
+	else if (op == 0 || op == 1) /* Broadcast, Reduce */
+		bus_bytes = payload_bytes;
+	else
+		return 0;
+	/* In two steps, so that no product leaves 64 bits: a remainder is below the duration. */
+	rate = bus_bytes / duration_ns * 1000000000;
+	if (duration_ns < (1ULL << 34))
+		rate += bus_bytes % duration_ns * 1000000000 / duration_ns;
+	else
+		rate += bus_bytes % duration_ns / (duration_ns / 1000000000);
+	bucket = rate <= (1 << 16) ? 0 : log2_floor(rate - 1) - 15;
+	if (bucket >= DISTRIBUTION_BUCKETS)
+		bucket = DISTRIBUTION_BUCKETS - 1;
+	__sync_fetch_and_add(&bandwidth->count, 1);
+	__sync_fetch_and_add(&bandwidth->sum, rate);
+	__sync_fetch_and_add(&bandwidth->buckets[bucket & (DISTRIBUTION_BUCKETS - 1)], 1);
+	return 0;
+}
+
+/*
+ * From when an operation ran: operations of one communicator run one after another, so it cannot have begun before
+ * those of the launch before it were complete.
+ */
+static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 launch, __u64 posted_ns, __u64 now)
+{
+	if (launch > proxy->completed_launch) {
+		proxy->previous_ns = proxy->completed_ns;
+		proxy->completed_launch = launch;
+	} else if (launch < proxy->completed_launch) {
+		return posted_ns;
+	}
+	proxy->completed_ns = now;
+	return proxy->previous_ns > posted_ns ? proxy->previous_ns : posted_ns;
+}
+
+static __noinline int complete(struct operation *operation, __u32 tgid)
+{
+	struct communicator_key key = {.tgid = tgid};
+	struct proxy_communicator *proxy;
+	struct communicator *communicator;
+	struct completion_event *event;
+	__u64 now = bpf_ktime_get_ns();
+	__u64 duration_ns, started;
+
+	if (!operation)
+		return 0;
+	started = operation->posted_ns;
+	key.comm = operation->comm;
+	proxy = bpf_map_lookup_elem(&proxy_communicators, &key);
+	if (proxy && proxy->instance == operation->instance) {
+		started = started_ns(proxy, operation->launch, operation->posted_ns, now);
+		__sync_fetch_and_add(&proxy->completed, 1);
+	}
+	duration_ns = now > started ? now - started : 0;
+	add_duration(operation->op & (OP_COUNT - 1), duration_ns);
+	communicator = bpf_map_lookup_elem(&communicators, &key);
+	if (communicator && communicator->instance == operation->instance && communicator->confirmed)
+		add_bandwidth(operation->op & (OP_COUNT - 1), operation->payload_bytes, communicator->identity.nranks,
+			      duration_ns);
+	if (!write_events)
+		return 0;
+	event = bpf_ringbuf_reserve(&completion_events, sizeof(*event), 0);
+	if (!event) {
+		count_internal(INTERNAL_RING_FULL);
+		return 0;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->time_ns = now;
+	event->posted_ns = operation->posted_ns;
+	event->comm = operation->comm;
+	event->sequence = operation->sequence;
+	event->payload_bytes = operation->payload_bytes;
+	event->duration_ns = duration_ns;
+	event->tgid = tgid;
+	event->instance = operation->instance;
+	event->net_devices = operation->net_devices;
+	event->op = operation->op;
+	event->data_type = operation->data_type;
+	event->algorithm = operation->algorithm;
+	event->protocol = operation->protocol;
+	event->channels = operation->channels;
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* ncclProfilerStopProxyOpEvent(part, args): the proxy is done with one part of an operation. */
+SEC("uprobe")
+int proxy_stop(struct registers *ctx)
+{
+	__u32 library = COOKIE_LIBRARY(bpf_get_attach_cookie(ctx));
+	const struct internals_layout *layout;
+	struct connection_key key = {};
+	struct operation_key operation_key = {};
+	struct connection *connection;
+	struct operation *operation;
+	struct thread thread;
+	__u64 arguments = SECOND_ARGUMENT(ctx);
+	__u64 part = FIRST_ARGUMENT(ctx) & 0xff;
+
+	count_internal(INTERNAL_STOPS);
+	if (!observed_thread(&thread))
+		return 0;
+	layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	if (!layout || !layout->known)
+		return 0;
+	part = arguments + part * layout->part_size;
+	if (read_user(&key.connection, 8, part + layout->part_connection) ||
+	    read_user(&operation_key.operation, 8, arguments + layout->arguments_count)) {
+		count_internal(INTERNAL_UNREADABLE);
+		return 0;
+	}
+	key.tgid = thread.tgid;
+	connection = bpf_map_lookup_elem(&connections, &key);
+	if (!connection) {
+		count_internal(INTERNAL_STOPS_UNKNOWN);
+		return 0;
+	}
+	operation_key.group = connection->group;
+	operation_key.tgid = thread.tgid;
+	if (operation_key.operation & 1) {
+		struct part_key part_key = {.connection = key.connection, .operation = operation_key.operation};
+		struct part *posted;
+
+		part_key.tgid = thread.tgid;
+		posted = bpf_map_lookup_elem(&parts, &part_key);
+		if (!posted) {
+			count_internal(INTERNAL_STOPS_UNKNOWN);
+			return 0;
+		}
+		operation_key.group = posted->instance;
+		operation_key.operation = POINT_TO_POINT | posted->launch;
+		if (__sync_fetch_and_sub(&posted->posted, 1) == 1)
+			bpf_map_delete_elem(&parts, &part_key);
+	}
+	operation = bpf_map_lookup_elem(&operations, &operation_key);
+	if (!operation) {
+		count_internal(INTERNAL_STOPS_UNKNOWN);
+		return 0;
+	}
+	connection->last_ns = bpf_ktime_get_ns();
+	__sync_fetch_and_add(&connection->completed, 1);
+	if (__sync_fetch_and_sub(&operation->remaining, 1) == 1) {
+		complete(operation, thread.tgid);
+		bpf_map_delete_elem(&operations, &operation_key);
+	}
+	return 0;
+}
+
+#endif

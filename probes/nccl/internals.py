@@ -1,0 +1,267 @@
+"""The probes below NCCL's entry points, loaded: attach them level by level, read what they saw.
+
+An object of its own beside the one that counts calls (probes/nccl/programs.py), because everything here is optional:
+it needs a library whose struct offsets are known, a kernel with bpf_loop (5.17), and a budget for its cost.  The
+tables of communicators and observed processes are shared, so that both speak of the same instances.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from probes import libbpf
+from probes.bpf_syscall import KernelRefusal, possible_cpus
+from probes.elf import Elf
+from probes.links import Links
+from probes.maps import Map, Records
+from probes.nccl import internal_records as layouts
+from probes.nccl.abi import Op
+from probes.nccl.error_records import ErrorLayout
+from probes.nccl.errors import PROGRAMS, Errors, Reach, error_points
+from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from probes.nccl.internal_records import InternalStat, NetworkKind
+from probes.nccl.programs import ARCHITECTURES, OBJECTS, NcclPrograms, constants, plain_attach_type
+from probes.nccl.records import SLOT, STAT
+from probes.ring import Ring
+
+_RING_BYTES: Final = 1 << 20  # as in completion.h
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How often collectives were launched in one way; numbers as NCCL's (`ALGORITHMS`, `PROTOCOLS`)."""
+
+    op: int
+    algorithm: int
+    protocol: int
+    channels: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one process handed to one network device, as NCCL numbers devices; -1: it could not be told."""
+
+    tgid: int
+    library: int
+    network: NetworkKind
+    device: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one communicator has come, as far as its network part tells."""
+
+    instance: int
+    completed_sequence: int
+    """Calls known to be complete: the number, in the communicator's sequence, of the last one."""
+    oldest_posted_ns: int | None
+    """When the oldest operation that is not complete was handed to the network; None: all are."""
+    oldest_op: int | None
+    posted: int
+    completed: int
+    """Operations (collectives, and all Send and Recv of one launch as one) posted and completed."""
+    captured: int
+    """Collectives captured into CUDA graphs so far; their replays are no calls."""
+    replayed: int
+
+
+class Internals:
+    """The loaded programs and their maps.  Closing it frees everything but the links made through it."""
+
+    def __init__(self, loaded: libbpf.LoadedObject, programs: NcclPrograms) -> None:
+        self.attach_kind = programs.attach_kind
+        self._loaded = loaded
+        self._known = programs.communicators
+        cpus = possible_cpus()
+
+        def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
+            return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
+
+        self._layouts = map_of("internals_layouts", SLOT, layouts.LAYOUT)
+        self._communicators = map_of("proxy_communicators", _COMMUNICATOR_KEY, layouts.PROXY_COMMUNICATOR)
+        self._connections = map_of("connections", layouts.CONNECTION_KEY, layouts.CONNECTION)
+        self._operations = map_of("operations", layouts.OPERATION_KEY, layouts.OPERATION)
+        self._parts = map_of("parts", layouts.PART_KEY, layouts.PART)
+        self._durations = map_of("durations", SLOT, layouts.DISTRIBUTION, per_cpu=True)
+        self._bandwidths = map_of("bandwidths", SLOT, layouts.DISTRIBUTION, per_cpu=True)
+        self._launches = map_of("launches", layouts.LAUNCH_KEY, np.dtype("<u8"), per_cpu=True)
+        self._sent = map_of("sent_bytes", layouts.SENT_KEY, layouts.SENT, per_cpu=True)
+        self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
+        self.completion_events = Ring(loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT)
+        self.errors = Errors(loaded, self.attach_kind)
+
+    @classmethod
+    def load(cls, programs: NcclPrograms) -> Internals:
+        """Load the programs beside those that count calls.
+
+        Raises:
+            LoadError: this kernel does not take them.
+        """
+        path = OBJECTS / f"nccl_internals.{ARCHITECTURES[platform.machine()]}.bpf.o"
+        if not path.exists():
+            raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+        attach_type = plain_attach_type(programs.attach_kind)
+        loaded = libbpf.load(
+            path,
+            attach_types=dict.fromkeys((*(function.program for function in FUNCTIONS), *PROGRAMS), attach_type),
+            map_entries={"communicators": programs.settings.communicator_entries},
+            constants=constants(programs.settings, programs.enqueue_time),
+            shared_maps=programs.shared_maps(),
+        )
+        return cls(loaded, programs)
+
+    def describe(self, library: int, layout: Records | None) -> None:
+        """Tell the programs the struct offsets of a library (dtype LAYOUT); None: it is not to be looked into."""
+        record = np.zeros(1, layouts.LAYOUT) if layout is None else layout
+        self._layouts.update(library.to_bytes(4, "little"), record.tobytes())
+
+    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
+        """Watch the calls that end communicators of a library for what they return, and for what NCCL had stored.
+
+        Raises:
+            ElfError: the file is damaged.
+            KernelRefusal: nothing of this call stays attached.
+        """
+        self.errors.describe(library, layout)
+        return self.errors.attach(path, error_points(elf, library), Reach.ENDS)
+
+    def error_events(self) -> Records:
+        """Errors met since the last call: dtype ERROR_EVENT."""
+        return self.errors.events.read()
+
+    def attach(self, path: str, points: InternalPoints, level: Level, *, pid: int = 0) -> Links:
+        """Attach what `level` adds to the one before it to the file at `path`.
+
+        Raises:
+            KernelRefusal: nothing of this call stays attached.
+        """
+        links = Links()
+        try:
+            for program, point in points.at(level).items():
+                links.attach(self.attach_kind, self._loaded.program_fds[program], path, (point,), pid=pid)
+        except KernelRefusal:
+            links.close()
+            raise
+        return links
+
+    def progress(self) -> dict[int, Progress]:
+        """By instance: every communicator that handed something to the network.
+
+        Raises:
+            KernelRefusal: the tables cannot be read.
+        """
+        # Communicators first: what is posted after that reading cannot lower what was complete in it.
+        _, values = self._communicators.read()
+        _, operations = self._operations.read()
+        oldest: dict[int, Records] = {}
+        for operation in operations:
+            instance = int(operation["instance"])
+            known = oldest.get(instance)
+            if known is None or (operation["launch"], operation["posted_ns"]) < (known["launch"], known["posted_ns"]):
+                oldest[instance] = operation
+        progress = {}
+        for value in values:
+            instance = int(value["instance"])
+            first = oldest.get(instance)
+            sequence = int(value["posted_sequence"])
+            progress[instance] = Progress(
+                instance=instance,
+                completed_sequence=sequence if first is None else min(sequence, int(first["before_sequence"])),
+                oldest_posted_ns=None if first is None else int(first["posted_ns"]),
+                oldest_op=None if first is None else int(first["op"]),
+                posted=int(value["posted"]),
+                completed=int(value["completed"]),
+                captured=int(value["captured"]),
+                replayed=int(value["replayed"]),
+            )
+        return progress
+
+    def operations(self) -> tuple[Records, Records]:
+        """Operations that are not complete: keys of dtype OPERATION_KEY, values of dtype OPERATION."""
+        return self._operations.read()
+
+    def connections(self) -> tuple[Records, Records]:
+        """Connections: keys of dtype CONNECTION_KEY, values of dtype CONNECTION."""
+        return self._connections.read()
+
+    def durations(self) -> dict[Op, Records]:
+        """From hand-over to the last network completion, by op: dtype DISTRIBUTION, ns."""
+        return _by_op(self._durations)
+
+    def bandwidths(self) -> dict[Op, Records]:
+        """Bus bandwidth by op: dtype DISTRIBUTION, bytes per second, nccl-tests' factors."""
+        return _by_op(self._bandwidths)
+
+    def launches(self) -> list[Launch]:
+        """How collectives were launched."""
+        keys, values = self._launches.read()
+        counts = values.sum(axis=1).tolist()
+        return [
+            Launch(op, algorithm, protocol, channels, counts[at])
+            for at, (op, algorithm, protocol, channels) in enumerate(keys.tolist())
+        ]
+
+    def sent(self) -> list[Sent]:
+        """What was handed to network devices, by process."""
+        keys, values = self._sent.read()
+        messages, sizes = values["messages"].sum(axis=1).tolist(), values["bytes"].sum(axis=1).tolist()
+        return [
+            Sent(tgid, library, NetworkKind(network), device, messages[at], sizes[at])
+            for at, (tgid, device, network, library) in enumerate(keys.tolist())
+        ]
+
+    def stats(self) -> Mapping[InternalStat, int]:
+        """What the programs counted about themselves, since load."""
+        keys, values = self._stats.read()
+        totals = values.sum(axis=1)
+        return {InternalStat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
+
+    def forget_process(self, tgid: int) -> None:
+        """Drop everything of a process that has ended, but what it sent: that is the reader's to keep first."""
+        for table in (self._communicators, self._connections, self._operations, self._parts):
+            _delete(table, lambda keys, _: keys["tgid"] == tgid)
+
+    def forget_sent(self, tgid: int) -> None:
+        """Drop what an ended process sent."""
+        _delete(self._sent, lambda keys, _: keys["tgid"] == tgid)
+
+    def forget_communicators(self, instances: set[int]) -> None:
+        """Drop everything of communicators that have ended; what they had not completed will never be."""
+        wanted = np.array(sorted(instances), np.uint32)
+        for table in (self._communicators, self._connections, self._operations, self._parts):
+            _delete(table, lambda _, values: np.isin(values["instance"], wanted))
+
+    def forget_library(self, library: int) -> None:
+        """Drop everything of a library's communicators: nobody keeps it up to date any more."""
+        _, values = self._known.read()
+        self.forget_communicators(set(values["instance"][values["library"] == library].tolist()))
+
+    def close(self) -> None:
+        self.completion_events.close()
+        self.errors.close()
+        self._loaded.close()
+
+
+_COMMUNICATOR_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
+
+
+def _by_op(table: Map) -> dict[Op, Records]:
+    _, values = table.read()
+    totals = np.zeros(len(values), layouts.DISTRIBUTION)
+    for name in ("count", "sum", "buckets"):
+        totals[name] = values[name].sum(axis=1)
+    return {Op(op): totals[op] for op in totals["count"].nonzero()[0].tolist()}
+
+
+def _delete(table: Map, chosen: Callable[[Records, Records], Any]) -> None:
+    keys, values = table.read()
+    for key in keys[chosen(keys, values)]:
+        table.delete(key.tobytes())

@@ -1,0 +1,51 @@
+"""The hash of a unique id is the one that the real NCCL gave to the communicator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from probes.elf import Elf
+from probes.nccl.comm_hash import comm_hash
+from probes.nccl.layout import Layouts
+from probes.nccl.library import probe_points
+from probes.nccl.programs import NcclPrograms, ProgramSettings
+from probes.nccl.records import LifecycleKind
+from testbed.hosts import Fabric
+from tests.nccl.build import Double
+from tests.nccl.job import Job
+from tests.nccl.library import NCCL_VERSION
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
+
+
+def test_the_unique_id_of_the_init_call_tells_the_hash_that_nccl_keeps(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
+        points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
+    assert layout is not None
+    programs = NcclPrograms.load(ProgramSettings())
+    try:
+        links = programs.attach(str(double.nccl), points, 0, layout)
+        try:
+            with Job(two_hosts, tmp_path, double, communicators=2) as job:
+                pids = job.ready()
+                job.run()
+        finally:
+            links.close()
+        named: dict[tuple[int, int], tuple[int, int | None]] = {}
+        deadline = time.monotonic() + 10
+        while len(named) < 4 and time.monotonic() < deadline:
+            for event in programs.lifecycle_events.read():
+                if event["kind"] == LifecycleKind.INIT and event["has_unique_id"] and event["tgid"] in pids:
+                    assert event["confirmed"]
+                    of = int(event["tgid"]), int(event["instance"])
+                    unique_id = event["unique_id"].tobytes()
+                    named[of] = int(event["identity"]["comm_hash"]), comm_hash(unique_id, NCCL_VERSION)
+    finally:
+        programs.close()
+    assert len(named) == 4
+    assert all(kept == computed for kept, computed in named.values())

@@ -1,0 +1,157 @@
+"""Levels on the real NCCL (on the CUDA test double): what each one sees is exact, and changing it disturbs no count."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.completion import Completion
+from probes.elf import Elf
+from probes.nccl.abi import op_name
+from probes.nccl.internal_functions import Level
+from probes.nccl.internal_records import InternalStat
+from probes.nccl.internals import Internals
+from probes.nccl.layout import Layouts
+from probes.nccl.library import probe_points
+from probes.nccl.programs import NcclPrograms, ProgramSettings
+from probes.nccl.records import Stat
+from testbed.hosts import Fabric
+from tests.nccl.build import Double
+from tests.nccl.job import Job, RankReport
+from tests.nccl.library import nccl_library
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
+
+COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLibrary:
+    """What agent/levels.py asks of a library."""
+
+    number: int
+    path: str
+    descriptor: int
+    build_id: str | None
+    nccl_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The real library, with its calls counted; nothing is observed until a process is named."""
+
+    programs: NcclPrograms
+    internals: Internals
+    library: OpenLibrary
+
+    def calls(self) -> dict[int, Counter[str]]:
+        """By process and op."""
+        keys, values = self.programs.aggregates.read()
+        found: dict[int, Counter[str]] = {}
+        for key, value in zip(keys, values, strict=True):
+            found.setdefault(int(key["tgid"]), Counter())[op_name(int(key["op"]))] += int(value["calls"].sum())
+        return found
+
+    def payload_bytes(self) -> Counter[int]:
+        """By process."""
+        keys, values = self.programs.aggregates.read()
+        found: Counter[int] = Counter()
+        for key, value in zip(keys, values, strict=True):
+            found[int(key["tgid"])] += int(value["payload_bytes"].sum())
+        return found
+
+
+@pytest.fixture
+def probed() -> Iterator[Probed]:
+    path = str(nccl_library())
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    programs = NcclPrograms.load(ProgramSettings(only_observed_processes=True))
+    internals = Internals.load(programs)
+    with Elf.open(descriptor) as elf:
+        points, layout, build_id = probe_points(elf, 0), Layouts.load().layout_of(elf), elf.build_id
+    links = programs.attach(path, points, 0, layout)
+    try:
+        yield Probed(programs, internals, OpenLibrary(0, path, descriptor, build_id, "2.32.3"))
+    finally:
+        links.close()
+        internals.close()
+        programs.close()
+        os.close(descriptor)
+
+
+def as_reported(reports: list[RankReport]) -> dict[int, Counter[str]]:
+    return {r.pid: Counter({entry.operation: entry.calls for entry in r.operations}) for r in reports}
+
+
+def payload_of(reports: list[RankReport]) -> Counter[int]:
+    return Counter({r.pid: sum(entry.payload_bytes for entry in r.operations) for r in reports})
+
+
+def test_twenty_thousand_mixed_operations_are_exact_at_every_point(
+    probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    completion = Completion(probed.internals, Level.ALL)
+    assert completion.follow([probed.library]) == []
+    iterations = 2_000  # ten calls each
+    with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=iterations, size_bytes=4_000, hold=True) as job:
+        for pid in job.ready():
+            probed.programs.observe(pid)
+        job.start()
+        reports = list(job.finished())
+        time.sleep(0.2)  # the proxy threads have done their last step, not their last report
+        progress = probed.internals.progress()
+        sent = probed.internals.sent()
+        launches = probed.internals.launches()
+        stats = probed.internals.stats()
+        outstanding = len(probed.internals.operations()[0])
+        job.release()
+        job.wait()
+    assert sum(as_reported(reports)[reports[0].pid].values()) == 20_000
+    assert probed.calls() == as_reported(reports)
+    assert probed.payload_bytes() == payload_of(reports)
+    assert [(one.completed_sequence, one.posted - one.completed) for one in progress.values()] == [(20_000, 0)] * 2
+    assert outstanding == 0
+    assert {op_name(one.op): one.count for one in launches} == dict.fromkeys(COLLECTIVES, 2 * iterations)
+    # What each of two ranks hands to the network, with b = 4,000: AllReduce 2b(n-1)/n = b; AllGather, ReduceScatter and
+    # AlltoAll (n-1)b = b each; one Send b, the other goes to itself; Broadcast from rank 0 b and Reduce to it b.
+    handed: Counter[int] = Counter()
+    for one in sent:
+        handed[one.tgid] += one.bytes
+    assert sorted(handed.values()) == [iterations * 6 * 4_000] * 2
+    lost = (InternalStat.STOPS_UNKNOWN, InternalStat.FULL, InternalStat.UNREADABLE)
+    assert {stats[name] for name in lost} == {0}
+    completion.levels.close()
+
+
+def test_counts_stay_exact_while_levels_change(
+    probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    completion = Completion(probed.internals, Level.COUNTS)
+    assert completion.follow([probed.library]) == []
+    cycle = (Level.ALL, Level.COMPLETION, Level.RAILS, Level.COUNTS, Level.RAILS, Level.COMPLETION)
+    changes = 0
+    with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=1_000, size_bytes=4_000, hold=True) as job:
+        for pid in job.ready():
+            probed.programs.observe(pid)
+        job.start()
+        while probed.programs.stats()[Stat.CALLS] < 18_000:
+            assert completion.want(cycle[changes % len(cycle)]) == []
+            changes += 1
+            completion.read()
+        reports = list(job.finished())
+        # From here on all is seen again, and nothing of the interrupted observations is left behind.
+        completion.want(Level.COUNTS)
+        completion.want(Level.ALL)
+        job.release()
+        job.wait()
+    assert changes > len(cycle)
+    assert probed.calls() == as_reported(reports)
+    assert probed.payload_bytes() == payload_of(reports)
+    assert len(probed.internals.operations()[0]) == 0
+    completion.levels.close()

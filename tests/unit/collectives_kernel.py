@@ -1,0 +1,123 @@
+"""The kernel's side of agent/collectives.py, simulated: tables that hold what a test wrote, and that can refuse."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+
+from probes.bpf_syscall import KernelRefusal
+from probes.maps import Records
+from probes.nccl import records
+from probes.nccl.records import LifecycleKind, Stat
+
+CPUS = 2
+
+
+class SimulatedTable:
+    """A map of the kernel in memory."""
+
+    def __init__(self, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> None:
+        self._key, self._value, self._per_cpu = key, value, per_cpu
+        self.rows: dict[bytes, Records] = {}
+        self.reads = 0
+        self.refuses = False
+
+    def read(self) -> tuple[Records, Records]:
+        self.reads += 1
+        self._refuse()
+        keys = np.frombuffer(b"".join(self.rows), self._key)
+        shape = (len(self.rows), CPUS) if self._per_cpu else (len(self.rows),)
+        return keys, np.frombuffer(b"".join(row.tobytes() for row in self.rows.values()), self._value).reshape(shape)
+
+    def lookup(self, key: bytes) -> Records | None:
+        self._refuse()
+        row = self.rows.get(key)
+        return None if row is None else row.copy()
+
+    def delete(self, key: bytes) -> None:
+        self._refuse()
+        self.rows.pop(key, None)
+
+    def _refuse(self) -> None:
+        if self.refuses:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+
+
+class SimulatedEvents:
+    """A ring whose events wait until they are read."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Records] = []
+
+    def read(self) -> Records:
+        events, self.waiting = self.waiting, []
+        return np.concatenate(events) if events else np.zeros(0, records.LIFECYCLE_EVENT)
+
+
+class SimulatedPrograms:
+    """What agent/collectives.py needs of `NcclPrograms`."""
+
+    def __init__(self) -> None:
+        self.aggregates = SimulatedTable(records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)
+        self.communicators = SimulatedTable(records.COMMUNICATOR_KEY, records.COMMUNICATOR)
+        self.lifecycle_events = SimulatedEvents()
+        self.refuses_totals = False
+        self._overflow = np.zeros((16, 16), records.AGGREGATE)
+        self._enqueue_times = np.zeros(16, records.ENQUEUE_TIME)
+
+    def call(self, tgid: int, instance: int, calls: int = 1, *, op: int = 4, bytes_each: int = 1024) -> None:
+        """Count calls of float32 on the first CPU."""
+        key = np.zeros(1, records.AGGREGATE_KEY)
+        key["tgid"], key["instance"], key["peer"], key["op"] = tgid, instance, -1, op
+        key["data_type"], key["size_bucket"] = 7, (bytes_each - 1).bit_length()
+        row = self.aggregates.rows.setdefault(key.tobytes(), np.zeros(CPUS, records.AGGREGATE))
+        row["calls"][0] += calls
+        row["payload_bytes"][0] += calls * bytes_each
+
+    def communicator(self, tgid: int, instance: int, *, first_ns: int = 1, comm: int | None = None) -> None:
+        """One rank of two, alone on its node, confirmed."""
+        key, row = np.zeros(1, records.COMMUNICATOR_KEY), np.zeros(1, records.COMMUNICATOR)
+        key["comm"], key["tgid"] = comm or instance << 12, tgid
+        row["instance"], row["first_ns"], row["confirmed"] = instance, first_ns, 1
+        row["identity"] = self._identity(instance)
+        self.communicators.rows[key.tobytes()] = row
+
+    def destroy(self, instance: int, at_ns: int) -> None:
+        for row in self.communicators.rows.values():
+            if row["instance"][0] == instance:
+                row["destroyed_ns"] = at_ns
+
+    def event(self, tgid: int, instance: int, kind: LifecycleKind, *, time_ns: int = 1, **fields: Any) -> None:
+        """A lifecycle event waits; `fields` are those of LIFECYCLE_EVENT."""
+        event = np.zeros(1, records.LIFECYCLE_EVENT)
+        event["tgid"], event["instance"], event["kind"], event["time_ns"] = tgid, instance, int(kind), time_ns
+        event["nranks"] = event["rank"] = -1
+        for name, value in fields.items():
+            event[name] = value
+        self.lifecycle_events.waiting.append(event)
+
+    def _identity(self, instance: int) -> Records:
+        identity = np.zeros(1, records.IDENTITY)
+        identity["comm_hash"], identity["nranks"], identity["n_nodes"], identity["local_ranks"] = instance, 2, 2, 1
+        return identity
+
+    def overflow(self, op: int, calls: int) -> None:
+        self._overflow["calls"][op, 7] += calls
+
+    def overflow_totals(self) -> Records:
+        self._refuse()
+        return self._overflow.copy()
+
+    def enqueue_times(self) -> Records:
+        self._refuse()
+        return self._enqueue_times.copy()
+
+    def stats(self) -> dict[Stat, int]:
+        self._refuse()
+        return dict.fromkeys(Stat, 3)
+
+    def _refuse(self) -> None:
+        if self.refuses_totals:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")

@@ -1,0 +1,50 @@
+"""Carrier changes count from when a device was first seen, and never fall (simulated devices)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.carrier_changes import CarrierChanges
+from probes.netdev.inventory import NetworkDevice
+
+SECOND_NS = 1_000_000_000
+ETH0 = NetworkDevice("eth0", 2, 1, "physical", "Ethernet", "", "", None, True, True, None, None, "", (), 41)
+
+
+def device(changes: int | None, index: int = 2) -> NetworkDevice:
+    return replace(ETH0, carrier_changes=changes, index=index)
+
+
+def test_what_happened_before_railscope_came_is_no_news() -> None:
+    changes = CarrierChanges()
+    changes.take(1, [device(41)], 0)
+    assert changes.of(1, "eth0") == 0
+    changes.take(1, [device(43)], SECOND_NS)
+    assert changes.of(1, "eth0") == 2
+    assert changes.of(2, "eth0") is None
+
+
+def test_a_total_goes_on_when_the_device_is_made_anew_or_its_count_falls() -> None:
+    changes = CarrierChanges()
+    for kernel, index in ((41, 2), (42, 2), (1, 3), (2, 3), (0, 3)):
+        changes.take(1, [device(kernel, index)], SECOND_NS)
+    assert changes.of(1, "eth0") == 2
+
+
+def test_a_device_that_is_gone_keeps_its_total_for_a_while_and_another_namespace_keeps_its_own() -> None:
+    changes = CarrierChanges()
+    changes.take(1, [device(1)], 0)
+    changes.take(2, [device(1)], 0)
+    changes.take(1, [device(2)], SECOND_NS)
+    changes.take(1, [], 200 * SECOND_NS)
+    assert changes.of(1, "eth0") == 1
+    changes.take(1, [], 302 * SECOND_NS)
+    assert (changes.of(1, "eth0"), changes.of(2, "eth0")) == (None, 0)
+    changes.forget(2)
+    assert changes.of(2, "eth0") is None
+
+
+def test_a_device_whose_changes_are_not_counted_has_none() -> None:
+    changes = CarrierChanges()
+    changes.take(1, [device(None)], 0)
+    assert changes.of(1, "eth0") is None

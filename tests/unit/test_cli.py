@@ -1,0 +1,45 @@
+"""The command line's own words: which help an error names, and what the doctor's help lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.cli import main
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Exit status and everything printed."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    printed = capsys.readouterr()
+    return left.value.code, printed.out + printed.err
+
+
+@pytest.mark.parametrize("command", ["agent", "doctor", "demo"])
+def test_an_unknown_option_of_a_command_names_that_command_s_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = said(capsys, command, "--bogus")
+    assert status == 2
+    assert text == f"railscope {command}: error: unknown option --bogus (see railscope {command} --help)\n"
+
+
+def test_a_mistyped_option_is_compared_with_the_options_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(capsys, "agent", "--web.listen-adress", ":9779")
+    assert "--web.listen-address" in text
+
+
+def test_a_word_that_is_no_command_names_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, "--bogus")
+    assert status == 2
+    assert "(see railscope --help)" in text
+
+
+def test_the_doctor_s_help_lists_what_matters_to_it_and_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(capsys, "doctor", "--help")
+    for flag in ("--json", "--pid", "--rail.devices", "--probe.attach", "--path.procfs", "--config.file"):
+        assert flag in text
+    for flag in ("--web.listen-address", "--limit.series", "--once", "--collector.netdev", "--rail.window"):
+        assert flag not in text
+    status, text = said(capsys, "doctor", "--web.listen-address", ":9779", "--bogus")
+    assert (status, "unknown option --bogus" in text) == (2, True)

@@ -1,0 +1,265 @@
+"""What leaves the kernel's tables stays in the totals, once and under the name of who did it (simulated tables)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.collectives import Collectives
+from agent.communicators import ObservedProcess
+from agent.jobs import JobFacts
+from agent.snapshot import CommunicatorFacts, Snapshot
+from probes.namespaces import NetworkNamespace
+from probes.nccl.comm_hash import two_lane_hash
+from probes.nccl.records import LifecycleKind
+from probes.processes import ProcessIdentity
+from tests.unit.collectives_kernel import SimulatedPrograms
+
+SECOND_NS = 1_000_000_000
+EMPTY = Snapshot(realtime_ns=0, version="0", kernel="6.18")
+NETNS = NetworkNamespace(7, Path("/proc/1/ns/net"), own=True)
+
+
+class Node:
+    """Collectives beside a simulated kernel."""
+
+    def __init__(self) -> None:
+        self.kernel = SimulatedPrograms()
+        self.processes: dict[int, ObservedProcess] = {}
+        self.collectives = Collectives(self.kernel, self.processes, 0)
+
+    def begin(self, tgid: int, start_ticks: int = 1, job: str = "") -> None:
+        identity = ProcessIdentity(tgid, start_ticks)
+        self.processes[tgid] = ObservedProcess(identity, NETNS, JobFacts(job=job), "", "2.27.7")
+
+    def end(self, tgid: int, at_ns: int) -> None:
+        self.processes[tgid] = replace(self.processes[tgid], ended_ns=at_ns)
+        self.collectives.end_process(tgid, at_ns)
+
+    def settle(self, now_ns: int) -> None:
+        self.collectives.read()
+        self.collectives.settle(now_ns)
+
+    def snapshot(self) -> Snapshot:
+        return self.collectives.shown(EMPTY, self.collectives.read(), 0)
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Calls and payload bytes by GPU."""
+        return {total.gpu: (total.calls, total.payload_bytes) for total in self.snapshot().collectives}
+
+    def communicators(self) -> dict[str, CommunicatorFacts]:
+        return {facts.comm: facts for facts in self.snapshot().communicators}
+
+    def expected_bytes(self) -> int:
+        return sum(expected.transmit.spread_bytes for expected in self.collectives.expected(self.collectives.read()))
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def test_what_an_ended_process_did_leaves_the_kernel_and_stays_in_every_total(node: Node) -> None:
+    node.begin(10, job="a")
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    before, expected = node.totals(), node.expected_bytes()
+    assert before == {"0": (5, 5 * 1024)}
+    assert expected > 0
+    node.end(10, 2 * SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    assert not node.kernel.aggregates.rows
+    assert not node.kernel.communicators.rows
+    assert not node.processes
+    assert node.totals() == before
+    assert node.expected_bytes() == expected
+    facts = node.communicators()[f"{1:016x}"]
+    assert (facts.enqueued, facts.alive, facts.job) == (5, False, (("job", "a"),))
+
+
+def test_many_that_end_together_are_taken_out_with_one_reading(node: Node) -> None:
+    for tgid in range(10, 30):
+        node.begin(tgid)
+        node.kernel.communicator(tgid, tgid)
+        node.kernel.call(tgid, tgid)
+    for tgid in range(10, 30):
+        node.end(tgid, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    assert node.kernel.aggregates.reads == 1
+    assert node.kernel.communicators.reads == 1
+    assert not node.kernel.aggregates.rows
+
+
+def test_a_call_between_reading_and_taking_out_is_counted(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.kernel.destroy(1, SECOND_NS)
+    node.collectives.read()
+    node.kernel.call(10, 1, 1)
+    node.collectives.settle(3 * SECOND_NS)
+    assert not node.kernel.aggregates.rows
+    assert node.totals() == {"0": (6, 6 * 1024)}
+    assert node.communicators()[f"{1:016x}"].enqueued == 6
+
+
+def test_a_call_on_a_communicator_that_was_put_away_is_added_to_it(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.kernel.destroy(1, SECOND_NS)
+    node.settle(3 * SECOND_NS)
+    node.kernel.call(10, 1, 2)
+    assert node.totals() == {"0": (7, 7 * 1024)}
+    node.settle(4 * SECOND_NS)
+    assert node.totals() == {"0": (7, 7 * 1024)}
+    assert node.communicators()[f"{1:016x}"].enqueued == 7
+
+
+def test_a_communicator_destroyed_just_now_stays_in_the_kernel_for_a_while(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.destroy(1, SECOND_NS)
+    node.settle(SECOND_NS + SECOND_NS // 10)
+    assert node.kernel.communicators.rows
+    node.settle(2 * SECOND_NS)
+    assert not node.kernel.communicators.rows
+
+
+def test_an_address_used_again_is_not_taken_out_with_the_communicator_before(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1, comm=4096)
+    node.kernel.destroy(1, SECOND_NS)
+    node.collectives.read()
+    node.kernel.communicator(10, 2, comm=4096, first_ns=2 * SECOND_NS)
+    node.collectives.settle(3 * SECOND_NS)
+    assert len(node.kernel.communicators.rows) == 1
+
+
+def test_a_process_that_gets_the_pid_of_another_does_not_take_its_labels_or_calls(node: Node) -> None:
+    node.begin(10, start_ticks=1, job="old")
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.kernel.call(10, 0, 2)  # no communicator can be told for these
+    node.end(10, 2 * SECOND_NS)
+    node.collectives.settle_processes()
+    node.begin(10, start_ticks=2, job="new")
+    node.kernel.communicator(10, 2, first_ns=3 * SECOND_NS)
+    node.kernel.call(10, 2, 7)
+    node.kernel.call(10, 0, 1)
+    facts = node.snapshot().communicators
+    assert {(one.comm, one.job, one.enqueued, one.alive) for one in facts} == {
+        (f"{1:016x}", (("job", "old"),), 5, False),
+        ("unknown", (("job", "old"),), 2, False),
+        (f"{2:016x}", (("job", "new"),), 7, True),
+        ("unknown", (("job", "new"),), 1, True),
+    }
+
+
+def test_what_begins_after_the_end_of_a_process_belongs_to_the_next_with_its_pid(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.end(10, 2 * SECOND_NS)
+    node.kernel.communicator(10, 2, first_ns=3 * SECOND_NS)
+    node.settle(4 * SECOND_NS)
+    assert not node.communicators()[f"{1:016x}"].alive
+    assert node.communicators()[f"{2:016x}"].alive
+
+
+def test_late_news_do_not_wake_a_communicator_that_was_put_away(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.end(10, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    node.kernel.event(10, 1, LifecycleKind.CONFIRMED)
+    assert [facts.alive for facts in node.snapshot().communicators] == [False]
+
+
+def test_forgotten_communicators_stay_in_the_node_s_totals_with_their_gpu(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.end(10, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    node.collectives.forget(3 * SECOND_NS, 100)
+    assert node.snapshot().communicators == ()
+    assert node.totals() == {"0": (5, 5 * 1024)}
+
+
+def test_the_oldest_of_too_many_ended_communicators_are_forgotten_first(node: Node) -> None:
+    node.begin(10)
+    for instance in (1, 2, 3):
+        node.kernel.communicator(10, instance)
+        node.kernel.destroy(instance, instance * SECOND_NS)
+    node.settle(9 * SECOND_NS)
+    node.collectives.forget(0, 2)
+    assert node.communicators().keys() == {f"{2:016x}", f"{3:016x}"}
+
+
+def test_calls_of_a_process_that_nobody_met_are_put_away_too(node: Node) -> None:
+    node.kernel.call(10, 0, 3)
+    node.collectives.read()
+    assert node.collectives.unmet() == {10}
+    node.collectives.end_process(10, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    assert not node.kernel.aggregates.rows
+    assert node.totals() == {"unknown": (3, 3 * 1024)}
+
+
+def test_totals_stand_and_the_trouble_is_said_once_while_the_kernel_refuses(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.kernel.overflow(4, 2)
+    before = node.totals()
+    assert before == {"0": (5, 5 * 1024), "unknown": (2, 0)}
+    assert node.collectives.complete
+    node.kernel.refuses_totals = node.kernel.aggregates.refuses = node.kernel.communicators.refuses = True
+    with caplog.at_level(logging.ERROR):
+        assert node.totals() == before
+        assert node.totals() == before
+    assert not node.collectives.complete
+    assert len(caplog.messages) == 5
+    node.kernel.refuses_totals = node.kernel.aggregates.refuses = node.kernel.communicators.refuses = False
+    assert node.totals() == before
+    assert node.collectives.complete
+
+
+def test_nothing_is_put_away_while_the_tables_cannot_be_read(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.kernel.call(10, 1, 5)
+    node.collectives.read()
+    node.kernel.call(10, 1, 1)
+    node.end(10, SECOND_NS)
+    node.kernel.aggregates.refuses = True
+    node.settle(2 * SECOND_NS)
+    node.kernel.aggregates.refuses = False
+    node.settle(3 * SECOND_NS)
+    assert node.totals() == {"0": (6, 6 * 1024)}
+
+
+def test_a_communicator_of_an_unknown_build_is_named_by_its_unique_id_once_the_version_is_known(node: Node) -> None:
+    unique_id = np.frombuffer(bytes(range(128)), np.uint8)
+    known: dict[str, Any] = {"nranks": 8, "rank": 3, "has_unique_id": 1, "unique_id": unique_id}
+    node.kernel.event(10, 1, LifecycleKind.INIT, **known)
+    (facts,) = node.snapshot().communicators
+    assert (facts.comm, facts.rank, facts.identity_source) == ("unknown", "3", "init")
+    node.begin(10)
+    (facts,) = node.snapshot().communicators
+    assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
+    assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "init")
+
+
+def test_a_communicator_that_grew_is_not_named_by_the_id_it_grew_with(node: Node) -> None:
+    node.begin(10)
+    unique_id = np.frombuffer(bytes(range(128)), np.uint8)
+    node.kernel.event(10, 1, LifecycleKind.GROW, nranks=8, rank=3, has_unique_id=1, unique_id=unique_id)
+    assert [facts.comm for facts in node.snapshot().communicators] == ["unknown"]

@@ -1,0 +1,284 @@
+"""Which probes a level attaches and lets go of, and what is known of progress; the kernel's side is simulated."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from agent.completion import Completion
+from agent.levels import Levels
+from agent.snapshot import Snapshot
+from probes.bpf_syscall import KernelRefusal
+from probes.elf import Elf
+from probes.links import Links
+from probes.maps import Records
+from probes.nccl.abi import Op
+from probes.nccl.error_records import ERROR_EVENT, ErrorLayout
+from probes.nccl.internal_functions import InternalPoints, Level
+from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
+from probes.nccl.internals import Launch, Progress, Sent
+from probes.nccl.layout import Layouts
+from probes.nccl.library import ProbePoint
+
+BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
+EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")
+
+
+@dataclass(slots=True)
+class SimulatedLibrary:
+    number: int = 3
+    path: str = "/opt/libnccl.so.2"
+    descriptor: int = -1
+    build_id: str | None = BUILD_ID
+    nccl_version: str = "2.32.3"
+
+
+class SimulatedLinks(Links):
+    def __init__(self, level: Level, log: list[str]) -> None:
+        super().__init__()
+        self._level, self._log = level, log
+
+    def close(self) -> None:
+        self._log.append(f"-{self._level.name}")
+
+
+@dataclass(slots=True)
+class SimulatedPrograms:
+    log: list[str] = field(default_factory=list)
+    described: dict[int, bool] = field(default_factory=dict)
+    watched: dict[int, tuple[str, ErrorLayout | None]] = field(default_factory=dict)
+    refuses: Level | None = None
+    states: dict[int, Progress] = field(default_factory=dict)
+    unreadable: bool = False
+
+    def describe(self, library: int, layout: Records | None) -> None:
+        self.described[library] = layout is not None
+
+    def attach(self, path: str, points: InternalPoints, level: Level) -> Links:
+        assert path.startswith("/proc/self/fd/")
+        assert points.at(level)
+        if level is self.refuses:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        self.log.append(f"+{level.name}")
+        return SimulatedLinks(level, self.log)
+
+    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
+        assert elf.symbols(["no such function"]) == {}
+        self.watched[library] = (path, layout)
+        return Links()
+
+    def error_events(self) -> Records:
+        return np.zeros(0, ERROR_EVENT)
+
+    def forget_library(self, library: int) -> None:
+        self.log.append(f"forget {library}")
+
+    def progress(self) -> dict[int, Progress]:
+        if self.unreadable:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        return self.states
+
+    def durations(self) -> dict[Op, Records]:
+        one = np.zeros(1, DISTRIBUTION)
+        one["count"], one["sum"] = 2, 3_000_000_000
+        one["buckets"][0, 5] = 2
+        return {Op.AllReduce: one[0]}
+
+    def bandwidths(self) -> dict[Op, Records]:
+        return {}
+
+    def launches(self) -> list[Launch]:
+        return [Launch(4, 1, 2, 8, 5), Launch(4, 0xFF, 0xFF, 1, 1)]
+
+    def sent(self) -> list[Sent]:
+        return []
+
+    def stats(self) -> dict[InternalStat, int]:
+        return dict.fromkeys(InternalStat, 1)
+
+    def forget_process(self, tgid: int) -> None:
+        self.log.append(f"forget process {tgid}")
+
+    def forget_sent(self, tgid: int) -> None:
+        self.log.append(f"forget sent {tgid}")
+
+    def forget_communicators(self, instances: set[int]) -> None:
+        self.log.append(f"forget communicators {sorted(instances)}")
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+@pytest.fixture(autouse=True)
+def all_functions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every library has these functions."""
+    functions = list(EVERYTHING)
+    monkeypatch.setattr(
+        "agent.levels.internal_points",
+        lambda _, number: InternalPoints({name: ProbePoint(name, 64, number << 32) for name in functions}),
+    )
+    return functions
+
+
+@pytest.fixture
+def library() -> Iterator[SimulatedLibrary]:
+    descriptor = os.open("/proc/self/exe", os.O_RDONLY | os.O_CLOEXEC)
+    yield SimulatedLibrary(descriptor=descriptor)
+    os.close(descriptor)
+
+
+def levels_of(programs: SimulatedPrograms, wanted: Level) -> Levels:
+    return Levels(programs, Layouts.load().structures, wanted)
+
+
+@pytest.mark.parametrize("wanted", Level)
+def test_a_new_library_is_attached_up_to_the_wanted_level(library: SimulatedLibrary, wanted: Level) -> None:
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, wanted)
+    assert levels.follow([library]) == []
+    assert programs.log == [f"+{level.name}" for level in Level if Level.COUNTS < level <= wanted]
+    assert programs.described == {3: True}
+    assert [(one.level, one.highest) for one in levels.shown()] == [(wanted, Level.ALL)]
+
+
+def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary) -> None:
+    programs = SimulatedPrograms()
+    library.build_id = "ff" * 20
+    levels = levels_of(programs, Level.ALL)
+    assert levels.follow([library]) == []
+    assert programs.log == []
+    assert programs.described == {3: False}
+    assert [(one.level, one.highest) for one in levels.shown()] == [(Level.COUNTS, Level.COUNTS)]
+
+
+def test_a_library_that_cannot_tell_of_completion_is_not_asked_for_it(
+    library: SimulatedLibrary, all_functions: list[str]
+) -> None:
+    all_functions.remove("proxy_stop")
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.RAILS)
+    levels.follow([library])
+    assert levels.programs_of(3) == ("socket_send", "ib_send")
+
+
+def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: SimulatedLibrary) -> None:
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.ALL)
+    levels.follow([library])
+    programs.log.clear()
+    assert levels.want(Level.COMPLETION) == []
+    assert programs.log == ["-ALL", "-RAILS"]
+    levels.want(Level.COUNTS)
+    assert programs.log[2:] == ["-COMPLETION", "forget 3"]
+    levels.want(Level.RAILS)
+    assert programs.log[4:] == ["+COMPLETION", "+RAILS"]
+
+
+def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(library: SimulatedLibrary) -> None:
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.COMPLETION)
+    levels.follow([library])
+    other = SimulatedLibrary(path="/srv/libnccl.so.2", descriptor=library.descriptor, build_id="00" * 20)
+    levels.follow([other])
+    assert programs.log == ["+COMPLETION", "-COMPLETION", "forget 3"]
+    assert programs.described == {3: False}
+    assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
+
+
+def test_what_the_kernel_refuses_is_one_line_and_leaves_the_rest(library: SimulatedLibrary) -> None:
+    programs = SimulatedPrograms(refuses=Level.RAILS)
+    levels = levels_of(programs, Level.ALL)
+    (error,) = levels.follow([library])
+    assert error.startswith("/opt/libnccl.so.2: ")
+    assert error.endswith("simulated refusal")
+    assert programs.log == ["+COMPLETION"]
+    programs.refuses = None
+    assert levels.follow([library]) == []
+    assert programs.log == ["+COMPLETION", "+RAILS", "+ALL"]
+
+
+def progress(completed: int, oldest_ns: int | None = None, posted: int = 1) -> Progress:
+    return Progress(
+        instance=7,
+        completed_sequence=completed,
+        oldest_posted_ns=oldest_ns,
+        oldest_op=None,
+        posted=posted,
+        completed=posted,
+        captured=0,
+        replayed=0,
+    )
+
+
+def test_what_is_complete_never_falls() -> None:
+    programs = SimulatedPrograms()
+    completion = Completion(programs, Level.COMPLETION)
+    seen = []
+    for state in (progress(5), progress(3, oldest_ns=9), progress(8)):
+        programs.states = {7: state}
+        completion.read()
+        known = completion.of(7)
+        assert known is not None
+        seen.append((known.completed, known.oldest_posted_ns))
+    assert seen == [(5, None), (5, 9), (8, None)]
+
+
+def test_nothing_is_known_of_a_communicator_that_handed_nothing_to_the_network() -> None:
+    programs = SimulatedPrograms(states={7: progress(0, posted=0)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    assert completion.of(7) is None
+
+
+def test_below_completion_nothing_is_known_of_progress() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    completion.want(Level.COUNTS)
+    completion.read()
+    assert completion.of(7) is None
+
+
+def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.end_process(4711)
+    programs.states = {}
+    completion.read()
+    assert programs.log == ["forget process 4711"]
+    assert completion.of(7) is not None
+    completion.forget([7])
+    assert completion.of(7) is None
+
+
+def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    programs.unreadable = True
+    completion.read()
+    assert not completion.complete
+    assert completion.of(7) is not None
+    programs.unreadable = False
+    completion.read()
+    assert completion.complete
+
+
+def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
+    shown = Completion(SimulatedPrograms(), Level.COMPLETION).shown(Snapshot(0, "", ""))
+    (durations,) = shown.durations
+    assert durations.op == "AllReduce"
+    assert durations.histogram.sum == 3.0
+    assert durations.histogram.bounds[5] == pytest.approx(32_768e-9)
+    assert durations.histogram.counts[5] == 2
+    assert len(durations.histogram.counts) == BUCKETS
+    assert [(one.algorithm, one.protocol, one.channels, one.launches) for one in shown.launches] == [
+        ("Ring", "Simple", 8, 5),
+        ("unknown", "unknown", 1, 1),
+    ]
+    assert shown.events_lost["completion_tables_full"] == 1
