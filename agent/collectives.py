@@ -69,6 +69,11 @@ class Collectives:
         """Whether the last reading of each of the kernel's tables worked."""
         return self._readings.complete
 
+    @property
+    def processes_with_communicators(self) -> int:
+        """Living processes that have a communicator."""
+        return len({communicator.tgid for communicator in self._communicators if communicator.ended_ns is None})
+
     def drain(self) -> None:
         """Learn of communicators that came or went, from events that wait."""
         events = self._programs.lifecycle_events.read()

@@ -101,6 +101,14 @@ class Completion:
         """The last that is known of a communicator; None where its completion cannot be seen."""
         return self._progress.get(instance)
 
+    def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent]]:
+        """What the programs counted about themselves, and what was sent, since load.
+
+        Raises:
+            KernelRefusal: the tables cannot be read.
+        """
+        return self._programs.stats(), self._programs.sent()
+
     def error_events(self) -> Records:
         """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
         return self._programs.error_events()

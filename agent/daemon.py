@@ -20,11 +20,13 @@ from typing import Final
 
 from agent.completion import Completion
 from agent.config import Config
+from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
 from exporters.web_config import WebConfigFile
+from probes.calibration import calibrate
 from probes.clock import Clock
 from probes.libbpf import LoadError
 from probes.links import AttachKind
@@ -86,8 +88,11 @@ class Daemon:
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
         self._internals = self._load_internals()
-        completion = None if self._internals is None else Completion(self._internals, _level(config))
-        self.observer = Observer(config, self._programs, clock, version, completion=completion, most_ended=most_ended)
+        completion = None if self._internals is None else Completion(self._internals, Level.COUNTS)
+        control = None if self._programs is None else self._control(self._programs, completion)
+        self.observer = Observer(
+            config, self._programs, clock, version, completion=completion, control=control, most_ended=most_ended
+        )
         self.observer.new_process = self._watch_process
 
     def _load_internals(self) -> Internals | None:
@@ -99,6 +104,19 @@ class Daemon:
         except LoadError as error:
             _log.warning("calls are counted, what completes is not seen: %s", error)
             return None
+
+    def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
+        calibration = calibrate(programs.attach_kind)
+        _log.info("a probe costs %.0f ns here (%s)", calibration.trap_ns, calibration.source.value)
+        return LevelControl(
+            programs,
+            completion,
+            calibration,
+            self._clock,
+            budget_ratio=self._config.budget_ratio,
+            level=self._config.level,
+            procfs=self._config.procfs,
+        )
 
     def _bind(self) -> MetricsServer:
         web = WebConfigFile(self._config.web_config_file) if self._config.web_config_file else None
@@ -297,10 +315,6 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
-
-
-def _level(config: Config) -> Level:
-    return Level.RAILS if config.level == "auto" else Level[config.level.upper()]
 
 
 def _notify_systemd(state: str) -> None:

@@ -22,6 +22,7 @@ from agent.config import Config
 from agent.configured import Remark, pids_without_nccl
 from agent.discovery import Discovery, Library
 from agent.jobs import job_facts
+from agent.level_control import LevelControl
 from agent.rail_bytes import RailBytes
 from agent.rail_watch import RailWatch
 from agent.rails import parse_rail_patterns
@@ -56,13 +57,15 @@ class Observer:
         version: str,
         *,
         completion: Completion | None = None,
+        control: LevelControl | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`programs` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
-        `completion` None: calls are counted, and nothing below them is seen.
+        `completion` None: calls are counted, and nothing below them is seen.  `control` None: its level stays.
         """
         self._completion = completion
+        self._control = control
         self._most_ended = most_ended
         self._config = config
         self._programs = programs
@@ -219,6 +222,8 @@ class Observer:
             now_ns = self._clock.monotonic_ns()
             closed = self.rails.tick(self._collectives.expected(self._collectives.read()), self._handed_over())
             self._meet_all()
+            if self._control is not None:
+                self._report([*self._reported, *self._control.tick(self._collectives.processes_with_communicators)])
             self._collectives.look_for_errors(now_ns)
             self._collectives.settle(now_ns)
             self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended)
@@ -311,6 +316,7 @@ class Observer:
                 snapshot,
                 rails=self.rails.rails(),
                 collectors=(*self.rails.collectors(), *results),
+                overhead_seconds=self._control.seconds if self._control is not None else {},
                 probes=tuple(probe for library in self._libraries() for probe in self._probes(library)),
             )
 

@@ -1,0 +1,84 @@
+"""Puts the governor to work: what the probes cost is added up, and levels follow what the budget allows.
+
+Calls are counted at every level, so nothing here touches them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from agent.completion import Completion
+from agent.governor import LEVELS, Governor, Measured, name_of
+from agent.overhead import Overhead, busy_factor
+from probes.bpf_syscall import KernelRefusal
+from probes.calibration import Calibration
+from probes.clock import Clock
+from probes.nccl.internal_functions import Level
+from probes.nccl.records import Stat
+
+_log = logging.getLogger("railscope.levels")
+
+
+class CountedHits(Protocol):
+    """What is needed of the programs that count calls (probes/nccl/programs.py)."""
+
+    def stats(self) -> Mapping[Stat, int]: ...
+
+
+class LevelControl:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        programs: CountedHits,
+        completion: Completion | None,
+        calibration: Calibration,
+        clock: Clock,
+        *,
+        budget_ratio: float,
+        level: str,
+        procfs: Path,
+    ) -> None:
+        """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be."""
+        self._programs = programs
+        self._completion = completion
+        self._procfs = procfs
+        self._overhead = Overhead(calibration, clock)
+        self._governor = Governor(calibration, budget_ratio, LEVELS[level])
+        self._reason = self._governor.reason
+        if completion is not None:
+            completion.want(self._governor.level)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By program: what its hits have cost the observed processes so far; never falls."""
+        return self._overhead.seconds
+
+    def tick(self, processes: int) -> list[str]:
+        """Once a second: add up, and move to another level if need be; returns what went wrong, one line each.
+
+        `processes`: observed processes that have a communicator.
+        """
+        try:
+            calls = self._programs.stats()
+            internals, sent = self._completion.hits() if self._completion is not None else ({}, [])
+        except KernelRefusal as refusal:
+            return [f"what the probes cost cannot be read: {refusal.strerror}"]
+        interval = self._overhead.take(calls, internals, sent)
+        if self._completion is None:
+            return []
+        available = self._completion.levels.highest
+        level = self._governor.decide(Measured(interval, processes, available, busy_factor(self._procfs)))
+        if self._governor.reason != self._reason:
+            self._reason = self._governor.reason
+            _log.info("%s", self._reason)
+        if level == self._completion.levels.wanted:
+            return []
+        return self._completion.want(level)
+
+    def describe(self) -> str:
+        """What is observed beyond calls, for the log."""
+        return name_of(self._completion.levels.wanted if self._completion is not None else Level.COUNTS)

@@ -1,0 +1,287 @@
+"""The governor on simulated jobs: hit rates are made up here, and only attached programs run into their probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.governor import (
+    COMFORT,
+    FIRST_WAIT_NS,
+    FORGET_AFTER_NS,
+    LEVELS,
+    LONGEST_WAIT_NS,
+    START,
+    Governor,
+    Measured,
+    available_level,
+)
+from agent.overhead import Hits, Interval, cost_ns
+from probes.calibration import Calibration, Source
+from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from probes.nccl.library import ProbePoint
+
+CALIBRATION = Calibration(600.0, Source.MEASURED)
+SECOND_NS = 1_000_000_000
+PROXY = {"proxy_stop", "socket_send", "ib_send"}
+LEVEL_OF = {function.program: function.level for function in FUNCTIONS}
+
+LIGHT = Hits(calls=100, proxy_post=100, proxy_stop=800, socket_send=1600, plan_launch=100)
+HEAVY = Hits(calls=2000, proxy_post=2000, proxy_stop=16_000, socket_send=32_000, plan_launch=2000)
+"""The same job, twenty times as fast."""
+
+
+def seen(rates: Hits, level: Level) -> Hits:
+    """The hits of one second with the programs of `level` attached."""
+    missing = {f.name: 0 for f in fields(Hits) if LEVEL_OF.get(f.name, Level.COUNTS) > level}
+    return replace(rates, **missing)
+
+
+def load(rates: Hits, level: Level, processes: int = 1, busy_factor: float = 1.0) -> float:
+    """What the governor has to find: the worse of two kinds of threads."""
+    costs = cost_ns(seen(rates, level), CALIBRATION)
+    proxy = sum(cost for program, cost in costs.items() if program in PROXY)
+    return max(proxy, sum(costs.values()) - proxy) / SECOND_NS / processes * busy_factor
+
+
+@dataclass
+class Job:
+    """A job on a host whose libraries have probes up to `available`."""
+
+    governor: Governor
+    rates: Hits
+    processes: int = 1
+    available: Level = Level.ALL
+    busy_factor: float = 1.0
+
+    def tick(self) -> Level:
+        interval = Interval(SECOND_NS, seen(self.rates, self.governor.level_of(self.available)))
+        return self.governor.decide(Measured(interval, self.processes, self.available, self.busy_factor))
+
+    def ticks(self, number: int) -> list[Level]:
+        return [self.tick() for _ in range(number)]
+
+
+def changes(levels: list[Level]) -> int:
+    return sum(before is not after for before, after in pairwise(levels))
+
+
+def rates() -> st.SearchStrategy[Hits]:
+    """Constant rates over six decades, also without calls (graph replays) and without network."""
+    number = st.one_of(st.just(0), st.integers(1, 1_000_000), st.integers(1, 3000))
+    return st.builds(Hits, **{f.name: number for f in fields(Hits)})
+
+
+budgets = st.floats(0.0005, 1.0)
+
+
+def test_a_usual_job_shows_completion_and_rails_from_its_first_second() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT)
+    assert job.governor.level is Level.RAILS
+    assert min(job.ticks(60)) >= Level.RAILS
+
+
+def test_what_costs_too_much_is_given_up_step_by_step_and_counts_stay() -> None:
+    levels = Job(Governor(CALIBRATION), HEAVY).ticks(20)
+    assert levels[-1] is Level.COUNTS
+    assert all(before - after <= 1 for before, after in pairwise([START, *levels]))
+
+
+def test_one_tick_far_over_the_budget_is_enough() -> None:
+    job = Job(Governor(CALIBRATION), HEAVY)
+    assert load(HEAVY, Level.RAILS) > 0.04
+    assert job.tick() is Level.COMPLETION
+
+
+def test_one_tick_slightly_over_the_budget_changes_nothing() -> None:
+    quiet, loud = LIGHT, replace(LIGHT, socket_send=12_000)
+    assert 0.01 < load(loud, Level.RAILS) < 0.02
+    job = Job(Governor(CALIBRATION), quiet)
+    job.ticks(4)
+    job.rates = loud
+    job.tick()
+    job.rates = quiet
+    assert min(job.ticks(5)) >= Level.RAILS
+
+
+def test_a_busy_proxy_is_not_lent_the_time_of_idle_callers() -> None:
+    proxy_alone = Hits(calls=10, socket_send=14_000)
+    assert load(proxy_alone, Level.RAILS) > 0.01
+    assert sum(cost_ns(proxy_alone, CALIBRATION).values()) / 2 / SECOND_NS < 0.01
+    assert Job(Governor(CALIBRATION), proxy_alone).ticks(10)[-1] is Level.COMPLETION
+
+
+def test_more_processes_have_more_time_to_give() -> None:
+    heavy = replace(LIGHT, socket_send=30_000)
+    assert Job(Governor(CALIBRATION), heavy, processes=1).ticks(10)[-1] is Level.COMPLETION
+    assert Job(Governor(CALIBRATION), heavy, processes=8).ticks(10)[-1] >= Level.RAILS
+
+
+def test_a_busy_host_gets_fewer_probes_and_gets_them_back() -> None:
+    job = Job(Governor(CALIBRATION), replace(LIGHT, socket_send=6000), busy_factor=3.0)
+    assert job.ticks(10)[-1] is Level.COMPLETION
+    job.busy_factor = 1.0
+    assert job.ticks(60)[-1] >= Level.RAILS
+
+
+def test_a_level_comes_back_when_the_job_calls_less() -> None:
+    job = Job(Governor(CALIBRATION), HEAVY)
+    assert job.ticks(60)[-1] is Level.COUNTS
+    job.rates = LIGHT
+    assert job.ticks(120)[-1] >= Level.RAILS
+
+
+def test_what_replays_of_graphs_cost_is_remembered_though_they_make_no_calls() -> None:
+    job = Job(Governor(CALIBRATION), replace(HEAVY, calls=0))
+    levels = job.ticks(500)
+    assert levels[-1] is Level.COUNTS
+    assert changes([START, *levels]) == 2
+
+
+def test_a_level_that_was_not_measured_for_long_is_tried_again() -> None:
+    job = Job(Governor(CALIBRATION), replace(HEAVY, calls=0))
+    job.ticks(60)
+    job.rates = replace(LIGHT, calls=0)
+    assert job.ticks(400)[-1] is Level.COUNTS
+    assert job.ticks(400)[-1] >= Level.RAILS
+
+
+def test_a_job_that_turns_loud_again_and_again_is_tried_less_and_less_often() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT)
+    hours = []
+    for _ in range(3):
+        levels = []
+        for _ in range(3600 // 120):
+            job.rates = HEAVY
+            levels += job.ticks(20)
+            job.rates = LIGHT
+            levels += job.ticks(100)
+        hours.append(changes(levels))
+    assert hours[0] > 2 * hours[1]
+    assert hours[-1] <= 6
+
+
+def test_waits_double_up_to_an_hour() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT)
+    downs: list[int] = []
+    level = job.governor.level
+    for second in range(9_000):
+        job.rates = HEAVY if level >= Level.RAILS else LIGHT
+        before, level = level, job.tick()
+        if before is Level.RAILS and level is Level.COMPLETION:
+            downs.append(second)
+    waits = [(after - before) * SECOND_NS for before, after in pairwise(downs)]
+    for number, wait in enumerate(waits):
+        least = min(FIRST_WAIT_NS << number, LONGEST_WAIT_NS)
+        assert least <= wait <= least + 40 * SECOND_NS
+    assert len(waits) > 6
+
+
+def test_a_level_set_by_hand_stays_whatever_it_costs() -> None:
+    for level in Level:
+        job = Job(Governor(CALIBRATION, fixed=level), HEAVY)
+        assert set(job.ticks(50)) == {level}
+        assert job.governor.load_ratio == pytest.approx(load(HEAVY, level))
+        assert job.governor.reason == f"{level.name.lower()}: set by hand"
+
+
+def test_the_reason_says_from_where_to_where_and_why() -> None:
+    job = Job(Governor(CALIBRATION), replace(LIGHT, socket_send=14_000))
+    job.ticks(3)
+    share = load(job.rates, Level.RAILS)
+    assert job.governor.reason == f"rails → completion: {share:.2%} of the observed threads' time, budget 1.00%"
+    job = Job(Governor(CALIBRATION), LIGHT)
+    job.ticks(10)
+    share = load(LIGHT, Level.RAILS)
+    assert job.governor.reason == (
+        f"rails → all: {share:.2%} of the observed threads' time so far, what it adds is to be seen, budget 1.00%"
+    )
+
+
+def test_the_next_job_starts_anew() -> None:
+    job = Job(Governor(CALIBRATION), HEAVY)
+    assert job.ticks(20)[-1] is Level.COUNTS
+    job.processes = 0
+    job.rates = Hits()
+    assert job.ticks(FORGET_AFTER_NS // SECOND_NS - 1)[-1] is Level.COUNTS
+    assert job.tick() is START
+    assert job.governor.load_ratio == 0.0
+    assert job.governor.reason.startswith("counts → rails: ")
+
+
+def test_a_library_that_lacks_a_level_does_with_less() -> None:
+    governor = Governor(CALIBRATION)
+    assert [governor.level_of(level) for level in Level] == [Level.COUNTS, Level.COMPLETION, Level.RAILS, Level.RAILS]
+
+
+def test_what_becomes_available_is_used_at_once() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT, available=Level.COUNTS)
+    assert set(job.ticks(20)) == {Level.COUNTS}
+    job.available = Level.ALL
+    assert job.tick() is START
+
+
+def test_available_is_the_highest_level_with_probes() -> None:
+    point = ProbePoint("f", 0, 0)
+    assert available_level(InternalPoints({})) is Level.COUNTS
+    assert available_level(InternalPoints({"proxy_post": point, "proxy_stop": point})) is Level.COMPLETION
+    assert available_level(InternalPoints({"proxy_post": point})) is Level.COUNTS
+    assert available_level(InternalPoints({"ib_send": point})) is Level.RAILS
+    assert available_level(InternalPoints({"plan_launch": point})) is Level.ALL
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.01, 1.5, float("nan")])
+def test_a_budget_that_makes_no_sense_is_refused(budget: float) -> None:
+    with pytest.raises(ValueError, match="makes no sense"):
+        Governor(CALIBRATION, budget)
+
+
+def test_levels_have_names() -> None:
+    assert list(LEVELS) == ["auto", "counts", "completion", "rails", "all"]
+    assert LEVELS["auto"] is None
+
+
+ticks_of_any_kind = st.lists(
+    st.tuples(rates(), st.integers(0, 16), st.sampled_from(Level), st.floats(1.0, 3.0), st.integers(0, 90 * SECOND_NS)),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(ticks_of_any_kind, budgets)
+def test_the_level_is_never_below_counts_nor_above_what_is_available(
+    ticks: list[tuple[Hits, int, Level, float, int]], budget: float
+) -> None:
+    governor = Governor(CALIBRATION, budget)
+    for hits, processes, available, busy_factor, elapsed_ns in ticks:
+        level = governor.decide(Measured(Interval(elapsed_ns, hits), processes, available, busy_factor))
+        assert Level.COUNTS <= level <= available
+
+
+@settings(max_examples=40, deadline=None)
+@given(rates(), budgets, st.integers(1, 16), st.sampled_from(Level))
+def test_constant_rates_come_to_rest_within_the_budget(
+    rate: Hits, budget: float, processes: int, available: Level
+) -> None:
+    job = Job(Governor(CALIBRATION, budget), rate, processes, available)
+    start = job.governor.level_of(available)
+    first = job.ticks(25)
+    rest = job.ticks(275)
+    level = rest[-1]
+    assert set(rest) == {level}
+    assert changes([start, *first, level]) <= 3
+    assert level is Level.COUNTS or load(rate, level, processes) <= budget * 1.000001
+    # Nothing is given up without need.
+    if level < available:
+        assert load(rate, Level(level + 1), processes) > COMFORT * budget * 0.999999
+
+
+@settings(max_examples=40, deadline=None)
+@given(rates(), st.integers(1, 16), budgets, budgets)
+def test_a_larger_budget_never_shows_less(rate: Hits, processes: int, one: float, other: float) -> None:
+    less, more = (Job(Governor(CALIBRATION, budget), rate, processes).ticks(60)[-1] for budget in sorted((one, other)))
+    assert less <= more

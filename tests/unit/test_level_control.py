@@ -1,0 +1,76 @@
+"""Levels follow the governor's decisions; hits, costs and the kernel's side are simulated."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.completion import Completion
+from agent.governor import START
+from agent.level_control import LevelControl
+from probes.bpf_syscall import KernelRefusal
+from probes.calibration import ASSUMED
+from probes.nccl.internal_functions import Level
+from probes.nccl.records import Stat
+from tests.unit.test_levels import SimulatedPrograms
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class SimulatedClock:
+    now_ns: int = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def realtime_ns(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+@dataclass(slots=True)
+class CountedCalls:
+    hits: dict[Stat, int] = field(default_factory=lambda: dict.fromkeys(Stat, 0))
+    refuses: bool = False
+
+    def stats(self) -> Mapping[Stat, int]:
+        if self.refuses:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        return dict(self.hits)
+
+
+def control_of(calls: CountedCalls, completion: Completion | None, clock: SimulatedClock, level: str) -> LevelControl:
+    return LevelControl(calls, completion, ASSUMED, clock, budget_ratio=0.01, level=level, procfs=Path("/nonexistent"))
+
+
+def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> None:
+    for text, expected in (("auto", START), ("all", Level.ALL), ("completion", Level.COMPLETION)):
+        completion = Completion(SimulatedPrograms(), Level.COUNTS)
+        control_of(CountedCalls(), completion, SimulatedClock(), text)
+        assert completion.levels.wanted is expected
+
+
+def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
+    calls, clock = CountedCalls(), SimulatedClock()
+    control = control_of(calls, None, clock, "auto")
+    seen = []
+    for _ in range(3):
+        calls.hits[Stat.CALLS] += 1_000_000
+        clock.now_ns += SECOND_NS
+        assert control.tick(1) == []
+        seen.append(control.seconds["calls"])
+    assert 0 < seen[0] < seen[1] < seen[2]
+
+
+def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
+    calls, clock = CountedCalls(refuses=True), SimulatedClock()
+    completion = Completion(SimulatedPrograms(), Level.COUNTS)
+    control = control_of(calls, completion, clock, "rails")
+    (line,) = control.tick(1)
+    assert line.endswith("simulated refusal")
+    assert completion.levels.wanted is Level.RAILS
