@@ -28,14 +28,14 @@ def by_rank(agent: AgentProcess, name: str) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("level", ["completion", "rails", "all"])
+@pytest.mark.parametrize(("level", "attach"), [("completion", "multi"), ("rails", "perf"), ("all", "multi")])
 def test_every_operation_of_mixed_kinds_completes_exactly(
-    two_hosts: Fabric, double: Double, tmp_path: Path, level: str
+    two_hosts: Fabric, double: Double, tmp_path: Path, level: str, attach: str
 ) -> None:
     iterations = 60
     with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=iterations, size_bytes=40_000, hold=True) as job:
         pids = [str(pid) for pid in job.ready()]
-        with AgentProcess("--pid", *pids, "--level", level) as agent:
+        with AgentProcess("--pid", *pids, "--level", level, "--probe.attach", attach) as agent:
             job.start()
             reports = job.finished()
             calls = sum(operation.calls for operation in reports[0].operations)
