@@ -128,6 +128,7 @@ def _agent(parsed: Any) -> int:
         if config.once:
             daemon.start()
             clock.sleep(config.once_settle_ns / 1e9)
+            daemon.observer.tick()
             snapshot = daemon.observer.snapshot()
             sys.stdout.buffer.write(Renderer().render(families(snapshot), Format.PROMETHEUS))
             return FINE

@@ -64,6 +64,8 @@ class LibraryReport:
     attach: Literal["accepted", "refused", "not tried"]
     """Whether the kernel takes the probes on this file; tried without touching the processes."""
     attach_refusal: str
+    highest_level: str
+    """How much can be observed beyond calls: `counts` (nothing), `completion`, `rails`, `all`."""
 
 
 @dataclass(frozen=True, slots=True)

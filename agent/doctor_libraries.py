@@ -17,11 +17,17 @@ from agent.discovery import Discovery, Library
 from agent.doctor_findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
 from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
 from agent.doctor_probes import configured_settings
+from agent.governor import name_of
+from agent.levels import highest_level
 from agent.snapshot import UNKNOWN
 from probes.bpf_syscall import KernelRefusal
+from probes.elf import Elf, ElfError
 from probes.libbpf import LoadError
 from probes.links import AttachKind, Links
-from probes.nccl.layout import CommLayout
+from probes.nccl.internal_functions import Level, internal_points
+from probes.nccl.internal_records import layout_record
+from probes.nccl.internals import Internals
+from probes.nccl.layout import CommLayout, Layouts
 from probes.nccl.library import ProbePoints
 from probes.nccl.programs import NcclPrograms
 from probes.processes import MappedFiles
@@ -71,7 +77,8 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
             errors = sorted(set(discovery.errors))
         finally:
             discovery.close()
-    findings = [_finding(report) for report in reports]
+        findings = _internals(programs)
+    findings += [_finding(report) for report in reports]
     unreadable = MappedFiles(config.procfs).scan().unreadable
     if unreadable:
         findings.append(
@@ -124,14 +131,36 @@ def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
         processes=len(library.mappers),
         attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
         attach_refusal=refusal,
+        highest_level=name_of(_highest_level(library)),
     )
+
+
+def _highest_level(library: Library) -> Level:
+    try:
+        with Elf.open(library.descriptor) as elf:
+            points = internal_points(elf, library.number)
+    except (ElfError, OSError) as error:
+        _log.debug("%s: %s", library.path, error)
+        return Level.COUNTS
+    return highest_level(points, layout_record(Layouts.load().structures(library.build_id)))
+
+
+def _internals(programs: NcclPrograms | None) -> list[Finding]:
+    """Whether the kernel takes the programs below the entry points."""
+    if programs is None:
+        return []
+    try:
+        Internals.load(programs).close()
+    except LoadError as error:
+        return [Finding("completion", "note", f"only calls can be observed on this kernel: {error}", "Linux 5.17")]
+    return [Finding("completion", "ok", "the kernel takes the probes that see what completes")]
 
 
 def _finding(report: LibraryReport) -> Finding:
     count = "1 process" if report.processes == 1 else f"{report.processes} processes"
     what = (
         f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
-        f"layout from {report.layout_source}, attach {report.attach}"
+        f"layout from {report.layout_source}, attach {report.attach}, level up to {report.highest_level}"
     )
     if report.attach == "refused":
         return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", more_rights())

@@ -161,9 +161,7 @@ class Levels:
             devices = device_arrays(elf, structures)
             error_links = self._programs.watch_errors(_path(library), elf, library.number, errors)
         self._programs.describe(library.number, layout)
-        highest = Level.COUNTS
-        if layout is not None:
-            highest = max((level for level in Level if points.at(level)), default=Level.COUNTS)
+        highest = highest_level(points, layout)
         if highest < Level.COMPLETION:
             _log.info(
                 "%s: calls are counted, completion is not seen: %s",
@@ -185,6 +183,13 @@ class Levels:
                 observed.links.pop(attached).close()
                 if attached is Level.COMPLETION:
                     self._programs.forget_library(observed.library.number)
+
+
+def highest_level(points: InternalPoints, layout: Records | None) -> Level:
+    """What can be observed of a library that has these functions; `layout` None: its struct offsets are not known."""
+    if layout is None:
+        return Level.COUNTS
+    return max((level for level in Level if points.at(level)), default=Level.COUNTS)
 
 
 def _path(library: ObservedLibrary) -> str:
