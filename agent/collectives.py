@@ -86,7 +86,7 @@ class Collectives:
 
     def look_for_errors(self, now_ns: int) -> None:
         """Learn of errors that communicators keep and nobody asked for."""
-        if self._stored_errors is None:
+        if self._stored_errors is None or not self.processes_with_communicators:
             return
         try:
             for instance, result in self._stored_errors.read():

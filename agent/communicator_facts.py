@@ -134,7 +134,7 @@ def _with_progress(facts: CommunicatorFacts, progress: CommunicatorProgress, now
     return replace(
         facts,
         completed=min(progress.completed, facts.enqueued),
-        inflight_seconds=max(0, inflight_ns) / 1e9,
+        inflight_seconds=max(0, inflight_ns) / 1e9 if progress.age_known else None,
         captured=progress.captured,
         replayed=progress.replayed,
     )

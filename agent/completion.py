@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from agent.cuda import CudaCompletion, CudaLibrary
 from agent.levels import LevelPrograms, Levels, ObservedLibrary
 from agent.rail_bytes import RailBytes
 from agent.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
@@ -28,6 +29,10 @@ _DURATION_BOUNDS: Final = tuple((1 << (10 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
 _BANDWIDTH_BOUNDS: Final = tuple(float(1 << (16 + i)) for i in range(31))
 """Bytes per second."""
+
+
+class MappedLibrary(ObservedLibrary, CudaLibrary, Protocol):
+    """A library, and who maps it."""
 
 
 class InternalPrograms(LevelPrograms, Protocol):
@@ -55,17 +60,22 @@ class CommunicatorProgress:
     oldest_posted_ns: int | None
     captured: int
     replayed: int
+    age_known: bool = True
+    """False: `oldest_posted_ns` cannot be known."""
 
 
 class Completion:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, programs: InternalPrograms, level: Level) -> None:
+    def __init__(self, programs: InternalPrograms, level: Level, cuda: CudaCompletion | None = None) -> None:
+        """`cuda` None: what a job learns through CUDA events is not looked at."""
         self.levels = Levels(programs, Layouts.load().structures, level)
         self.rail_bytes: RailBytes | None = None
         """Where to keep what is handed to each rail; None: nobody asks for it."""
         self._programs = programs
+        self._cuda = cuda
         self._progress: dict[int, CommunicatorProgress] = {}
+        self._libraries: tuple[MappedLibrary, ...] = ()
         self._complete = True
 
     @property
@@ -73,9 +83,18 @@ class Completion:
         """Whether the last reading worked."""
         return self._complete
 
-    def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
+    def follow(self, libraries: Iterable[MappedLibrary]) -> list[str]:
         """Observe these libraries and no others; returns what went wrong, one line each."""
-        return self.levels.follow(libraries)
+        self._libraries = tuple(libraries)
+        return [*self.levels.follow(self._libraries), *self._follow_cuda()]
+
+    def _follow_cuda(self) -> list[str]:
+        if self._cuda is None:
+            return []
+        try:
+            return self._cuda.follow(self._libraries, self.levels.wanted)
+        except KernelRefusal as refusal:
+            return [f"CUDA events: {refusal.strerror}"]
 
     def read(self) -> None:
         """Learn how far communicators have come."""
@@ -93,21 +112,30 @@ class Completion:
                 )
             if self.rail_bytes is not None:
                 self.rail_bytes.take(self._programs.sent())
+            if self._cuda is not None:
+                self._cuda.read()
             self._complete = True
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
     def of(self, instance: int) -> CommunicatorProgress | None:
         """The last that is known of a communicator; None where its completion cannot be seen."""
-        return self._progress.get(instance)
+        progress = self._progress.get(instance)
+        proved = self._cuda.of(instance) if self._cuda is not None else None
+        if proved is None:
+            return progress
+        if progress is None:
+            # Nothing tells since when its operations run.
+            return CommunicatorProgress(proved.completed_sequence, None, 0, 0, age_known=False)
+        return replace(progress, completed=max(progress.completed, proved.completed_sequence))
 
-    def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent]]:
-        """What the programs counted about themselves, and what was sent, since load.
+    def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent], int]:
+        """What the programs counted about themselves, what was sent, and hits of those that watch CUDA, since load.
 
         Raises:
             KernelRefusal: the tables cannot be read.
         """
-        return self._programs.stats(), self._programs.sent()
+        return self._programs.stats(), self._programs.sent(), self._cuda.hits() if self._cuda is not None else 0
 
     def error_events(self) -> Records:
         """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
@@ -124,6 +152,8 @@ class Completion:
         self.read()
         try:
             self._programs.forget_process(tgid)
+            if self._cuda is not None:
+                self._cuda.end_process(tgid)
             if self.rail_bytes is not None:
                 self.rail_bytes.end_process(tgid, self._programs.sent())
                 self._programs.forget_sent(tgid)
@@ -132,16 +162,24 @@ class Completion:
 
     def end_communicators(self, instances: set[int]) -> None:
         """Communicators have ended; what they were last known to have completed stays readable."""
-        self._programs.forget_communicators(instances)
+        try:
+            self._programs.forget_communicators(instances)
+            if self._cuda is not None:
+                self._cuda.end_communicators(instances)
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
 
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more."""
-        for instance in instances:
+        gone = tuple(instances)
+        for instance in gone:
             self._progress.pop(instance, None)
+        if self._cuda is not None:
+            self._cuda.forget(gone)
 
     def want(self, level: Level) -> list[str]:
         """Go to a level; below *completion* nothing is known of progress any more."""
-        errors = self.levels.want(level)
+        errors = [*self.levels.want(level), *self._follow_cuda()]
         if level < Level.COMPLETION:
             self._progress.clear()
         return errors
@@ -154,6 +192,7 @@ class Completion:
                 snapshot,
                 levels=self.levels.shown(),
                 durations=_histograms(self._programs.durations(), _DURATION_BOUNDS, 1e9),
+                cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), _DURATION_BOUNDS, 1e9),
                 bandwidths=_histograms(self._programs.bandwidths(), _BANDWIDTH_BOUNDS, 1.0),
                 launches=_launches(self._programs.launches()),
                 events_lost={
@@ -169,6 +208,8 @@ class Completion:
 
     def close(self) -> None:
         """Detach everywhere and free the programs."""
+        if self._cuda is not None:
+            self._cuda.close()
         self.levels.close()
         self._programs.close()
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from agent.completion import Completion
 from agent.config import Config
+from agent.cuda import CudaCompletion
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -88,7 +89,11 @@ class Daemon:
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
         self._internals = self._load_internals()
-        completion = None if self._internals is None else Completion(self._internals, Level.COUNTS)
+        completion = (
+            None
+            if self._internals is None
+            else Completion(self._internals, Level.COUNTS, CudaCompletion(self._internals.cuda, config.procfs))
+        )
         control = None if self._programs is None else self._control(self._programs, completion)
         self.observer = Observer(
             config, self._programs, clock, version, completion=completion, control=control, most_ended=most_ended

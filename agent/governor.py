@@ -60,7 +60,7 @@ FORGET_AFTER_NS: Final = 10 * _SECOND_NS
 
 _PROXY: Final = frozenset({"proxy_stop", "socket_send", "ib_send"})
 """Programs that run in the proxy's thread; all others run in a thread that calls NCCL, or CUDA for it."""
-_LEVEL: Final = {function.program: function.level for function in FUNCTIONS}
+_LEVEL: Final = {"cuda": Level.ALL, **{function.program: function.level for function in FUNCTIONS}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,10 @@ class LevelControl:
         """
         try:
             calls = self._programs.stats()
-            internals, sent = self._completion.hits() if self._completion is not None else ({}, [])
+            internals, sent, cuda = self._completion.hits() if self._completion is not None else ({}, [], 0)
         except KernelRefusal as refusal:
             return [f"what the probes cost cannot be read: {refusal.strerror}"]
-        interval = self._overhead.take(calls, internals, sent)
+        interval = self._overhead.take(calls, internals, sent, cuda)
         if self._completion is None:
             return []
         available = self._completion.levels.highest
@@ -76,7 +76,7 @@ class LevelControl:
             self._reason = self._governor.reason
             _log.info("%s", self._reason)
         if level == self._completion.levels.wanted:
-            return []
+            return self._completion.levels.settle()
         return self._completion.want(level)
 
     def describe(self) -> str:

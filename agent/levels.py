@@ -2,20 +2,22 @@
 
 Counting calls (agent/discovery.py) is always on.  What lies below NCCL's entry points is attached level by level,
 where the library has the functions and its struct layouts are known; lowering a level detaches what it added and
-forgets what could no longer be kept up to date.
+forgets what could no longer be kept up to date.  Detaching waits for the kernel, seconds where all cores are busy, so
+it is done aside; a level is not raised again before it is through.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.snapshot import ProbeLevel
 from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf, ElfError
-from probes.links import Links
+from probes.links import Links, close_together
 from probes.maps import Records
 from probes.nccl.error_records import ErrorLayout, error_layout
 from probes.nccl.internal_functions import InternalPoints, Level, internal_points
@@ -67,6 +69,15 @@ class _Observed:
         return max(self.links, default=Level.COUNTS)
 
 
+@dataclass(frozen=True, slots=True)
+class _Detaching:
+    """Probes of one library that are coming off."""
+
+    done: Future[None]
+    completion: bool
+    """Whether what completes is not seen any more: what was under way must be forgotten."""
+
+
 class Levels:
     """Not thread-safe: the daemon's lock guards it."""
 
@@ -78,6 +89,9 @@ class Levels:
         self._structures_of = structures_of
         self._wanted = wanted
         self._observed: dict[int, _Observed] = {}
+        self._detaching: dict[int, _Detaching] = {}
+        """By number of the library."""
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach")
 
     @property
     def wanted(self) -> Level:
@@ -93,11 +107,11 @@ class Levels:
 
         What went wrong is tried again at the next call.
         """
+        self.settle()
         present = {library.number: library for library in libraries}
         for number, observed in list(self._observed.items()):
             if present.get(number) is not observed.library:
-                self._lower(observed, Level.COUNTS)
-                observed.error_links.close()
+                self._lower(observed, Level.COUNTS, observed.error_links)
                 self._programs.describe(number, None)
                 del self._observed[number]
         errors = []
@@ -113,9 +127,26 @@ class Levels:
     def want(self, level: Level) -> list[str]:
         """Go to a level everywhere; returns what went wrong, one line each."""
         self._wanted = level
-        errors = []
         for observed in self._observed.values():
             self._lower(observed, level)
+        return self.settle()
+
+    def settle(self, *, wait: bool = False) -> list[str]:
+        """Finish what detaching has come to its end, and attach what waited for it; returns what went wrong.
+
+        `wait`: until nothing is being detached any more.
+        """
+        errors = []
+        for number, detaching in list(self._detaching.items()):
+            if wait or detaching.done.done():
+                del self._detaching[number]
+                detaching.done.result()
+                try:
+                    if detaching.completion:
+                        self._programs.forget_library(number)
+                except KernelRefusal as refusal:
+                    errors.append(f"what ended with a level cannot be forgotten: {refusal.strerror}")
+        for observed in self._observed.values():
             try:
                 self._raise(observed)
             except KernelRefusal as refusal:
@@ -137,11 +168,12 @@ class Levels:
         return tuple(program for level in observed.links for program in observed.points.at(level))
 
     def close(self) -> None:
-        """Detach everywhere."""
-        for observed in self._observed.values():
-            self._lower(observed, Level.COUNTS)
-            observed.error_links.close()
+        """Detach everywhere; returns when no probe is left."""
+        close_together(
+            links for observed in self._observed.values() for links in (observed.error_links, *observed.links.values())
+        )
         self._observed.clear()
+        self._aside.shutdown()
 
     def error_layout_of(self, library: int) -> ErrorLayout | None:
         """Where communicators of a library, by its number, keep their error; None: unknown."""
@@ -171,18 +203,25 @@ class Levels:
         return _Observed(library, points, highest, errors, error_links, devices)
 
     def _raise(self, observed: _Observed) -> None:
+        if observed.library.number in self._detaching:
+            return
         for level in Level:
             if level <= min(self._wanted, observed.highest) and level not in observed.links:
                 if not observed.points.at(level):
                     continue
                 observed.links[level] = self._programs.attach(_path(observed.library), observed.points, level)
 
-    def _lower(self, observed: _Observed, level: Level) -> None:
-        for attached in sorted(observed.links, reverse=True):
-            if attached > level:
-                observed.links.pop(attached).close()
-                if attached is Level.COMPLETION:
-                    self._programs.forget_library(observed.library.number)
+    def _lower(self, observed: _Observed, level: Level, *more: Links) -> None:
+        above = [attached for attached in observed.links if attached > level]
+        if not (above or more):
+            return
+        number = observed.library.number
+        completion = Level.COMPLETION in above
+        if (before := self._detaching.get(number)) is not None:
+            before.done.result()
+            completion = completion or before.completion
+        links = [*(observed.links.pop(attached) for attached in above), *more]
+        self._detaching[number] = _Detaching(self._aside.submit(close_together, links), completion)
 
 
 def highest_level(points: InternalPoints, layout: Records | None) -> Level:

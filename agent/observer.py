@@ -12,6 +12,7 @@ import platform
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -166,10 +167,12 @@ class Observer:
         """Bytes that collectives handed to each device, by network namespace and name; None: not observed."""
         if self._completion is None or self._completion.rail_bytes is None:
             return None
-        if self._completion.levels.wanted < Level.RAILS:
+        handed_over = self._completion.rail_bytes
+        handed_over.forget_namespaces(handed_over.namespaces - self.rails.namespaces)
+        # What was handed over stays counted when the level falls.
+        if self._completion.levels.wanted < Level.RAILS and not handed_over.namespaces:
             return None
-        self._completion.rail_bytes.forget_namespaces(self._completion.rail_bytes.namespaces - self.rails.namespaces)
-        return {device: handed.bytes for device, handed in self._completion.rail_bytes.by_device().items()}
+        return {device: handed.bytes for device, handed in handed_over.by_device().items()}
 
     def _follow(self) -> list[str]:
         """Look below the calls of the libraries that are probed; returns what went wrong."""
@@ -352,8 +355,12 @@ class Observer:
     def close(self) -> None:
         """Detach everywhere and stop sampling."""
         with self._lock:
-            if self._completion is not None:
-                self._completion.close()
-            if self._programs is not None:
-                self._discovery.close()
+            with ThreadPoolExecutor(2) as side_by_side:
+                closing = []
+                if self._completion is not None:
+                    closing.append(side_by_side.submit(self._completion.close))
+                if self._programs is not None:
+                    closing.append(side_by_side.submit(self._discovery.close))
+                for one in closing:
+                    one.result()
             self.rails.close()

@@ -46,6 +46,8 @@ class Hits:
     plan_launch: int = 0
     socket_send: int = 0
     ib_send: int = 0
+    cuda: int = 0
+    """Entries and returns of CUDA's functions, and what goes with them in NCCL's."""
 
 
 PROGRAMS: Final = tuple(field.name for field in fields(Hits))
@@ -76,6 +78,7 @@ class Overhead:
         self._last_ns = clock.monotonic_ns()
         self._calls: Mapping[Stat, int] = {}
         self._internals: Mapping[InternalStat, int] = {}
+        self._cuda = 0
         self._ib_share = 1.0
         self._cost_ns = dict.fromkeys(PROGRAMS, 0.0)
 
@@ -85,7 +88,11 @@ class Overhead:
         return {program: cost / 1e9 for program, cost in self._cost_ns.items()}
 
     def take(
-        self, calls: Mapping[Stat, int], internals: Mapping[InternalStat, int], sent: Iterable[Sent] = ()
+        self,
+        calls: Mapping[Stat, int],
+        internals: Mapping[InternalStat, int],
+        sent: Iterable[Sent] = (),
+        cuda: int = 0,
     ) -> Interval:
         """Take what the programs count about themselves, since load; returns what is new.
 
@@ -94,6 +101,7 @@ class Overhead:
             internals: `Internals.stats()`; empty where they are not loaded.
             sent: `Internals.sent()`.  One counter serves both kinds of sending; in what proportion they run is taken
                 from here, and where it says nothing they are taken for the dearer kind, InfiniBand's.
+            cuda: hits of the programs that watch CUDA, since load (`Completion.hits`).
         """
         now_ns = self._clock.monotonic_ns()
         elapsed_ns, self._last_ns = now_ns - self._last_ns, now_ns
@@ -110,8 +118,9 @@ class Overhead:
             plan_launch=_since(self._internals, internals, InternalStat.PLANS),
             socket_send=sends - ib_sends,
             ib_send=ib_sends,
+            cuda=cuda - self._cuda if cuda >= self._cuda else cuda,
         )
-        self._calls, self._internals = dict(calls), dict(internals)
+        self._calls, self._internals, self._cuda = dict(calls), dict(internals), cuda
         for program, cost in cost_ns(hits, self._calibration).items():
             self._cost_ns[program] += cost
         return Interval(elapsed_ns, hits)

@@ -77,6 +77,8 @@ class RailWatch:
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
         self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self._labels: dict[tuple[int, str], str] = {}
+        """Labels of namespaces that devices had: they stay when the other device of the name goes."""
         self._to_close: list[DeviceSources] = []
         self._decisions: tuple[RailDecision, ...] = ()
         self._carrier_changes = CarrierChanges()
@@ -198,6 +200,7 @@ class RailWatch:
             elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
                 self._read_inventory(netns, watched)
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+        self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
 
     @property
@@ -235,6 +238,7 @@ class RailWatch:
 
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
         labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
+        self._labels |= {device: label for device, label in labels.items() if label}
         facts = []
         for decision in self._decisions:
             device = decision.device
@@ -246,7 +250,7 @@ class RailWatch:
                     decision,
                     state.device(device.netns, device.name),
                     carrier_changes=self._carrier_changes.of(device.netns, device.name),
-                    netns_label=labels.get((device.netns, device.name), ""),
+                    netns_label=self._labels.get((device.netns, device.name), ""),
                     transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
                     transmit_collective_bytes=None
                     if self._handed_over is None

@@ -182,6 +182,8 @@ class Snapshot:
     levels: tuple[ProbeLevel, ...] = ()
     durations: tuple[OpHistogram, ...] = ()
     """Seconds from hand-over to the last network completion: an upper bound of the network part."""
+    cuda_durations: tuple[OpHistogram, ...] = ()
+    """Seconds from the call to when the job learned through a CUDA event that it is complete: a late upper bound."""
     bandwidths: tuple[OpHistogram, ...] = ()
     """Bus bandwidth, bytes per second, from the same."""
     launches: tuple[LaunchTotal, ...] = ()

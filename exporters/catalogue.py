@@ -58,9 +58,10 @@ COMM_ENQUEUED: Final = _counter(
 COLLECTIVE_DURATION_SECONDS: Final = _histogram(
     "collective_duration_seconds",
     "op source",
-    "From hand-over to the network (or the end of the operation before it on the same communicator) to the last "
-    "completion that the source shows, in seconds: an upper bound. source proxy: the network part, as NCCL's proxy "
-    "thread completed it; all Send and Recv of one launch are one operation (SendRecv).",
+    "How long operations took, in seconds: an upper bound. source proxy: the network part, from hand-over (or the end "
+    "of the operation before on the same communicator) to when NCCL's proxy thread completed it; all Send and Recv of "
+    "one launch are one operation (SendRecv). source cuda: from the call to when the job learned through a CUDA event "
+    "or stream that it is complete, queueing included.",
 )
 COLLECTIVE_BUS_BANDWIDTH: Final = _histogram(
     "collective_bus_bandwidth_bytes_per_second",

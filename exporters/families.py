@@ -122,7 +122,11 @@ def _collectives(snapshot: Snapshot) -> Iterator[_Draft]:
     )
     yield _Draft(
         catalogue.COLLECTIVE_DURATION_SECONDS,
-        histograms=(((one.op, "proxy"), one.histogram) for one in snapshot.durations),
+        histograms=(
+            ((one.op, source), one.histogram)
+            for source, measured in (("proxy", snapshot.durations), ("cuda", snapshot.cuda_durations))
+            for one in measured
+        ),
     )
     yield _Draft(
         catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in snapshot.bandwidths)

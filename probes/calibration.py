@@ -46,6 +46,7 @@ PROGRAM_NS: Final[Mapping[str, float]] = {
     "plan_replay": 1200.0,  # 920 to 1950
     "plan_launch": 600.0,  # 420 to 730
     "socket_send": 480.0,  # 330 to 620
+    "cuda": 400.0,  # 150 for a query of an event that nobody marked, 1500 for a record behind work
     "ib_send": 1100.0,  # not on a job: what it takes above socket_send on a made-up connection, added to that
 }
 """What each program takes above the trap, ns.

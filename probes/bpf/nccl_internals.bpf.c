@@ -29,6 +29,7 @@ const volatile __u32 sample_shift = 4;
 #include "observed.h"
 
 #include "completion.h"
+#include "cuda.h"
 #include "errors.h"
 #include "plans.h"
 #include "sends.h"

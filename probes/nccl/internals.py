@@ -8,7 +8,7 @@ tables of communicators and observed processes are shared, so that both speak of
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,11 +21,14 @@ from probes.links import Links
 from probes.maps import Map, Records
 from probes.nccl import internal_records as layouts
 from probes.nccl.abi import Op
+from probes.nccl.cuda_events import CudaEvents
+from probes.nccl.cuda_events import attach_types as cuda_attach_types
 from probes.nccl.error_records import ErrorLayout
 from probes.nccl.errors import PROGRAMS, Errors, Reach, error_points
 from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
 from probes.nccl.internal_records import InternalStat, NetworkKind
 from probes.nccl.programs import ARCHITECTURES, OBJECTS, NcclPrograms, constants, plain_attach_type
+from probes.nccl.readings import delete_where, distributions_by_op
 from probes.nccl.records import SLOT, STAT
 from probes.ring import Ring
 
@@ -97,6 +100,7 @@ class Internals:
         self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
         self.completion_events = Ring(loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT)
         self.errors = Errors(loaded, self.attach_kind)
+        self.cuda = CudaEvents(loaded, self.attach_kind)
 
     @classmethod
     def load(cls, programs: NcclPrograms) -> Internals:
@@ -111,7 +115,10 @@ class Internals:
         attach_type = plain_attach_type(programs.attach_kind)
         loaded = libbpf.load(
             path,
-            attach_types=dict.fromkeys((*(function.program for function in FUNCTIONS), *PROGRAMS), attach_type),
+            attach_types={
+                **dict.fromkeys((*(function.program for function in FUNCTIONS), *PROGRAMS), attach_type),
+                **cuda_attach_types(programs.attach_kind, programs.enqueue_time),
+            },
             map_entries={"communicators": programs.settings.communicator_entries},
             constants=constants(programs.settings, programs.enqueue_time),
             shared_maps=programs.shared_maps(),
@@ -161,12 +168,10 @@ class Internals:
         # Communicators first: what is posted after that reading cannot lower what was complete in it.
         _, values = self._communicators.read()
         _, operations = self._operations.read()
-        oldest: dict[int, Records] = {}
-        for operation in operations:
-            instance = int(operation["instance"])
-            known = oldest.get(instance)
-            if known is None or (operation["launch"], operation["posted_ns"]) < (known["launch"], known["posted_ns"]):
-                oldest[instance] = operation
+        # Thousands may be under way: the first launch of each communicator is found without looking at each of them.
+        operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
+        instances, at = np.unique(operations["instance"], return_index=True)
+        oldest = dict(zip(instances.tolist(), operations[at], strict=True))
         progress = {}
         for value in values:
             instance = int(value["instance"])
@@ -194,11 +199,11 @@ class Internals:
 
     def durations(self) -> dict[Op, Records]:
         """From hand-over to the last network completion, by op: dtype DISTRIBUTION, ns."""
-        return _by_op(self._durations)
+        return distributions_by_op(self._durations)
 
     def bandwidths(self) -> dict[Op, Records]:
         """Bus bandwidth by op: dtype DISTRIBUTION, bytes per second, nccl-tests' factors."""
-        return _by_op(self._bandwidths)
+        return distributions_by_op(self._bandwidths)
 
     def launches(self) -> list[Launch]:
         """How collectives were launched."""
@@ -227,17 +232,17 @@ class Internals:
     def forget_process(self, tgid: int) -> None:
         """Drop everything of a process that has ended, but what it sent: that is the reader's to keep first."""
         for table in (self._communicators, self._connections, self._operations, self._parts):
-            _delete(table, lambda keys, _: keys["tgid"] == tgid)
+            delete_where(table, lambda keys, _: keys["tgid"] == tgid)
 
     def forget_sent(self, tgid: int) -> None:
         """Drop what an ended process sent."""
-        _delete(self._sent, lambda keys, _: keys["tgid"] == tgid)
+        delete_where(self._sent, lambda keys, _: keys["tgid"] == tgid)
 
     def forget_communicators(self, instances: set[int]) -> None:
         """Drop everything of communicators that have ended; what they had not completed will never be."""
         wanted = np.array(sorted(instances), np.uint32)
         for table in (self._communicators, self._connections, self._operations, self._parts):
-            _delete(table, lambda _, values: np.isin(values["instance"], wanted))
+            delete_where(table, lambda _, values: np.isin(values["instance"], wanted))
 
     def forget_library(self, library: int) -> None:
         """Drop everything of a library's communicators: nobody keeps it up to date any more."""
@@ -251,17 +256,3 @@ class Internals:
 
 
 _COMMUNICATOR_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
-
-
-def _by_op(table: Map) -> dict[Op, Records]:
-    _, values = table.read()
-    totals = np.zeros(len(values), layouts.DISTRIBUTION)
-    for name in ("count", "sum", "buckets"):
-        totals[name] = values[name].sum(axis=1)
-    return {Op(op): totals[op] for op in totals["count"].nonzero()[0].tolist()}
-
-
-def _delete(table: Map, chosen: Callable[[Records, Records], Any]) -> None:
-    keys, values = table.read()
-    for key in keys[chosen(keys, values)]:
-        table.delete(key.tobytes())

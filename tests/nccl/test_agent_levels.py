@@ -85,3 +85,35 @@ def test_a_rank_that_dies_leaves_its_peers_error_and_abort_in_the_counters(
             )
     assert set(before.values()) == {0}
     assert {"remote_error", "timeout", "invalid_usage", "system_error"} <= set(before)
+
+
+def test_a_job_that_polls_cuda_events_tells_of_completion_through_them(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    calls = 200
+    with Job(
+        two_hosts, tmp_path, double, iterations=calls, size_bytes=1 << 16, events="query", hold=True
+    ) as job:  # fmt: skip
+        pids = job.ready()
+        with AgentProcess("--pid", *map(str, pids), "--level", "all") as agent:
+            job.start()
+            job.finished()
+            agent.until(
+                lambda: (
+                    {
+                        labels["source"]: value
+                        for labels, value in agent.samples(
+                            "railscope_collective_duration_seconds_count", op="AllReduce"
+                        )
+                    }
+                    == {"proxy": 2 * calls, "cuda": 2 * calls}
+                )
+            )
+            seconds = {
+                labels["source"]: value
+                for labels, value in agent.samples("railscope_collective_duration_seconds_sum", op="AllReduce")
+            }
+            job.release()
+            job.wait()
+    # Not one above the other: a kernel may end before the network reports its last send.
+    assert min(seconds.values()) > 0

@@ -70,7 +70,7 @@ def test_a_stopped_rank_leaves_operations_in_flight_on_every_rank_until_it_goes_
         two_hosts, tmp_path, double, pattern="allreduce", iterations=4_000, size_bytes=1 << 16, pace_us=500, hold=True
     ) as job:
         pids = job.ready()
-        with AgentProcess("--pid", *map(str, pids)) as agent:
+        with AgentProcess("--pid", *map(str, pids), "--level", "completion") as agent:
             job.start()
             agent.until(lambda: by_rank(agent, "railscope_comm_completed_total").get("1", 0) > 10)
             os.kill(pids[1], signal.SIGSTOP)
@@ -104,7 +104,7 @@ def test_an_agent_that_comes_late_sees_what_completes_from_then_on(
         pids = job.ready()
         job.start()
         time.sleep(0.5)
-        with AgentProcess("--pid", *map(str, pids)) as agent:
+        with AgentProcess("--pid", *map(str, pids), "--level", "completion") as agent:
             job.finished()
             agent.until(
                 lambda: (
@@ -132,9 +132,10 @@ def test_bytes_handed_to_each_rail_are_the_rings_to_the_byte(two_hosts: Fabric, 
             job.wait()
             agent.until(lambda: not agent.samples("railscope_comm_inflight_seconds"))
             after_end = agent.samples("railscope_rail_collective_bytes_total")
+    ours = {host.namespace for host in two_hosts.hosts}
     for samples in (while_alive, after_end):
-        # The label of a namespace goes when its rails' names are no longer in two of them.
-        handed = sorted((labels["device"], value) for labels, value in samples if labels["device"].startswith("rail"))
+        handed = {
+            (labels["netns"], labels["device"]): value for labels, value in samples if labels.get("netns") in ours
+        }
         # 2 (n-1)/n x payload for two ranks, half of it on each of two rails.
-        half = calls * size_bytes / 2
-        assert handed == [("rail0", half), ("rail0", half), ("rail1", half), ("rail1", half)]
+        assert handed == {(host, rail): calls * size_bytes / 2 for host in ours for rail in ("rail0", "rail1")}

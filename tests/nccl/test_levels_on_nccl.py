@@ -21,6 +21,7 @@ from probes.nccl.layout import Layouts
 from probes.nccl.library import probe_points
 from probes.nccl.programs import NcclPrograms, ProgramSettings
 from probes.nccl.records import Stat
+from probes.processes import ProcessIdentity
 from testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
@@ -40,6 +41,7 @@ class OpenLibrary:
     descriptor: int
     build_id: str | None
     nccl_version: str
+    mappers: frozenset[ProcessIdentity] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def test_counts_stay_exact_while_levels_change(
         reports = list(job.finished())
         # From here on all is seen again, and nothing of the interrupted observations is left behind.
         completion.want(Level.COUNTS)
+        completion.levels.settle(wait=True)
         completion.want(Level.ALL)
         job.release()
         job.wait()

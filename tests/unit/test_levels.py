@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
 from probes.nccl.internals import Launch, Progress, Sent
 from probes.nccl.layout import Layouts
 from probes.nccl.library import ProbePoint
+from probes.processes import ProcessIdentity
 
 BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
 EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")
@@ -36,15 +38,7 @@ class SimulatedLibrary:
     descriptor: int = -1
     build_id: str | None = BUILD_ID
     nccl_version: str = "2.32.3"
-
-
-class SimulatedLinks(Links):
-    def __init__(self, level: Level, log: list[str]) -> None:
-        super().__init__()
-        self._level, self._log = level, log
-
-    def close(self) -> None:
-        self._log.append(f"-{self._level.name}")
+    mappers: frozenset[ProcessIdentity] = frozenset()
 
 
 @dataclass(slots=True)
@@ -52,6 +46,7 @@ class SimulatedPrograms:
     log: list[str] = field(default_factory=list)
     described: dict[int, bool] = field(default_factory=dict)
     watched: dict[int, tuple[str, ErrorLayout | None]] = field(default_factory=dict)
+    attached: dict[Level, Links] = field(default_factory=dict)
     refuses: Level | None = None
     states: dict[int, Progress] = field(default_factory=dict)
     unreadable: bool = False
@@ -65,7 +60,13 @@ class SimulatedPrograms:
         if level is self.refuses:
             raise KernelRefusal(errno.EPERM, "simulated refusal")
         self.log.append(f"+{level.name}")
-        return SimulatedLinks(level, self.log)
+        links = Links()
+        links._descriptors.append(os.dup(0))  # stands for a link of the kernel's
+        self.attached[level] = links
+        return links
+
+    def still_attached(self) -> list[str]:
+        return [level.name for level, links in self.attached.items() if len(links)]
 
     def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
         assert elf.symbols(["no such function"]) == {}
@@ -172,11 +173,34 @@ def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: Simu
     levels.follow([library])
     programs.log.clear()
     assert levels.want(Level.COMPLETION) == []
-    assert programs.log == ["-ALL", "-RAILS"]
+    levels.settle(wait=True)
+    assert programs.still_attached() == ["COMPLETION"]
+    assert programs.log == []
     levels.want(Level.COUNTS)
-    assert programs.log[2:] == ["-COMPLETION", "forget 3"]
+    levels.settle(wait=True)
+    assert programs.still_attached() == []
+    assert programs.log == ["forget 3"]
     levels.want(Level.RAILS)
-    assert programs.log[4:] == ["+COMPLETION", "+RAILS"]
+    levels.settle(wait=True)
+    assert programs.log[1:] == ["+COMPLETION", "+RAILS"]
+    levels.close()
+    assert programs.still_attached() == []
+
+
+def test_a_level_is_not_raised_again_before_its_probes_came_off(
+    library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("agent.levels.close_together", lambda _: release.wait(10))
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.COMPLETION)
+    levels.follow([library])
+    levels.want(Level.COUNTS)
+    levels.want(Level.COMPLETION)
+    assert programs.log == ["+COMPLETION"]
+    release.set()
+    levels.settle(wait=True)
+    assert programs.log == ["+COMPLETION", "forget 3", "+COMPLETION"]
 
 
 def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(library: SimulatedLibrary) -> None:
@@ -185,7 +209,9 @@ def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(libra
     levels.follow([library])
     other = SimulatedLibrary(path="/srv/libnccl.so.2", descriptor=library.descriptor, build_id="00" * 20)
     levels.follow([other])
-    assert programs.log == ["+COMPLETION", "-COMPLETION", "forget 3"]
+    levels.settle(wait=True)
+    assert programs.log == ["+COMPLETION", "forget 3"]
+    assert programs.still_attached() == []
     assert programs.described == {3: False}
     assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
 

@@ -1,0 +1,339 @@
+"""What CUDA's events and streams prove, and what they must not: calls of a simulated NCCL and a simulated CUDA.
+
+Both are a few instructions in one library, loaded by a process that makes the calls that a test tells it to; the last
+argument of a CUDA function is what it returns.  The probes are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probes.elf import Elf
+from probes.links import AttachKind
+from probes.nccl.abi import Op
+from probes.nccl.cuda_events import CudaEvents
+from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
+from probes.nccl.cuda_records import CudaStat
+from probes.nccl.functions import ENQUEUE_CHECK
+from probes.nccl.internal_records import LAYOUT
+from probes.nccl.internals import Internals
+from probes.nccl.library import probe_points
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from tests.root.caller import Caller
+from tests.root.probe_targets import GARBAGE, assemble, on_x86_64
+
+pytestmark = [pytest.mark.root, on_x86_64]
+
+LIBRARY = 3
+NOT_READY = 600
+CAPTURED_EVENT = 907
+PERSISTENT = 32
+SESSION = (AttachKind.MULTI, EnqueueTime.SESSION)
+MODES = [
+    pytest.param(SESSION, id="session"),
+    pytest.param((AttachKind.MULTI, EnqueueTime.OFF), id="multi"),
+    pytest.param((AttachKind.PERF, EnqueueTime.OFF), id="perf"),
+]
+_SECOND, _THIRD, _FOURTH = "esi", "edx", "ecx"
+_RESULT = {
+    **dict.fromkeys((*LIBRARY_PROGRAMS.values(), "ncclAllReduce", "ncclCommDestroy"), _SECOND),
+    **dict.fromkeys(("cudaEventQuery", "cudaEventSynchronize", "cudaEventDestroy"), _SECOND),
+    **dict.fromkeys(("cudaStreamQuery", "cudaStreamSynchronize", "cudaStreamDestroy"), _SECOND),
+    "cudaStreamSynchronize_ptsz": _SECOND,
+    **dict.fromkeys(("cudaEventRecord", "cudaEventRecord_ptsz"), _THIRD),
+    "cudaEventRecordWithFlags": _FOURTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The process, and what was proved of it."""
+
+    caller: Caller
+    cuda: CudaEvents
+
+    def enqueue(self, comm: int, stream: int, calls: int = 1) -> None:
+        """Calls of NCCL that are not launched yet."""
+        info = self.caller.memory(128)
+        for offset, value in ((0, int(Op.AllReduce)), (32, 16), (40, 7), (56, comm), (64, stream)):
+            self.caller.store(info + offset, value, 8)
+        self.caller.call(ENQUEUE_CHECK, calls, info, 0)
+
+    def launch(self, comm: int, *, captured: bool = False, program: str = "cuda_plan") -> None:
+        """What has been enqueued goes to its streams."""
+        plan = self.caller.memory(64)
+        self.caller.store(plan + PERSISTENT, int(captured), 1)
+        self.caller.call(LIBRARY_PROGRAMS[program], 1, comm, plan)
+        self.caller.call(LIBRARY_PROGRAMS["cuda_finish"], 1, comm, 0)
+
+    def run(self, comm: int, stream: int, calls: int = 1) -> None:
+        for _ in range(calls):
+            self.enqueue(comm, stream)
+            self.launch(comm)
+
+    def record(self, event: int, stream: int, result: int = 0) -> None:
+        self.caller.call("cudaEventRecord", 1, event, stream, GARBAGE | result)
+
+    def ask(self, handle: int, result: int = 0, function: str = "cudaEventQuery") -> None:
+        assert self.caller.call(function, 1, handle, GARBAGE | result) == result
+
+    def wait_for(self, stream: int) -> None:
+        self.ask(stream, function="cudaStreamSynchronize")
+
+    def proved(self) -> tuple[list[int], int]:
+        """How many calls of each communicator are complete, in their order; and the number of durations measured."""
+        durations = self.cuda.durations()
+        return (
+            [progress.completed_sequence for _, progress in sorted(self.cuda.progress().items())],
+            int(durations[Op.AllReduce]["count"]) if Op.AllReduce in durations else 0,
+        )
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    code = {name: f"push %rbp; pop %rbp; mov %{register},%eax; ret" for name, register in _RESULT.items()}
+    return assemble(tmp_path_factory.mktemp("cuda"), **code)
+
+
+@pytest.fixture(scope="module")
+def caller(library: Path) -> Iterator[Caller]:
+    with Caller(library) as started:
+        yield started
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, library: Path, caller: Caller) -> Iterator[Job]:
+    attach, enqueue_time = getattr(request, "param", SESSION)
+    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+        points, launches, functions = probe_points(elf, LIBRARY), library_points(elf, LIBRARY), cuda_points(elf)
+    assert functions is not None
+    layout = np.zeros(1, LAYOUT)
+    layout["known"], layout["plan_persistent"] = 1, PERSISTENT
+    settings = ProgramSettings(attach=attach, enqueue_time=enqueue_time, only_observed_processes=True)
+    with ExitStack() as stack:
+        programs = NcclPrograms.load(settings)
+        stack.callback(programs.close)
+        internals = Internals.load(programs)
+        stack.callback(internals.close)
+        programs.observe(caller.pid)
+        internals.describe(LIBRARY, layout)
+        stack.callback(programs.attach(str(library), points, LIBRARY, None).close)
+        stack.callback(internals.cuda.attach_library(str(library), launches).close)
+        stack.callback(internals.cuda.attach_cuda(str(library), functions).close)
+        yield Job(caller, internals.cuda)
+
+
+A, B, STREAM, OTHER_STREAM, EVENT, OTHER_EVENT = 0xA000, 0xB000, 0x51000, 0x52000, 0xE000, 0xE100
+
+
+def test_the_simulated_library_is_taken_for_a_runtime_with_all_functions(library: Path) -> None:
+    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+        points, launches = cuda_points(elf), library_points(elf, LIBRARY)
+    assert points is not None
+    assert (points.interface, points.refused) == (CudaInterface.RUNTIME, ())
+    assert len(points.calls) == 8
+    assert {point.symbol for point in points.drops} == {"cudaEventDestroy", "cudaStreamDestroy"}
+    assert set(launches) == set(LIBRARY_PROGRAMS)
+
+
+@pytest.mark.parametrize("job", MODES, indirect=True)
+def test_an_event_proves_what_was_launched_before_it_and_nothing_behind_it(job: Job) -> None:
+    job.run(A, STREAM, calls=3)
+    job.record(EVENT, STREAM)
+    job.run(A, STREAM, calls=2)
+    job.ask(EVENT, NOT_READY)
+    job.ask(EVENT, CAPTURED_EVENT)
+    assert job.proved() == ([], 0)
+    job.ask(EVENT)
+    job.ask(EVENT)
+    assert job.proved() == ([3], 3)
+    job.record(EVENT, STREAM)
+    job.ask(EVENT, function="cudaEventSynchronize")
+    assert job.proved() == ([5], 5)
+
+
+@pytest.mark.parametrize("job", MODES, indirect=True)
+@pytest.mark.parametrize("function", ["cudaStreamQuery", "cudaStreamSynchronize"])
+def test_a_stream_that_has_run_dry_proves_all_that_was_launched_on_it(job: Job, function: str) -> None:
+    job.run(A, STREAM, calls=3)
+    job.run(B, STREAM)
+    job.run(B, OTHER_STREAM)
+    job.ask(STREAM, NOT_READY, function)
+    assert job.proved() == ([], 0)
+    job.ask(STREAM, function=function)
+    assert job.proved() == ([3, 1], 4)
+    job.ask(OTHER_STREAM, function=function)
+    assert job.proved() == ([3, 2], 5)
+
+
+def test_calls_that_are_not_launched_yet_are_not_proved(job: Job) -> None:
+    job.run(A, STREAM)
+    job.enqueue(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.enqueue(A, STREAM)
+    job.launch(A)
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+    job.wait_for(STREAM)
+    assert job.proved() == ([3], 3)
+
+
+@pytest.mark.parametrize("result", [1, 400])
+def test_an_event_that_could_not_be_recorded_proves_nothing(job: Job, result: int) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM, result)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+
+
+def test_an_event_that_was_recorded_elsewhere_since_proves_nothing_of_where_it_was(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.record(EVENT, OTHER_STREAM)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+
+
+def test_an_event_with_flags_may_be_a_graphs_and_proves_nothing(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.caller.call("cudaEventRecordWithFlags", 1, EVENT, STREAM, 1, 0)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+    job.caller.call("cudaEventRecordWithFlags", 1, EVENT, STREAM, 0, 0)
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+
+
+@pytest.mark.parametrize("job", MODES, indirect=True)
+def test_handles_of_destroyed_events_and_streams_mean_nothing(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.caller.call("cudaEventDestroy", 1, EVENT, 0)
+    job.ask(EVENT)
+    job.caller.call("cudaStreamDestroy", 1, STREAM, 0)
+    job.wait_for(STREAM)
+    assert job.proved() == ([], 0)
+    job.run(A, OTHER_STREAM)
+    job.wait_for(OTHER_STREAM)
+    assert job.proved() == ([2], 2)
+
+
+@pytest.mark.parametrize("program", ["cuda_plan", "cuda_copy_plan", "cuda_remote_plan"])
+def test_captured_calls_have_no_duration_and_are_passed_over(job: Job, program: str) -> None:
+    job.run(A, STREAM)
+    job.enqueue(A, STREAM)
+    job.launch(A, captured=True, program=program)
+    job.wait_for(STREAM)
+    assert job.proved() == ([1], 1)
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([3], 2)
+
+
+def test_a_group_over_several_streams_is_proved_with_the_next_launch(job: Job) -> None:
+    job.enqueue(A, STREAM)
+    job.enqueue(A, OTHER_STREAM)
+    job.launch(A)
+    job.wait_for(STREAM)
+    job.wait_for(OTHER_STREAM)
+    assert job.proved() == ([], 0)
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([3], 3)
+
+
+def test_a_communicator_that_changes_its_stream_is_proved_in_its_order(job: Job) -> None:
+    for stream in (STREAM, OTHER_STREAM) * 2:
+        job.run(A, stream)
+    job.record(EVENT, STREAM)
+    job.record(OTHER_EVENT, OTHER_STREAM)
+    job.ask(EVENT)
+    assert job.proved() == ([3], 3)
+    job.ask(OTHER_EVENT)
+    assert job.proved() == ([4], 4)
+
+
+def test_the_threads_own_default_stream_is_not_the_legacy_one(job: Job) -> None:
+    job.run(A, 0)
+    job.caller.call("cudaEventRecord_ptsz", 1, EVENT, 0, 0)
+    job.ask(EVENT)
+    job.ask(0, function="cudaStreamSynchronize_ptsz")
+    assert job.proved() == ([], 0)
+    job.record(EVENT, 1)
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+    job.run(A, 0)
+    job.wait_for(0)
+    assert job.proved() == ([2], 2)
+    job.run(B, 2)
+    job.wait_for(2)
+    assert job.proved() == ([2], 2)
+
+
+def test_the_next_communicator_at_an_address_is_not_proved_by_the_last_ones_events(job: Job) -> None:
+    job.run(A, STREAM, calls=2)
+    job.record(EVENT, STREAM)
+    job.enqueue(A, STREAM)  # and it is never launched
+    job.caller.call("ncclCommDestroy", 1, A, 0)
+    job.enqueue(A, STREAM)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+    job.launch(A)
+    job.wait_for(STREAM)
+    assert job.proved() == ([1], 1)
+
+
+def test_a_communicator_that_nobody_asks_about_stays_unknown(job: Job) -> None:
+    job.run(A, STREAM, calls=5)
+    job.run(B, OTHER_STREAM, calls=5)
+    job.record(EVENT, STREAM)
+    job.ask(OTHER_EVENT)
+    assert job.proved() == ([], 0)
+    job.ask(EVENT)
+    assert job.proved() == ([5], 5)
+
+
+def test_of_too_many_calls_at_once_all_are_proved_and_the_last_thousand_have_durations(job: Job) -> None:
+    job.enqueue(A, STREAM, calls=1100)
+    job.launch(A)
+    job.wait_for(STREAM)
+    assert job.proved() == ([1100], 1024)
+    assert job.cuda.stats()[CudaStat.FORGOTTEN] == 1100 - 1024
+
+
+def test_forgetting_a_communicator_leaves_the_others_of_its_stream_provable(job: Job) -> None:
+    job.run(A, STREAM)
+    job.run(B, STREAM)
+    job.wait_for(STREAM)
+    first, _ = sorted(job.cuda.progress())
+    job.cuda.forget_communicators({first})
+    job.run(B, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([2], 3)
+
+
+def test_handles_that_were_forgotten_prove_nothing(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.cuda.forget_handles()
+    job.ask(EVENT)
+    job.wait_for(STREAM)
+    assert job.proved() == ([], 0)
+
+
+def test_a_process_that_was_forgotten_begins_anew(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.cuda.forget_process(job.caller.pid)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([2], 1)

@@ -1,0 +1,249 @@
+"""Where the agent watches CUDA: files that this process maps, probes that are simulated."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent.cuda import LOOK_AGAIN_AFTER, CudaCompletion
+from probes.bpf_syscall import KernelRefusal
+from probes.links import Links
+from probes.maps import Records
+from probes.nccl.abi import Op
+from probes.nccl.cuda_events import CudaProgress
+from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, CudaPoints
+from probes.nccl.cuda_records import CudaStat
+from probes.nccl.internal_functions import Level
+from probes.nccl.library import ProbePoint
+from probes.processes import PROCFS, ProcessIdentity, identity_of
+from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+
+PUSH = b"\x55" + b"\xc3" * 15
+RUNTIME, DRIVER = "cudaEventQuery", "cuEventQuery"
+
+
+class SimulatedLinks(Links):
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__()
+        self._name, self._log = name, log
+
+    def close(self) -> None:
+        self._log.append(f"-{self._name}")
+
+
+@dataclass(slots=True)
+class SimulatedPrograms:
+    log: list[str] = field(default_factory=list)
+    refuses: bool = False
+    states: dict[int, CudaProgress] = field(default_factory=dict)
+
+    def attach_library(self, path: str, points: Mapping[str, ProbePoint]) -> Links:
+        assert set(points) == set(LIBRARY_PROGRAMS)
+        return self._attach(path, "nccl")
+
+    def attach_cuda(self, path: str, points: CudaPoints) -> Links:
+        return self._attach(path, "runtime" if points.interface is CudaInterface.RUNTIME else "driver")
+
+    def _attach(self, path: str, name: str) -> Links:
+        assert path.startswith("/proc/self/fd/")
+        if self.refuses:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        self.log.append(f"+{name}")
+        return SimulatedLinks(name, self.log)
+
+    def progress(self) -> dict[int, CudaProgress]:
+        return self.states
+
+    def durations(self) -> dict[Op, Records]:
+        return {}
+
+    def stats(self) -> Mapping[CudaStat, int]:
+        return dict.fromkeys(CudaStat, 1)
+
+    def forget_process(self, tgid: int) -> None:
+        self.log.append(f"forget {tgid}")
+
+    def forget_communicators(self, instances: set[int]) -> None:
+        self.log.append(f"forget {sorted(instances)}")
+
+    def forget_handles(self) -> None:
+        self.log.append("forget handles")
+
+    def told(self) -> list[str]:
+        """What happened since the last look."""
+        told = list(self.log)
+        self.log.clear()
+        return told
+
+
+@dataclass(slots=True)
+class SimulatedLibrary:
+    descriptor: int
+    number: int = 3
+    path: str = "/opt/libnccl.so.2"
+    mappers: set[ProcessIdentity] = field(default_factory=set)
+
+
+class Mapped:
+    """Files that this process maps as code until they are closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+
+    def map(self, name: str, *functions: str) -> Path:
+        wanted = [WantedSymbol(function, 16 * at) for at, function in enumerate(functions)]
+        path = self._folder / name
+        path.write_bytes(write_elf(WantedElf(exported=wanted, code=PUSH * len(functions))).data)
+        with path.open("rb") as file:
+            self._stack.enter_context(mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_EXEC))
+        return path
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> Iterator[Mapped]:
+    files = Mapped(tmp_path)
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[SimulatedLibrary]:
+    names = [WantedSymbol(name, 16 * at) for at, name in enumerate(LIBRARY_PROGRAMS.values())]
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(write_elf(WantedElf(internal=names, code=PUSH * len(names))).data)
+    identity = identity_of(PROCFS, os.getpid())
+    assert identity is not None
+    with path.open("rb") as file:
+        yield SimulatedLibrary(file.fileno(), mappers={identity})
+
+
+@pytest.fixture
+def programs() -> SimulatedPrograms:
+    return SimulatedPrograms()
+
+
+@pytest.fixture
+def cuda(programs: SimulatedPrograms) -> Iterator[CudaCompletion]:
+    completion = CudaCompletion(programs, PROCFS)
+    yield completion
+    completion.close()
+
+
+def test_a_process_is_watched_at_its_runtime_and_never_at_the_driver_too(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    mapped.map("libcuda.so.1", DRIVER)
+    runtime = mapped.map("libcudart.so.12", RUNTIME)
+    assert cuda.follow([library], Level.ALL) == []
+    assert programs.told() == ["+runtime", "+nccl"]
+    assert cuda.watched() == ((str(runtime), ()),)
+    assert cuda.follow([library], Level.ALL) == []
+    assert programs.told() == []
+
+
+def test_a_process_without_a_runtime_of_its_own_is_watched_at_the_driver(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    mapped.map("any name.so", DRIVER)
+    cuda.follow([library], Level.ALL)
+    assert programs.told() == ["+driver", "+nccl"]
+
+
+@pytest.mark.parametrize("level", [Level.COUNTS, Level.COMPLETION, Level.RAILS])
+def test_below_the_highest_level_nothing_is_attached(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped, level: Level
+) -> None:
+    mapped.map("libcudart.so.12", RUNTIME)
+    cuda.follow([library], level)
+    assert programs.told() == []
+    cuda.follow([library], Level.ALL)
+    cuda.follow([library], level)
+    assert programs.told() == ["+runtime", "+nccl", "-nccl", "-runtime", "forget handles"]
+
+
+def test_nccl_is_not_watched_where_no_process_can_be_asked(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    for _ in range(LOOK_AGAIN_AFTER):
+        assert cuda.follow([library], Level.ALL) == []
+    assert programs.told() == []
+    mapped.map("libcudart.so.12", RUNTIME)
+    cuda.follow([library], Level.ALL)
+    assert programs.told() == ["+runtime", "+nccl"], "a process that loads CUDA late"
+
+
+def test_the_probes_go_with_the_last_process(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    mapped.map("libcudart.so.12", RUNTIME)
+    cuda.follow([library], Level.ALL)
+    programs.told()
+    library.mappers.clear()
+    cuda.follow([library], Level.ALL)
+    assert programs.told() == ["-runtime", "forget handles", "-nccl"]
+    cuda.follow([], Level.ALL)
+    assert programs.told() == []
+
+
+def test_a_file_that_was_written_over_is_looked_at_anew(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    path = mapped.map("libcudart.so.12", RUNTIME)
+    cuda.follow([library], Level.ALL)
+    programs.told()
+    path.write_bytes(write_elf(WantedElf(exported=[WantedSymbol("something else")])).data)
+    cuda.follow([library], Level.ALL)
+    assert programs.told() == ["-runtime", "forget handles", "-nccl"]
+    assert cuda.watched() == ()
+
+
+def test_what_the_kernel_refuses_is_told_and_tried_again(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    path = mapped.map("libcudart.so.12", RUNTIME)
+    programs.refuses = True
+    assert cuda.follow([library], Level.ALL) == [f"{path}: simulated refusal"]
+    programs.refuses = False
+    assert cuda.follow([library], Level.ALL) == []
+    assert programs.told() == ["+runtime", "+nccl"]
+
+
+def test_what_was_proved_stays_known_until_nobody_can_ask(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    mapped.map("libcudart.so.12", RUNTIME)
+    cuda.follow([library], Level.ALL)
+    programs.told()
+    programs.states = {7: CudaProgress(7, 12, 99)}
+    cuda.end_process(55)
+    programs.states = {}
+    cuda.end_communicators({7})
+    cuda.read()
+    assert cuda.of(7) == CudaProgress(7, 12, 99)
+    assert cuda.of(8) is None
+    assert programs.told() == ["forget 55", "forget [7]"]
+    cuda.forget([7, 8])
+    assert cuda.of(7) is None
+
+
+def test_a_process_that_has_gone_is_no_error(
+    cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary
+) -> None:
+    library.mappers = {ProcessIdentity((1 << 22) + 1, 5)}
+    assert cuda.follow([library], Level.ALL) == []
+    assert programs.told() == []
+
+
+def test_every_run_of_the_programs_is_a_hit_and_what_they_proved_is_none() -> None:
+    assert CudaCompletion(SimulatedPrograms(), PROCFS).hits() == 5
