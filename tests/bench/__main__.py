@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from testbed.hosts import TestbedError
-from tests.bench import agent_cost, probe_cost, ring_reader, workload_cost
+from tests.bench import agent_cost, first_sight, late_attach, nccl_cost, probe_cost, ring_reader, workload_cost
 from tests.bench.results import Line, table, write_json
 from tests.bench.target import BenchError, Built, build
 
@@ -25,6 +25,9 @@ _PARTS: Final[dict[str, tuple[Part, int]]] = {
     ring_reader.PART: (ring_reader.measure, 7),
     agent_cost.PART: (agent_cost.measure, 3),
     workload_cost.PART: (workload_cost.measure, 10),
+    nccl_cost.PART: (nccl_cost.measure, 6),
+    late_attach.PART: (late_attach.measure, 5),
+    first_sight.PART: (first_sight.measure, 7),
 }
 """Each part and its usual number of rounds."""
 

@@ -59,9 +59,9 @@ def measure(_built: Built, rounds: int) -> list[Line]:
                 attached_s.append(time.monotonic() - start)
                 time.sleep(_SETTLE_SECONDS)
                 pid = agent.process.pid
-                before_s, before = time.monotonic(), _cpu_seconds(pid)
+                before_s, before = time.monotonic(), cpu_seconds(pid)
                 time.sleep(_IDLE_SECONDS)
-                cpu_percent.append((_cpu_seconds(pid) - before) / (time.monotonic() - before_s) * 100)
+                cpu_percent.append((cpu_seconds(pid) - before) / (time.monotonic() - before_s) * 100)
                 resident_mb.append(_resident_bytes(pid) / 1e6)
                 start = time.monotonic()
                 agent.process.send_signal(signal.SIGTERM)
@@ -79,7 +79,7 @@ def _attached(agent: AgentProcess, library: Path) -> bool:
     return any(value == 1 for _, value in agent.samples("railscope_probe_attached", library=str(library)))
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of all threads: proc(5), fields 14 and 15 of stat."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

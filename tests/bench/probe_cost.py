@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -13,6 +11,7 @@ from probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
 from probes.links import AttachKind, Links
 from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
 from probes.nccl.records import Stat
+from tests.bench.bpftrace import Bpftrace
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built, Target
@@ -68,37 +67,6 @@ def accounting(target: Target, enqueue_time: EnqueueTime | None) -> Iterator[Ncc
         programs.close()
 
 
-@contextmanager
-def bpftrace(target: Target) -> Iterator[None]:
-    """Run the peer's script beside the target.
-
-    Raises:
-        BenchError: bpftrace is missing or does not run here.
-    """
-    program = shutil.which("bpftrace")
-    if program is None:
-        raise BenchError("bpftrace is not installed ('make packages-bench')")
-    script = _BPFTRACE.format(library=target.library) + ' BEGIN { printf("attached\\n"); }'
-    process = subprocess.Popen(
-        [program, "-B", "none", "-e", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    try:
-        said = []
-        for line in process.stdout:
-            said.append(line.strip())
-            if said[-1] == "attached":
-                break
-        else:
-            raise BenchError(f"bpftrace does not run here: {' '.join(said[-2:])}")
-        yield
-    finally:
-        process.terminate()
-        process.stdout.read()
-        process.stdout.close()
-        process.wait()
-
-
 def measure(built: Built, rounds: int) -> list[Line]:
     """Alternate between all variants, `rounds` times."""
     lines: list[Line] = []
@@ -116,7 +84,7 @@ def measure(built: Built, rounds: int) -> list[Line]:
                 lines.append(Omission(PART, name, str(error)))
                 del targets[name]
         try:
-            stack.enter_context(bpftrace(targets[_PEER]))
+            stack.enter_context(Bpftrace(_BPFTRACE.format(library=targets[_PEER].library)))
             targets[_PEER].call(1000)
         except BenchError as error:
             lines.append(Omission(PART, _PEER, str(error)))

@@ -1,0 +1,121 @@
+"""What the agent takes to make sense of an NCCL library that it sees for the first time: 470 MB, in the page cache.
+
+Known is a build that stands in the table of layouts.  The unknown one is the same library with another build-id, whose
+layout the machine code has to tell.  Measured is all that the agent's loop does about it: reading the process's
+mappings, finding functions and layout, attaching.  Each look happens in a process of its own, as nothing may be
+remembered; starting that process and loading the programs are not part of it.
+
+`python -m tests.bench.first_sight PID` is one such look: it prints what it found and how long it took.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from agent.discovery import Discovery
+from agent.levels import Levels
+from probes.elf import Elf
+from probes.nccl.internal_functions import Level
+from probes.nccl.internals import Internals
+from probes.nccl.layout import Layouts
+from probes.nccl.programs import NcclPrograms, ProgramSettings
+from tests.bench.agent_cost import idle_mapper
+from tests.bench.results import Bound, Line, Omission, figure
+from tests.bench.results import Target as Limit
+from tests.bench.target import BenchError, Built
+from tests.nccl.library import REPOSITORY, LibraryMissing, nccl_library
+
+PART: Final = "first sight"
+_PROCFS: Final = Path("/proc")
+_NOTE_BYTES: Final = 1 << 20
+"""The build-id stands within the first so many bytes of the file."""
+
+
+def measure(_built: Built, rounds: int) -> list[Line]:
+    """Look at both builds in turn, `rounds` times.
+
+    Raises:
+        BenchError: a look fails, or does not find what it should.
+    """
+    try:
+        library = nccl_library()
+    except LibraryMissing as error:
+        return [Omission(PART, "all", str(error))]
+    known: list[float] = []
+    unknown: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:
+        stranger = Path(directory) / library.name
+        _copy_with_another_build_id(library, stranger)
+        with idle_mapper(library) as mapper, idle_mapper(stranger) as strangers_mapper:
+            for turn in range(-1, rounds):
+                milliseconds = _look(mapper, "build-id"), _look(strangers_mapper, "accessors")
+                if turn >= 0:  # the first turn brings the file into memory
+                    known.append(milliseconds[0])
+                    unknown.append(milliseconds[1])
+    return [
+        figure(PART, "known build", "ms", known, target=Limit(Bound.BELOW, 50)),
+        figure(PART, "unknown build", "ms", unknown, target=Limit(Bound.BELOW, 1000)),
+    ]
+
+
+def _look(pid: int, source: str) -> float:
+    """Milliseconds that a fresh process took; `source` is how the layout must have been found."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.first_sight", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=REPOSITORY,
+    )
+    found, _, milliseconds = done.stdout.strip().partition(" ")
+    if done.returncode or found != source:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise BenchError(f"the layout was to be found by {source}: {said[-500:]}")
+    return float(milliseconds)
+
+
+def _copy_with_another_build_id(library: Path, to: Path) -> None:
+    shutil.copyfile(library, to)
+    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+        build_id = bytes.fromhex(elf.build_id or "")
+    with to.open("r+b") as copy:
+        at = copy.read(_NOTE_BYTES).find(build_id) if build_id else -1
+        if at < 0:
+            raise BenchError(f"{library} has no build-id to be changed")
+        copy.seek(at)
+        copy.write(bytes(byte ^ 0xFF for byte in build_id))
+
+
+def look(pid: int) -> tuple[str, float]:
+    """See what one process maps as the agent does: how the layout was found, and in how many milliseconds.
+
+    Raises:
+        BenchError: there is no NCCL, or something went wrong.
+    """
+    with ExitStack() as stack:
+        programs = NcclPrograms.load(ProgramSettings(only_observed_processes=True))
+        stack.callback(programs.close)
+        internals = Internals.load(programs)
+        stack.callback(internals.close)
+        discovery = Discovery(programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None)
+        stack.callback(discovery.close)
+        levels = Levels(internals, Layouts.load().structures, Level.RAILS)
+        stack.callback(levels.close)
+        began_ns = time.perf_counter_ns()
+        errors = [*discovery.look_at(pid), *levels.follow(discovery.libraries)]
+        took_ns = time.perf_counter_ns() - began_ns
+        if errors or len(discovery.libraries) != 1:
+            raise BenchError("; ".join(errors) or f"process {pid} maps {len(discovery.libraries)} NCCL libraries")
+        layout = discovery.libraries[0].layout
+        return layout.source if layout is not None else "nothing", took_ns / 1e6
+
+
+if __name__ == "__main__":
+    print(*look(int(sys.argv[1])))

@@ -1,0 +1,313 @@
+"""What a job of the real NCCL loses to the agent, level by level, and to bpftrace on the same functions.
+
+One job runs all the time and calls AllReduce back to back; observers come and go.  How far the job is, is read from its
+own counter through /proc/PID/mem, which costs the job nothing.  Each rate beside an observer is divided by the mean of
+the bare rates right before and right after it: on two cores a bare job's rate drifts by a factor of two, and only
+neighbours in time can be compared.  Rates are taken from one call's end to another's, never across a start or an end
+of an observer, and nobody scrapes meanwhile.  The job is stopped while an observer attaches or detaches: its threads
+wait by yielding, which on two cores makes the kernel's grace periods, and so every detaching, take seconds.  Each rank
+keeps to its share of the cores, as launchers bind them: left to wander, a bare job's rate varies twice as much.
+
+The agent's default is measured once its governor has come to rest: before that the job pays, for seconds, for what is
+then taken back.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from probes.nccl.internal_functions import Level
+from testbed.hosts import Fabric
+from tests.bench.agent_cost import cpu_seconds
+from tests.bench.bpftrace import Bpftrace
+from tests.bench.many_communicators import pause, resume
+from tests.bench.results import Bound, Line, Omission, figure, ratios
+from tests.bench.results import Target as Limit
+from tests.bench.target import BenchError, Built
+from tests.fabric.agent_process import AgentProcess
+from tests.nccl.build import BuildError, Double, build
+from tests.nccl.job import Job, JobError
+from tests.nccl.library import LibraryMissing
+
+PART: Final = "nccl"
+_PEERS: Final = "of themselves others say: NCCL's profiler costs 4-13 %, the nearest eBPF rival 0.4-1.7 %"
+_SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
+
+_AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
+_LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
+_COUNTS, _RAILS = "level counts", "level rails"
+
+_ENDLESS: Final = 2_000_000_000
+"""Iterations: the job is killed when the bench is through."""
+_WINDOW_SECONDS: Final = 0.5
+"""The bare rate wanders at every scale of time: many short windows tell more than few long ones."""
+_SETTLE_SECONDS: Final = 0.5
+_BPFTRACE_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.0003
+_STALLED_SECONDS: Final = 20.0
+_REST_SECONDS: Final = 3.5
+"""A level that the governor kept for so long was within the budget for three of its ticks."""
+_MOST_REST_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A size of calls, who observes, and what is bound."""
+
+    name: str
+    size_bytes: int
+    observers: tuple[str, ...]
+    """In the order of their turns; who stands here twice has two pairs a round."""
+    limits: dict[str, Limit]
+
+
+_CASES: Final = (
+    _Case(
+        "1 KiB",
+        1 << 10,
+        (*_LEVELS, _COUNTS, _AUTO, _BPFTRACE),
+        {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
+    ),
+    _Case("16 MiB", 16 << 20, (_AUTO,), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
+)
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What one case gave."""
+
+    bare: list[float] = field(default_factory=list)
+    """Calls per second, once a turn."""
+    others: list[float] = field(default_factory=list)
+    """Percent of the machine's time that others than the job took meanwhile."""
+    kept: dict[str, list[float]] = field(default_factory=dict)
+    """By observer: rate beside it over the bare rate around it."""
+    rested: Counter[str] = field(default_factory=Counter)
+    """At which level the governor came to rest, and how often."""
+
+
+class CallCounter:
+    """How many calls one rank of a running job has made, read from outside."""
+
+    def __init__(self, pid: int, driver: Path) -> None:
+        """The driver program counts calls by operation in `tallies`; AllReduce is its first (driver.c).
+
+        Raises:
+            BenchError: the process has gone, or the program is stripped.
+        """
+        with driver.open("rb") as file:
+            table = ELFFile(file).get_section_by_name(".symtab")
+            symbols = table.get_symbol_by_name("tallies") if isinstance(table, SymbolTableSection) else None
+        if not symbols:
+            raise BenchError(f"{driver} has no symbol 'tallies': build it again (python -m tests.nccl.build)")
+        self._at = _load_address(pid, driver) + int(symbols[0]["st_value"])
+        self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._memory)
+
+    def rate(self, seconds: float) -> float:
+        """Calls per second over about this time, from the end of one call to the end of another.
+
+        Raises:
+            BenchError: the job ended, or makes no call in 20 s.
+        """
+        first, began_ns = self._next()
+        time.sleep(seconds)
+        last, ended_ns = self._next()
+        return (last - first) / (ended_ns - began_ns) * 1e9
+
+    def _next(self) -> tuple[int, int]:
+        """Wait for the next call to be counted; how many there were then, and when, ns."""
+        before, deadline = self._read(), time.monotonic() + _STALLED_SECONDS
+        while (now := self._read()) == before:
+            if time.monotonic() > deadline:
+                raise BenchError(f"the NCCL job makes no call within {_STALLED_SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
+        return now, time.monotonic_ns()
+
+    def _read(self) -> int:
+        number = os.pread(self._memory, 8, self._at)
+        if len(number) < 8:
+            raise BenchError("the NCCL job ended before its time")
+        return int.from_bytes(number, "little")
+
+
+def measure(_built: Built, rounds: int) -> list[Line]:
+    """Let every observer have its turn beside each job, `rounds` times; every second round backwards.
+
+    Raises:
+        BenchError: the job or an observer does not do what it should.
+    """
+    try:
+        double = build()
+    except (LibraryMissing, BuildError) as error:
+        return [Omission(PART, "all", str(error))]
+    lines: list[Line] = []
+    with Fabric(hosts=2, rails=2) as fabric:
+        for case in _CASES:
+            lines += _lines(case, _measure(case, fabric, double, rounds))
+    return lines
+
+
+def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int) -> _Samples:
+    samples = _Samples(kept={name: [] for name in case.observers})
+    with (
+        tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory,
+        Job(fabric, Path(directory), double, iterations=_ENDLESS, size_bytes=case.size_bytes) as job,
+    ):
+        try:
+            pids = job.ready()
+        except JobError as error:
+            raise BenchError(str(error)) from None
+        _share_cores(pids)
+        job.start()
+        with CallCounter(pids[0], double.driver) as counter:
+            counter.rate(_WINDOW_SECONDS)  # the first calls warm up
+            before = counter.rate(_WINDOW_SECONDS)
+            for turn in range(rounds):
+                for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
+                    with _observed(name, pids, double, samples.rested):
+                        beside = counter.rate(_WINDOW_SECONDS)
+                    time.sleep(_SETTLE_SECONDS)
+                    began, busy = time.monotonic(), _seconds_of_others(pids)
+                    after = counter.rate(_WINDOW_SECONDS)
+                    took = (time.monotonic() - began) * (os.cpu_count() or 1)
+                    samples.others.append((_seconds_of_others(pids) - busy) / took * 100)
+                    samples.bare.append(after)
+                    samples.kept[name].append(beside / ((before + after) / 2))
+                    before = after
+    return samples
+
+
+def _lines(case: _Case, samples: _Samples) -> list[Line]:
+    disturbed = "above 5 % the ratios below say little"
+    lines: list[Line] = [
+        figure(PART, f"{case.name} calls, bare", "calls/s", samples.bare),
+        figure(PART, f"{case.name} calls, bare, CPU taken by others", "%", samples.others, note=disturbed),
+    ]
+    for name, kept in samples.kept.items():
+        note = ""
+        if name == _AUTO:
+            rests = ", ".join(f"{level} {times}x" for level, times in samples.rested.most_common())
+            note = f"the governor came to rest at {rests}"
+        elif name == _COUNTS:
+            note = _PEERS
+        lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
+    if _BPFTRACE in samples.kept:
+        over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])
+        lines.append(figure(PART, f"{case.name}, {_RAILS} / bpftrace", "×", over_peer))
+    return lines
+
+
+@contextmanager
+def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[str]) -> Iterator[None]:
+    """Attach an observer to the job, and let it settle.
+
+    Raises:
+        BenchError: bpftrace is missing, or its probes saw nothing.
+    """
+    with ExitStack() as stack:
+        stack.callback(resume, pids)
+        pause(pids)
+        peer, agent = None, None
+        level = _LEVELS.get(name)
+        if name == _BPFTRACE:
+            peer = Bpftrace(_SCRIPT.read_text(encoding="utf-8").replace("LIBRARY", str(double.nccl)))
+            stack.enter_context(peer)
+            time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
+        else:
+            option = "auto" if level is None else level.name.lower()
+            agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))
+            _await_level(agent, double.nccl, len(pids), level)
+        stack.callback(pause, pids)
+        resume(pids)
+        if agent is not None and level is None:
+            rested[_at_rest(agent, double.nccl)] += 1
+        else:
+            time.sleep(_SETTLE_SECONDS)
+        yield
+    if peer is not None and "@sends: " not in peer.said:
+        raise BenchError(f"bpftrace's probes saw nothing: {peer.said[-200:].strip()}")
+
+
+def _await_level(agent: AgentProcess, library: Path, processes: int, level: Level | None) -> None:
+    """Wait until the agent observes the processes, at the level where one is asked for."""
+    agent.until(lambda: agent.samples("railscope_processes_observed")[0][1] >= processes)
+    if level is not None:
+        agent.until(lambda: _level(agent, library) == level)
+
+
+def _at_rest(agent: AgentProcess, library: Path) -> str:
+    """Wait until the governor keeps a level; returns which.
+
+    While it takes probes back on cores that are all busy, the agent may leave a scrape unanswered for seconds.
+    """
+    level: Level | None = None
+    since = time.monotonic()
+    deadline = since + _MOST_REST_SECONDS
+    while (now := time.monotonic()) - since < _REST_SECONDS or level is None:
+        if now > deadline:
+            return "no level"
+        time.sleep(_SETTLE_SECONDS)
+        try:
+            found: Level | None = _level(agent, library)
+        except TimeoutError:
+            found = None
+        if found is None or found != level:
+            level, since = found, time.monotonic()
+    return level.name.lower()
+
+
+def _level(agent: AgentProcess, library: Path) -> Level:
+    """What the agent observes of the library; an agent that only counts does not say."""
+    levels = agent.samples("railscope_probe_level", library=str(library))
+    return Level(int(levels[0][1])) if levels else Level.COUNTS
+
+
+def _share_cores(pids: tuple[int, ...]) -> None:
+    """Give each process, with the threads that it has and will have, cores of its own, where there are enough."""
+    cores = sorted(os.sched_getaffinity(0))
+    for number, pid in enumerate(pids):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores[number :: len(pids)] or cores)
+
+
+def _seconds_of_others(pids: tuple[int, ...]) -> float:
+    """CPU time that the machine has spent on anything but these processes: proc(5), the first line of stat."""
+    ticks = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and iowait
+    return busy / os.sysconf("SC_CLK_TCK") - sum(cpu_seconds(pid) for pid in pids)
+
+
+def _load_address(pid: int, program: Path) -> int:
+    """Where the program's first byte is mapped.
+
+    Raises:
+        BenchError: the process does not map it.
+    """
+    try:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == str(program) and int(fields[2], 16) == 0:
+                return int(fields[0].partition("-")[0], 16)
+    except OSError as error:
+        raise BenchError(f"the NCCL job's process {pid} has gone: {error.strerror}") from None
+    raise BenchError(f"the NCCL job's process {pid} does not run {program}")
