@@ -86,7 +86,7 @@ class AgentProcess:
             if sample == name and labels.items() <= found.items()
         ]
 
-    def until(self, condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails when it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
