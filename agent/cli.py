@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
@@ -89,6 +90,12 @@ def _parser() -> CommandParser:
         if action.dest not in _DOCTORS_OPTIONS:
             action.help = argparse.SUPPRESS
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    doctor.add_argument(
+        "--topology",
+        type=Path,
+        metavar="FILE",
+        help="which rail is which on the machine of this NCCL topology file (XML), which may be another one",
+    )
     doctor.set_defaults(run=_doctor, parser=doctor)
     demo = commands.add_parser(
         "demo",
@@ -144,8 +151,10 @@ def _agent(parsed: Any) -> int:
 def _doctor(parsed: Any) -> int:
     config = config_from(parsed)
     set_up_logging("error", config.log_format)
-    from agent.doctor import run_doctor
+    from agent.doctor import run_doctor, run_topology
 
+    if parsed.topology is not None:
+        return run_topology(parsed.topology, config, as_json=parsed.json, out=sys.stdout)
     return run_doctor(config, as_json=parsed.json, out=sys.stdout)
 
 

@@ -44,6 +44,8 @@ class Collector:
 COLLECTORS: Final = (
     Collector("collective", "NCCL calls of running processes, counted by eBPF probes"),
     Collector("netdev", "counters of network devices"),
+    Collector("rdma", "counters of RDMA devices"),
+    Collector("nvlink", "GPUs and NVLinks, through NVIDIA's NVML"),
 )
 
 

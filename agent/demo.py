@@ -175,7 +175,8 @@ class _Demo:
         for rail in snapshot.rails:
             if rail.netns in self._namespaces:
                 self._say(
-                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {rail.transmit_bytes / 1e6:,.1f} MB, "
+                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: "
+                    f"sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB, "
                     f"explained {self._live_ratio(rail)}"
                 )
         return {_key(facts): facts.enqueued for facts in mine}
@@ -283,8 +284,8 @@ def _of_rail(rail: RailFacts) -> tuple[RailCount, RailCount]:
         return RailCount(rail.device, rail.netns, direction, port_bytes, wire_bytes, ratio)
 
     return (
-        one("transmit", rail.transmit_bytes, rail.transmit_wire_bytes),
-        one("receive", rail.receive_bytes, rail.receive_wire_bytes),
+        one("transmit", rail.transmit_bytes or 0, rail.transmit_wire_bytes),
+        one("receive", rail.receive_bytes or 0, rail.receive_wire_bytes),
     )
 
 

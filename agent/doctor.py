@@ -17,11 +17,14 @@ from typing import Final, TextIO
 
 import probes
 from agent.config import Config
-from agent.doctor_findings import Finding, LibraryReport, RailReport, guarded
+from agent.doctor_findings import Finding, LibraryReport, RailReport, guarded, one_line
 from agent.doctor_host import devices, kernel, pid_namespace, privileges, settings
 from agent.doctor_libraries import check_libraries
+from agent.doctor_nvlink import check_nvlink
 from agent.doctor_probes import check_probes
 from agent.doctor_rails import check_rails
+from agent.doctor_topology import TopologyReport, check_topology, picture, topology_of_file
+from agent.rails import parse_rail_patterns
 from probes.clock import Clock, SystemClock
 
 FINE: Final = 0
@@ -40,6 +43,8 @@ class Examination:
     findings: tuple[Finding, ...]
     libraries: tuple[LibraryReport, ...]
     rails: tuple[RailReport, ...]
+    topology: TopologyReport | None = None
+    """None: there are neither RDMA devices nor GPUs."""
 
     @property
     def ok(self) -> bool:
@@ -65,6 +70,24 @@ def run_doctor(config: Config, *, as_json: bool, out: TextIO) -> int:
     return FINE if examination.ok else PROBLEM
 
 
+def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> int:
+    """Print which rail is which on the machine of an NCCL topology file; returns as `run_doctor` does."""
+    try:
+        found = topology_of_file(file, parse_rail_patterns(config.rails))
+    except (OSError, ValueError) as error:
+        why = one_line(error) if isinstance(error, OSError) else f"{file} {one_line(error)}"
+        print(f"railscope doctor: --topology: {why}; name a file that NCCL_TOPO_DUMP_FILE wrote", file=sys.stderr)
+        return COULD_NOT_RUN
+    rails = sum(port.rail is not None for port in found.rails)
+    if as_json:
+        out.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
+        advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
+        out.write(f"{picture(found)}{file}: {counted}{advice}\n")
+    return FINE if rails else PROBLEM
+
+
 def examine(config: Config, clock: Clock) -> Examination:
     """Make every check; a check that fails is a finding."""
     host = os.uname()
@@ -72,6 +95,7 @@ def examine(config: Config, clock: Clock) -> Examination:
     objects = Path(probes.__path__[0]) / "bpf"
     libraries: list[LibraryReport] = []
     rails: list[RailReport] = []
+    topologies: list[TopologyReport] = []
     pids: set[int] = set()
 
     def look_at_libraries() -> list[Finding]:
@@ -85,6 +109,15 @@ def examine(config: Config, clock: Clock) -> Examination:
         rails.extend(reports)
         return found
 
+    def look_at_topology() -> list[Finding]:
+        found, report = check_topology(config, pids, rails)
+        topologies.extend([report] if report else [])
+        return found
+
+    def look_at_nvlink() -> list[Finding]:
+        wanted = "nvlink" in config.collectors and str(sysfs) == "/sys"
+        return check_nvlink(sysfs, clock) if wanted else []
+
     findings = [
         *_recorded(config),
         *guarded("kernel", lambda: kernel(host.release, host.machine)),
@@ -94,9 +127,11 @@ def examine(config: Config, clock: Clock) -> Examination:
         *guarded("pid namespace", lambda: pid_namespace(procfs)),
         *guarded("NCCL library", look_at_libraries),
         *guarded("rail", look_at_rails),
+        *guarded("topology", look_at_topology),
+        *guarded("NVLink", look_at_nvlink),
         *guarded("devices", lambda: devices(procfs, sysfs)),
     ]
-    return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails))
+    return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails), *topologies)
 
 
 def _recorded(config: Config) -> list[Finding]:
@@ -117,6 +152,8 @@ def as_text(examination: Examination) -> str:
     problems = sum(finding.status == "problem" for finding in examination.findings)
     counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
     lines.append("")
+    if examination.topology and (drawn := picture(examination.topology)):
+        lines.append(drawn)
     lines.append(
         f"railscope {examination.version} on Linux {examination.kernel}: {counted} found, as user {os.geteuid()}"
     )

@@ -166,7 +166,7 @@ def pid_namespace(procfs: Path) -> list[Finding]:
 
 
 def devices(procfs: Path, sysfs: Path) -> list[Finding]:
-    """RDMA devices and the NVIDIA driver: looked for, and not read by this version."""
+    """RDMA devices and the NVIDIA driver: whether they are there."""
     findings = []
     try:
         rdma = sorted(folder.name for folder in (sysfs / "class/infiniband").iterdir())
@@ -177,11 +177,7 @@ def devices(procfs: Path, sysfs: Path) -> list[Finding]:
     else:
         if rdma:
             names = ", ".join(rdma[:_MOST_NAMES]) + (f" and {len(rdma) - _MOST_NAMES} more" * (len(rdma) > _MOST_NAMES))
-            findings.append(
-                Finding(
-                    "RDMA", "note", f"{names}: this version does not read their counters, so RDMA bytes are missing"
-                )
-            )
+            findings.append(Finding("RDMA", "ok", names))
     if not rdma and not findings:
         findings.append(Finding("RDMA", "note", "no devices: only network devices can be rails"))
     try:
@@ -189,7 +185,7 @@ def devices(procfs: Path, sysfs: Path) -> list[Finding]:
     except OSError:
         findings.append(Finding("NVIDIA driver", "note", "not loaded: NCCL cannot run on GPUs here"))
     else:
-        findings.append(Finding("NVIDIA driver", "note", f"{' '.join(version.split())}; not asked by this version"))
+        findings.append(Finding("NVIDIA driver", "note", f"{' '.join(version.split())}"))
     return findings
 
 

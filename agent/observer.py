@@ -21,12 +21,15 @@ from agent.communicators import ObservedProcess
 from agent.completion import Completion
 from agent.config import Config
 from agent.configured import Remark, pids_without_nccl
+from agent.correlation import ExpectedBytes
 from agent.discovery import Discovery, Library
 from agent.jobs import job_facts
 from agent.level_control import LevelControl
+from agent.nvlink import NO_NVLINK, NvlinkWatch
 from agent.rail_bytes import RailBytes
 from agent.rail_watch import RailWatch
 from agent.rails import parse_rail_patterns
+from agent.rdma_rails import RdmaRails
 from agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, network_namespace
@@ -39,6 +42,8 @@ from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_a
 _log = logging.getLogger("railscope.observer")
 
 _MOST_REPORTED: Final = 3
+_NVLINK_PERIOD_SECONDS: Final = 5.0
+"""Counters of bytes need no haste: nothing but whether a link is up gets older by it."""
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
 
@@ -90,6 +95,19 @@ class Observer:
             lifetime_ns=config.comm_lifetime_ns,
             patterns=parse_rail_patterns(config.rails),
         )
+        self._rdma: RdmaRails | None = None
+        if "rdma" in config.collectors:
+            self._rdma = RdmaRails(
+                clock,
+                sysfs=config.sysfs,
+                procfs=config.procfs,
+                sample_interval_ns=config.sample_interval_ns,
+                window_ns=config.correlation_window_ns,
+                patterns=parse_rail_patterns(config.rails),
+            )
+        self._nvlink: NvlinkWatch | None = None
+        if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
+            self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)
         self._own_namespace = None
         try:
             self._own_namespace = network_namespace(config.procfs, "self").inode
@@ -108,7 +126,12 @@ class Observer:
         return str(self._config.sysfs) != "/sys" or str(self._config.procfs) != "/proc"
 
     def start(self) -> list[LinkEvents]:
-        """Begin to watch the host's own rails; returns link events to poll."""
+        """Begin to watch the host's own rails and GPUs; returns link events to poll."""
+        if self._rdma is not None:
+            self._rdma.start()
+            self.rails.other_devices = self._rdma.names
+        if self._nvlink is not None:
+            self._nvlink.start()
         if "netdev" not in self._config.collectors:
             return []
         events = None
@@ -220,17 +243,30 @@ class Observer:
     def tick(self) -> list[LinkEvents]:
         """Once a second: relate, fold, forget.  Returns link events that must not be polled any more."""
         with self._lock:
+            if self._rdma is not None:
+                self._rdma.tick()
+                self.rails.other_devices = self._rdma.names
             if self._programs is None:
                 return self.rails.tick(())
             now_ns = self._clock.monotonic_ns()
-            closed = self.rails.tick(self._collectives.expected(self._collectives.read()), self._handed_over())
+            closed = self.rails.tick(
+                self._relate_rdma(self._collectives.expected(self._collectives.read())), self._handed_over()
+            )
             self._meet_all()
-            if self._control is not None:
-                self._report([*self._reported, *self._control.tick(self._collectives.processes_with_communicators)])
             self._collectives.look_for_errors(now_ns)
             self._collectives.settle(now_ns)
             self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended)
+            # After what ended was put away: with the last process goes the level at which it was observed.
+            if self._control is not None:
+                self._report([*self._reported, *self._control.tick(self._collectives.processes_with_communicators)])
             return closed
+
+    def _relate_rdma(self, expected: list[ExpectedBytes]) -> list[ExpectedBytes]:
+        """Relate what goes through RDMA; returns what is left for the network devices."""
+        if self._rdma is None:
+            return expected
+        self._rdma.relate(expected, self._handed_over())
+        return [] if self._rdma.carries else expected
 
     def _wanted(self, identity: ProcessIdentity) -> bool:
         if identity.pid == os.getpid():
@@ -268,6 +304,8 @@ class Observer:
         environment = environ(self._config.procfs, identity.pid)
         job = job_facts(environment, cgroup(self._config.procfs, identity.pid) or "", self._node_name)
         interfaces = environment.get("NCCL_SOCKET_IFNAME", "")
+        if self._rdma is not None:
+            self._rdma.add_process(identity.pid, environment)
         try:
             namespace = network_namespace(self._config.procfs, identity.pid)
         except NamespaceError as error:
@@ -291,6 +329,8 @@ class Observer:
             if self._programs.settings.only_observed_processes:
                 self._programs.forget(tgid)
         self.rails.remove_process(tgid)
+        if self._rdma is not None:
+            self._rdma.remove_process(tgid)
 
     # What is known
 
@@ -306,19 +346,24 @@ class Observer:
             )
             results: tuple[CollectorResult, ...] = ()
             if self._programs is None:
-                self.rails.relate(())
+                self.rails.relate(self._relate_rdma([]))
             else:
                 started_ns = self._clock.monotonic_ns()
                 counts = self._collectives.read()
                 snapshot = self._collectives.shown(snapshot, counts, self._clock.monotonic_ns())
-                self.rails.relate(self._collectives.expected(counts), self._handed_over())
+                self.rails.relate(self._relate_rdma(self._collectives.expected(counts)), self._handed_over())
                 if self._completion is not None:
                     snapshot = self._completion.shown(snapshot)
                 results = (self._collective_result(started_ns),)
+            rdma = self._rdma.rails() if self._rdma is not None else ()
+            reading = self._rdma.collectors() if self._rdma is not None else ()
+            nvlink = self._nvlink.state() if self._nvlink is not None else NO_NVLINK
             return replace(
                 snapshot,
-                rails=self.rails.rails(),
-                collectors=(*self.rails.collectors(), *results),
+                gpus=nvlink.gpus,
+                nvlinks=nvlink.links,
+                rails=(*rdma, *self.rails.rails()),
+                collectors=(*self.rails.collectors(), *reading, *nvlink.collectors, *results),
                 overhead_seconds=self._control.seconds if self._control is not None else {},
                 probes=tuple(probe for library in self._libraries() for probe in self._probes(library)),
             )
@@ -364,3 +409,7 @@ class Observer:
                 for one in closing:
                     one.result()
             self.rails.close()
+            if self._rdma is not None:
+                self._rdma.close()
+            if self._nvlink is not None:
+                self._nvlink.close()

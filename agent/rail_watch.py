@@ -77,6 +77,8 @@ class RailWatch:
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
         self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self.other_devices: tuple[str, ...] = ()
+        """Names that patterns may mean besides those of network devices."""
         self._labels: dict[tuple[int, str], str] = {}
         """Labels of namespaces that devices had: they stay when the other device of the name goes."""
         self._to_close: list[DeviceSources] = []
@@ -94,7 +96,12 @@ class RailWatch:
 
     def watch_recorded(self) -> None:
         """Read a recorded sysfs tree instead of a running host's devices."""
-        self._open(0, recorded_sources(self._sysfs, clock=self._clock), "netdev", permanent=True)
+        try:
+            sources = recorded_sources(self._sysfs, clock=self._clock)
+        except OSError as error:
+            _log.warning("network devices are not read: %s: %s", error.filename, error.strerror)
+            return
+        self._open(0, sources, "netdev", permanent=True)
 
     def watch_own(self, namespace: NetworkNamespace) -> LinkEvents | None:
         """Watch the agent's own namespace for good; returns its link events to poll."""
@@ -158,7 +165,7 @@ class RailWatch:
             socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
             known=known,
         )
-        names = [decision.device.name for decision in self._decisions]
+        names = [*(decision.device.name for decision in self._decisions), *self.other_devices]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
 
     def take_events(self, events: LinkEvents) -> None:

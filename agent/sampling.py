@@ -15,15 +15,17 @@ The rules:
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from agent.shaped_totals import totals_for
 from agent.snapshot import CollectorResult, Histogram
 from agent.totals import RATE_BOUNDS, Counts, Floats, Totals
 from probes.clock import Clock
-from probes.netdev.counters import CounterReading, CounterSource, DeviceFailure, Values
+from probes.netdev.counters import CounterReading, CounterSource, DeviceFailure, Flags, Values
 
 MINIMUM_PERIOD_SECONDS: Final = 0.001
 MAXIMUM_PERIOD_SECONDS: Final = 10.0
@@ -51,6 +53,10 @@ class DeviceTotals:
     receive_rate: Histogram
     present: bool
     """Whether the last reading still had it."""
+    bytes_counted: bool = True
+    """False: the device does not count bytes; `transmit_bytes`, `receive_bytes` and the rates say nothing then."""
+    pinned: tuple[str, ...] = ()
+    """Those of `counters` that stand at the most they can show: their increase is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,16 @@ class SamplerState:
                 return frame.device(name)
         return None
 
+    def of_source(self, key: str, name: str) -> DeviceTotals | None:
+        """Totals of one device as one source sees them; None if it has not."""
+        frame = self._frames.get(key)
+        return frame.device(name) if frame is not None and name in frame.rows else None
+
+    def result(self, key: str) -> SourceResult | None:
+        """How one source is doing; None where there is no such source."""
+        frame = self._frames.get(key)
+        return frame.result if frame is not None else None
+
     def devices(self) -> tuple[tuple[int, str], ...]:
         """(namespace, name) of every device, also of those gone a short while ago."""
         return tuple((frame.netns, name) for frame in self._frames.values() for name in frame.rows)
@@ -121,19 +137,25 @@ class _Frame:
     totals: Values
     counts: Counts
     sums: Floats
+    counted: Flags | None
+    pinned: Flags | None
 
     def device(self, name: str) -> DeviceTotals:
         row = self.rows[name]
         values = dict(zip(self.fields, self.totals[row].tolist(), strict=True))
+        counted = set(self.fields if self.counted is None else itertools.compress(self.fields, self.counted[row]))
+        pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row]))
         return DeviceTotals(
             netns=self.netns,
             device=name,
             transmit_bytes=values.pop("tx_bytes"),
             receive_bytes=values.pop("rx_bytes"),
-            counters=tuple(values.items()),
+            counters=tuple((counter, value) for counter, value in values.items() if counter in counted),
             transmit_rate=self._histogram(row, 0),
             receive_rate=self._histogram(row, 1),
             present=name in self.present,
+            bytes_counted=counted.issuperset(("tx_bytes", "rx_bytes")),
+            pinned=pinned,
         )
 
     def _histogram(self, row: int, direction: int) -> Histogram:
@@ -158,6 +180,12 @@ class _Entry:
         self.removed = False
         self.refresh = False
         self.result = SourceResult(key, False, 0.0, "not read yet", (), 0, 0, 0, 0, 0)
+
+    def fits(self, reading: CounterReading) -> bool:
+        """Make room for a reading; False: it does not go with those before."""
+        if not self.totals.fields:
+            self.totals = totals_for(reading)
+        return self.totals.widen(reading.fields)
 
     def schedule(self, started_ns: int, ended_ns: int) -> tuple[int, int]:
         """Set the next beat; returns how many beats were (missed, spared)."""
@@ -187,6 +215,8 @@ class _Entry:
             totals=totals.totals.copy(),
             counts=totals.counts.copy(),
             sums=totals.sums.copy(),
+            counted=None if totals.counted is None else totals.counted.copy(),
+            pinned=None if totals.pinned is None else totals.pinned.copy(),
         )
 
 
@@ -282,16 +312,14 @@ class Sampler:
             if refresh or entry.consecutive_failures:
                 entry.source.refresh()
             reading = entry.source.read()
-            if not entry.totals.fields:
-                entry.totals = Totals(reading.fields)
-            elif reading.fields != entry.totals.fields:
-                reading = None
-                error = "the source counts other things than before"
         except (OSError, ValueError) as failure:
             error = str(failure) or type(failure).__name__
         ended_ns = self._clock.monotonic_ns()
         with self._lock:
             entry.reading = False
+            if reading is not None and not entry.fits(reading):
+                reading = None
+                error = "the source counts other things than before"
             self._apply(entry, reading, error, started_ns, ended_ns)
             removed = entry.removed
         if removed:

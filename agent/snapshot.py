@@ -107,9 +107,9 @@ class RailFacts:
     driver: str
     up: bool | None
     speed_bytes_per_second: int | None
-    transmit_bytes: int
-    """Port bytes since railscope first saw the device; never falls."""
-    receive_bytes: int
+    transmit_bytes: int | None
+    """Port bytes since railscope first saw the device; never falls.  None: the device does not count them."""
+    receive_bytes: int | None
     transmit_wire_bytes: int | None
     """Wire bytes that the observed collectives should have put on this rail; None: cannot be known."""
     receive_wire_bytes: int | None
@@ -122,6 +122,8 @@ class RailFacts:
     """(counter, severity, value) of everything else that the device counts, since railscope first saw it."""
     transmit_collective_bytes: int | None = None
     """Bytes that collectives handed to this rail, as NCCL gave them to the device; None: not observed."""
+    pinned: tuple[str, ...] = ()
+    """Counters that stand at the most they can show: more may have happened since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,51 @@ class LaunchTotal:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU; what is not known is the string "unknown" or `None`."""
+
+    gpu: str
+    """NVML's index, which NCCL's communicators call it by too."""
+    uuid: str
+    pci: str
+    """As sysfs writes it: 0000:1b:00.0."""
+    name: str
+    numa: str
+    fabric: str
+    """State of the NVLink fabric: `not_supported`, `not_started`, `in_progress`, `completed`."""
+    fabric_unhealthy: tuple[str, ...]
+    """What the fabric's health mask complains of."""
+    pcie_transmit_bytes: int | None
+    """Since railscope first saw the GPU; never falls."""
+    pcie_receive_bytes: int | None
+    refresh_seconds: float | None
+    """How often the NVLink byte counters change, measured; None: not yet seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkFacts:
+    """One NVLink of one GPU and what it carried; None: the driver does not tell."""
+
+    gpu: str
+    link: str
+    """Number of the link; `all`: what is only known for all links of the GPU together."""
+    up: bool | None
+    transmit_bytes: int | None
+    """Since railscope first saw the link; never falls."""
+    receive_bytes: int | None
+    counted: str
+    """Which bytes: `data` (payload), `link` or `raw` (payload and protocol); empty: none are counted."""
+    errors: tuple[tuple[str, int], ...]
+    """(kind, count) since railscope first saw the link."""
+    speed_bytes_per_second: int | None
+    """Of one direction."""
+    remote: str
+    """PCI address of the GPU or switch at the other end."""
+    remote_type: str
+    """`gpu`, `switch`, `ibm_npu`, `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that is exported, at one moment."""
 
@@ -187,6 +234,8 @@ class Snapshot:
     bandwidths: tuple[OpHistogram, ...] = ()
     """Bus bandwidth, bytes per second, from the same."""
     launches: tuple[LaunchTotal, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
+    nvlinks: tuple[NvlinkFacts, ...] = ()
     comm_events: Mapping[str, int] = field(default_factory=dict)
     comm_errors: Mapping[str, int] = field(default_factory=dict)
     events_lost: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.netdev.counters import CounterReading, Values
+from probes.netdev.counters import CounterReading, Flags, Values
 
 _MEGABITS: Final = (
     *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
@@ -21,7 +21,7 @@ _MEGABITS: Final = (
 RATE_BOUNDS: Final = tuple(megabits * 125_000.0 for megabits in _MEGABITS)
 """Bytes per second; the upper ones are the speeds of links, so that a full link is told from one above it."""
 
-_IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
+IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
 """Ten times the fastest link: a step beyond it is a counter that was set, not traffic."""
 _FORGET_NS: Final = 300_000_000_000
 """A device that is gone keeps its totals this long, in case it comes back."""
@@ -52,6 +52,20 @@ class Totals:
         """Whether all of them have a baseline from then."""
         self._allocate(0)
 
+    @property
+    def counted(self) -> Flags | None:
+        """Rows by columns: whether the device has ever shown this counter; None: all devices show all."""
+        return None
+
+    @property
+    def pinned(self) -> Flags | None:
+        """Rows by columns: whether the counter stands at its maximum, so that more may have happened; None: none."""
+        return None
+
+    def widen(self, fields: tuple[str, ...]) -> bool:
+        """Take in columns that a source appended; False: these are other columns than before."""
+        return fields == self.fields
+
     def _allocate(self, count: int) -> None:
         self.totals: Values = np.zeros((count, len(self.fields)), dtype=np.uint64)
         self.counts: Counts = np.zeros((count, 2, len(RATE_BOUNDS) + 1), dtype=np.int64)
@@ -79,7 +93,7 @@ class Totals:
         fallen = values < previous
         delta = values - previous  # wraps where it fell
         rate = delta[:, self._directions] / elapsed
-        if self._steady and not fallen.any() and rate.max() <= _IMPLAUSIBLE_BYTES_PER_SECOND:
+        if self._steady and not fallen.any() and rate.max() <= IMPLAUSIBLE_BYTES_PER_SECOND:
             self.totals[:count] += delta
             if rates:
                 self._observe(rate, slice(None))
@@ -93,7 +107,7 @@ class Totals:
         """As `add` when some device has no baseline or gets a new one."""
         count = len(delta)
         known = np.ones(count, dtype=np.bool_) if self._steady else self._previous_ns[:count] >= 0
-        good = known & ~fallen[:, self._directions].any(axis=1) & (rate <= _IMPLAUSIBLE_BYTES_PER_SECOND).all(axis=1)
+        good = known & ~fallen[:, self._directions].any(axis=1) & (rate <= IMPLAUSIBLE_BYTES_PER_SECOND).all(axis=1)
         self.resets += int((known & ~good).sum())
         # An error counter that a driver corrects downwards stands still; only bytes that fall mean a new beginning.
         self.totals[:count] += np.where(fallen | ~good[:, np.newaxis], np.uint64(0), delta)

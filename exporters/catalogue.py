@@ -147,6 +147,52 @@ RAIL_COUNTER: Final = _counter(
     "Everything else that the device counts (errors, drops, carrier changes, packets) since railscope first saw it, "
     "by the name of its counter; severity page: any increase matters, warn: a lasting rate does, context: neither.",
 )
+RAIL_COUNTER_PINNED: Final = _gauge(
+    "rail_counter_pinned",
+    "rail device port counter",
+    "1 where a counter stands at the most it can show: more may have happened since, and nothing says how much.",
+)
+GPU_INFO: Final = _gauge(
+    "gpu_info",
+    "gpu uuid pci name numa fabric",
+    "Always 1: a GPU by NVML's index, which NCCL's communicators call it by too; fabric is the state of its NVLink "
+    "fabric.",
+)
+GPU_FABRIC_UNHEALTHY: Final = _gauge(
+    "gpu_fabric_unhealthy", "gpu reason", "1 for each complaint in the health of the GPU's NVLink fabric."
+)
+GPU_PCIE_TRANSMIT_BYTES: Final = _counter(
+    "gpu_pcie_transmit_bytes", "gpu", "Bytes the GPU sent over PCIe since railscope first saw it."
+)
+GPU_PCIE_RECEIVE_BYTES: Final = _counter(
+    "gpu_pcie_receive_bytes", "gpu", "Bytes the GPU received over PCIe since railscope first saw it."
+)
+NVLINK_INFO: Final = _gauge(
+    "nvlink_info",
+    "gpu link remote remote_type counted",
+    "Always 1: what is at the other end of an NVLink; counted says which bytes its counters hold: data (payload), "
+    "link or raw (payload and protocol).",
+)
+NVLINK_UP: Final = _gauge(
+    "nvlink_up", "gpu link", "1 if the NVLink is active or asleep, 0 if not; absent while the GPU does not answer."
+)
+NVLINK_SPEED: Final = _gauge(
+    "nvlink_speed_bytes_per_second", "gpu link", "Nominal speed of the NVLink in bytes per second, one direction."
+)
+NVLINK_TRANSMIT_BYTES: Final = _counter(
+    "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink since railscope first saw it."
+)
+NVLINK_RECEIVE_BYTES: Final = _counter(
+    "nvlink_receive_bytes", "gpu link", "Bytes received on this NVLink since railscope first saw it."
+)
+NVLINK_ERRORS: Final = _counter(
+    "nvlink_errors",
+    "gpu link kind",
+    "Errors of this NVLink since railscope first saw it; link all where the GPU tells only their sum.",
+)
+NVLINK_REFRESH_SECONDS: Final = _gauge(
+    "nvlink_refresh_seconds", "gpu", "How often the GPU renews its NVLink counters, measured; absent until seen."
+)
 COLLECTOR_SUCCESS: Final = _gauge(
     "collector_success",
     "collector",
@@ -219,6 +265,18 @@ METRICS: Final = (
     RAIL_EXPLAINED_RATIO,
     RAIL_RATE,
     RAIL_COUNTER,
+    RAIL_COUNTER_PINNED,
+    GPU_INFO,
+    GPU_FABRIC_UNHEALTHY,
+    GPU_PCIE_TRANSMIT_BYTES,
+    GPU_PCIE_RECEIVE_BYTES,
+    NVLINK_INFO,
+    NVLINK_UP,
+    NVLINK_SPEED,
+    NVLINK_TRANSMIT_BYTES,
+    NVLINK_RECEIVE_BYTES,
+    NVLINK_ERRORS,
+    NVLINK_REFRESH_SECONDS,
     PROBE_ATTACHED,
     PROBE_LEVEL,
     PROBE_LAYOUT_INFO,

@@ -99,6 +99,7 @@ def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
     yield _by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
     yield _by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
     yield from _rails(snapshot.rails)
+    yield from _gpus(snapshot)
     yield from _probes(snapshot)
     yield from _collectors(snapshot)
 
@@ -231,6 +232,10 @@ def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
         ((one, (one.port, counter, severity), value) for one in rails for counter, severity, value in one.counters),
     )
 
+    yield _of_rails(
+        catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
+    )
+
 
 def _of_rails(metric: Metric, values: Iterable[tuple[RailFacts, tuple[str, ...], int | float | None]]) -> _Draft:
     """One sample a value; None, what cannot be known, is left out."""
@@ -240,6 +245,35 @@ def _of_rails(metric: Metric, values: Iterable[tuple[RailFacts, tuple[str, ...],
         if value is not None
     )
     return _Draft(metric, samples, more_labels=("netns",))
+
+
+def _gpus(snapshot: Snapshot) -> Iterator[_Draft]:
+    gpus, links = snapshot.gpus, snapshot.nvlinks
+    yield _Draft(
+        catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus)
+    )
+    yield _Draft(
+        catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
+    )
+    yield _known(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
+    yield _known(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
+    yield _Draft(
+        catalogue.NVLINK_INFO, (((one.gpu, one.link, one.remote, one.remote_type, one.counted), 1) for one in links)
+    )
+    yield _known(catalogue.NVLINK_UP, (((one.gpu, one.link), None if one.up is None else int(one.up)) for one in links))
+    yield _known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in links))
+    yield _known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
+    yield _known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
+    yield _Draft(
+        catalogue.NVLINK_ERRORS,
+        (((one.gpu, one.link, kind), count) for one in links for kind, count in one.errors),
+    )
+    yield _known(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
+
+
+def _known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> _Draft:
+    """One sample a value; None, what cannot be known, is left out."""
+    return _Draft(metric, ((labels, value) for labels, value in values if value is not None))
 
 
 def _probes(snapshot: Snapshot) -> Iterator[_Draft]:

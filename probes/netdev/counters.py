@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,21 @@ class DeviceFailure:
 
     device: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterShape:
+    """What is in a reading whose devices differ in what they count, and where each counter ends.
+
+    All three are rows by columns, as the reading's values.
+    """
+
+    known: Flags
+    """Whether the device counts this, and it could be read; the value is 0 where not, and means nothing."""
+    maxima: Values
+    """The largest value that the counter can show: 2^bits - 1."""
+    saturating: Flags
+    """Whether it stops there; otherwise it begins again at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +57,15 @@ class CounterReading:
     generations: tuple[int, ...]
     """One a row: another number under the same name is another device, whose counters start afresh."""
     fields: tuple[str, ...]
-    """Counters, one a column; `rx_bytes` and `tx_bytes` are always among them.  A source never changes them."""
+    """Counters, one a column; `rx_bytes` and `tx_bytes` are always among them.
+
+    A source never changes them, but one that gives a `shape` may append others.
+    """
     values: Values
     """Rows by columns."""
     failed: tuple[DeviceFailure, ...] = ()
+    shape: CounterShape | None = None
+    """None: every device counts everything, with 64 bits."""
 
 
 class CounterSource(Protocol):

@@ -1,4 +1,4 @@
-"""Netlink messages, as far as network devices need them: framing, attributes, and one dump at a time.
+"""Netlink messages, as far as network and RDMA devices need them: framing, attributes, one question at a time.
 
 Source: the kernel's include/uapi/linux/netlink.h and netlink(7).
 
@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from typing import Final
 
 NETLINK_ROUTE: Final = 0
+NETLINK_RDMA: Final = 20
 
 NLMSG_NOOP: Final = 1
 NLMSG_ERROR: Final = 2
 NLMSG_DONE: Final = 3
 _NLM_F_REQUEST: Final = 0x1
+_NLM_F_ACK: Final = 0x4
 _NLM_F_DUMP_INTR: Final = 0x10
 _NLM_F_DUMP: Final = 0x300
 _NLA_TYPE_MASK: Final = 0x3FFF
@@ -76,18 +78,18 @@ def attributes(payload: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 class NetlinkSocket:
-    """A NETLINK_ROUTE socket in the network namespace of the thread that makes it; usable from any thread since.
+    """A netlink socket in the network namespace of the thread that makes it; usable from any thread since.
 
     One user at a time: a dump reads until its own answer is complete.
     """
 
-    def __init__(self, groups: int = 0) -> None:
+    def __init__(self, groups: int = 0, protocol: int = NETLINK_ROUTE) -> None:
         """`groups` is a mask of multicast groups to hear.
 
         Raises:
-            OSError: the kernel refuses the socket.
+            OSError: the kernel refuses the socket; EPROTONOSUPPORT: it does not know the protocol.
         """
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_ROUTE)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         try:
             self._socket.bind((0, groups))
             # The kernel's timeout, not Python's, which would add a poll() to every receive.
@@ -115,17 +117,26 @@ class NetlinkSocket:
             MalformedNetlink: the answer is not netlink.
         """
         for _ in range(_DUMP_ATTEMPTS):
-            datagrams, consistent = self._dump_once(kind, body)
+            datagrams, consistent = self._exchange(kind, body, _NLM_F_DUMP)
             if consistent:
                 break
         return datagrams
 
-    def _dump_once(self, kind: int, body: bytes) -> tuple[list[bytes], bool]:
+    def ask(self, kind: int, body: bytes) -> list[bytes]:
+        """Ask for one thing; returns the datagrams of the answer, whose last message is the acknowledgement.
+
+        Raises:
+            OSError: the kernel refuses, or does not answer within five seconds.
+            MalformedNetlink: the answer is not netlink.
+        """
+        return self._exchange(kind, body, _NLM_F_ACK)[0]
+
+    def _exchange(self, kind: int, body: bytes, flags: int) -> tuple[list[bytes], bool]:
         if self._unfinished:
             self._discard()
         self._unfinished = True
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        header = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_F_REQUEST | _NLM_F_DUMP, self._sequence, 0)
+        header = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_F_REQUEST | flags, self._sequence, 0)
         self._socket.send(header + body)
         datagrams: list[bytes] = []
         consistent = True

@@ -12,8 +12,10 @@ from agent.snapshot import (
     CollectiveTotal,
     CollectorResult,
     CommunicatorFacts,
+    GpuFacts,
     Histogram,
     LaunchTotal,
+    NvlinkFacts,
     OpHistogram,
     OpTotal,
     ProbeLevel,
@@ -71,6 +73,7 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         receive_rate=replace(RATES, sum=None),
         counters=(("link_downed", "error", 1), ("np_cnp_sent", "congestion", 42)),
         transmit_collective_bytes=2**62 - 5,
+        pinned=("symbol_error",),
     )
 
 
@@ -97,6 +100,7 @@ def full_snapshot() -> Snapshot:
         receive_explained_ratio=None,
         counters=(),
         transmit_collective_bytes=None,
+        pinned=(),
     )
     return Snapshot(
         realtime_ns=1_750_000_000_250_000_000,
@@ -114,6 +118,25 @@ def full_snapshot() -> Snapshot:
         probes=(
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
+        ),
+        gpus=(
+            GpuFacts(
+                gpu="0",
+                uuid="GPU-7b8c",
+                pci="0000:1b:00.0",
+                name="NVIDIA H200",
+                numa="0",
+                fabric="completed",
+                fabric_unhealthy=("route",),
+                pcie_transmit_bytes=2**62,
+                pcie_receive_bytes=7,
+                refresh_seconds=0.1,
+            ),
+            GpuFacts("1", "GPU-9d", "0000:1c:00.0", "NVIDIA H200", "unknown", "not_supported", (), None, None, None),
+        ),
+        nvlinks=(
+            NvlinkFacts("0", "3", True, 2**61, 5, "data", (("crc", 2),), 26_562_500_000, "0000:1c:00.0", "gpu"),
+            NvlinkFacts("1", "all", None, None, None, "", (), None, "unknown", "unknown"),
         ),
         levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
         durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),

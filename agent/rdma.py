@@ -1,0 +1,200 @@
+"""The RDMA ports of this host: found, read at a steady beat, and told what their counters mean.
+
+Every counter of mlx5 is a firmware command, so everything is read once a second, and the bytes alone as often as
+asked for.  Where the kernel answers RDMA netlink, all hw_counters of a port come in one request.  A host without RDMA
+is an ordinary host: nothing is said, and devices that come later are found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.counter_rules import Kind, Severity, rule_of
+from agent.sampling import DeviceTotals, Sampler, SamplerState
+from agent.snapshot import CollectorResult, Histogram
+from probes.clock import Clock
+from probes.rdma.counters import RdmaCounters
+from probes.rdma.inventory import RdmaPort, class_folder, read_ports
+from probes.rdma.netlink import RdmaNetlink
+from probes.rdma.port import only_bytes
+
+_log = logging.getLogger("railscope.rdma")
+
+DEFAULT_PERIOD_SECONDS: Final = 1.0
+COUNTERS_KEY: Final = "rdma"
+BYTES_KEY: Final = "rdma bytes"
+_NETNS: Final = 0
+"""RDMA devices are looked up by source, never by network namespace."""
+_INVENTORY_PERIOD_NS: Final = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounter:
+    """One counter of a port besides its bytes."""
+
+    name: str
+    severity: Severity
+    kind: Kind
+    unit: str
+    increase: int
+    """Since railscope first saw it; never falls."""
+    pinned: bool
+    """It stands at the most it can show: more may have happened since, and nothing says how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """One RDMA port and what it carried."""
+
+    port: RdmaPort
+    transmit_bytes: int | None
+    """Since railscope first saw the port; None: it does not count bytes, or could not be read yet."""
+    receive_bytes: int | None
+    transmit_rate: Histogram | None
+    receive_rate: Histogram | None
+    counters: tuple[PortCounter, ...]
+
+
+def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: DeviceTotals | None = None) -> PortFacts:
+    """Bring together what is known of one port.
+
+    `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
+    """
+    carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
+    pinned = frozenset(counters.pinned) if counters else frozenset()
+    found = []
+    for name, increase in counters.counters if counters else ():
+        if name in ("tx_bytes", "rx_bytes"):
+            continue
+        rule = rule_of(name)
+        found.append(PortCounter(name, rule.severity, rule.kind, rule.unit, increase, name in pinned))
+    return PortFacts(
+        port=port,
+        transmit_bytes=carried.transmit_bytes if carried else None,
+        receive_bytes=carried.receive_bytes if carried else None,
+        transmit_rate=carried.transmit_rate if carried else None,
+        receive_rate=carried.receive_rate if carried else None,
+        counters=tuple(found),
+    )
+
+
+class RdmaWatch:
+    """Not thread-safe: the daemon's lock guards it.  The sampler is given, and reads in a thread of its own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        *,
+        sysfs: Path,
+        period_seconds: float = DEFAULT_PERIOD_SECONDS,
+        bytes_period_seconds: float | None = None,
+        excluded: Sequence[str] = (),
+        netlink: bool = True,
+    ) -> None:
+        """`bytes_period_seconds` reads the bytes alone as well, at this period; None: they come with the others.
+
+        `excluded` are patterns of devices whose counters are not read; `netlink` is to be False for a recorded tree.
+        """
+        self._clock = clock
+        self._sampler = sampler
+        self._sysfs = sysfs
+        self._period_seconds = period_seconds
+        self._bytes_period_seconds = bytes_period_seconds
+        self._excluded = excluded
+        self._use_netlink = netlink
+        self._watching = False
+        self._inventory_ns: int | None = None
+        self._ports: tuple[RdmaPort, ...] = ()
+        self._said = ""
+
+    def tick(self) -> None:
+        """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
+        now_ns = self._clock.monotonic_ns()
+        if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
+            self._inventory_ns = now_ns
+            self._ports = read_ports(self._sysfs)
+            if self._ports and not self._watching:
+                self._begin()
+        if self._watching:
+            self._remark(self._sampler.state())
+
+    @property
+    def ports(self) -> tuple[RdmaPort, ...]:
+        """Every port of the last inventory."""
+        return self._ports
+
+    def facts(self) -> tuple[PortFacts, ...]:
+        """Every port and what it carried."""
+        state = self._sampler.state()
+        return tuple(
+            port_facts(port, state.of_source(COUNTERS_KEY, port.name), state.of_source(BYTES_KEY, port.name))
+            for port in self._ports
+        )
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading goes; a single port that fails is a failure.  Empty on a host without RDMA."""
+        results = [self._sampler.state().result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
+        return tuple(
+            CollectorResult(result.key, result.success and not result.failed_devices, result.duration_seconds)
+            for result in results
+            if result is not None
+        )
+
+    def close(self) -> None:
+        """Stop reading; the sampler goes on without."""
+        self._sampler.remove(COUNTERS_KEY)
+        self._sampler.remove(BYTES_KEY)
+        self._watching = False
+
+    def _begin(self) -> None:
+        netlink = self._netlink()
+        try:
+            counters = RdmaCounters(self._sysfs, self._clock, netlink=netlink, excluded=self._excluded)
+        except OSError as error:
+            if netlink is not None:
+                netlink.close()
+            _log.warning("RDMA counters are not read: %s: %s", class_folder(self._sysfs), error.strerror)
+            return
+        self._watching = True
+        self._sampler.add(COUNTERS_KEY, _NETNS, counters, self._period_seconds)
+        if self._bytes_period_seconds is None:
+            return
+        try:
+            only = RdmaCounters(self._sysfs, self._clock, wanted=only_bytes, excluded=self._excluded)
+        except OSError as error:
+            _log.warning("RDMA bytes are read every %g s only: %s", self._period_seconds, error.strerror)
+            return
+        self._sampler.add(BYTES_KEY, _NETNS, only, self._bytes_period_seconds)
+
+    def _netlink(self) -> RdmaNetlink | None:
+        if not self._use_netlink:
+            return None
+        try:
+            return RdmaNetlink()
+        except OSError as error:
+            _log.info("RDMA netlink does not work here (%s): hw_counters are read file by file", error.strerror)
+            return None
+
+    def _remark(self, state: SamplerState) -> None:
+        """One line when trouble begins, changes or ends."""
+        troubles: dict[str, None] = {}
+        for key in (COUNTERS_KEY, BYTES_KEY):
+            result = state.result(key)
+            if result is None or not result.reads:
+                continue
+            if not result.success:
+                troubles[result.error] = None
+            troubles |= dict.fromkeys(f"{failure.device}: {failure.reason}" for failure in result.failed_devices)
+        line = "; ".join(list(troubles)[:4]) + (f"; and {len(troubles) - 4} more" if len(troubles) > 4 else "")
+        if line == self._said:
+            return
+        self._said = line
+        if line:
+            _log.warning("RDMA counters: %s", line)
+        else:
+            _log.info("RDMA counters: all ports are read again")

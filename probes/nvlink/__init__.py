@@ -1,0 +1,1 @@
+"""GPUs and their NVLinks, as NVIDIA's management library (NVML) tells of them."""

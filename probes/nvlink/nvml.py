@@ -1,0 +1,259 @@
+"""A session with NVML, the driver's management library, through nvidia-ml-py.
+
+The library comes with the NVIDIA driver, the Python bindings with `railscope[nvlink]`; either may be missing.  The
+bindings are imported only where the library is there, so that a host without GPUs does not pay for them (1.6 MB).
+
+Every function may block for as long as the driver likes: call from a thread that nothing waits for.  NVML itself is
+thread-safe.  While a session is open the driver's modules cannot be unloaded, as with every user of NVML.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+"""Found as every library is: ld.so.cache, LD_LIBRARY_PATH."""
+
+SUCCESS: Final = 0
+_UNINITIALIZED: Final = 1
+_INVALID_ARGUMENT: Final = 2
+_NOT_SUPPORTED: Final = 3
+_NO_PERMISSION: Final = 4
+_NOT_FOUND: Final = 6
+_DRIVER_NOT_LOADED: Final = 9
+_FUNCTION_NOT_FOUND: Final = 13
+_GPU_IS_LOST: Final = 15
+_VERSION_MISMATCH: Final = 18
+_ARGUMENT_VERSION_MISMATCH: Final = 25
+_GPU_NOT_FOUND: Final = 28
+
+_ABSENT: Final = frozenset(
+    (
+        _INVALID_ARGUMENT,
+        _NOT_SUPPORTED,
+        _NO_PERMISSION,
+        _NOT_FOUND,
+        _FUNCTION_NOT_FOUND,
+        _ARGUMENT_VERSION_MISMATCH,
+    )
+)
+_SESSION_LOST: Final = frozenset((_UNINITIALIZED, _DRIVER_NOT_LOADED, _VERSION_MISMATCH))
+_GPU_LOST: Final = frozenset((_GPU_IS_LOST, _GPU_NOT_FOUND))
+
+_NO_GPUS: Final = 1
+"""NVML_INIT_FLAG_NO_GPUS: a host without a GPU is no error."""
+
+_FIELD_VALUE: Final = np.dtype(
+    [
+        ("field", "<u4"),
+        ("scope", "<u4"),
+        ("time_us", "<i8"),
+        ("latency_us", "<i8"),
+        ("kind", "<u4"),
+        ("code", "<u4"),
+        ("value", "<u8"),
+    ]
+)
+"""nvmlFieldValue_t."""
+_VALUE_BITS: Final = {1: 32, 2: 64, 3: 64, 6: 16}
+"""Unsigned integers by nvmlValueType_t; no field that is read here has another type."""
+_MASKS: Final = np.array([(1 << _VALUE_BITS.get(kind, 0)) - 1 for kind in range(256)], dtype=np.uint64)
+
+_UNSIGNED_LONG_LONG: Final = 3
+
+ALL_LINKS: Final = 0xFFFF_FFFF
+"""The scope that sums a throughput counter over a GPU's links."""
+
+Handle = Any
+"""NVML's pointer to a device; valid while the session is open."""
+
+
+class NvmlMissing(Exception):
+    """The driver's library or its Python bindings are not installed; the message is one line, `remedy` another."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+class NvmlError(Exception):
+    """NVML refused: one line in its words."""
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        super().__init__(f"{function}: {text}")
+        self.code = code
+
+    @property
+    def absent(self) -> bool:
+        """The driver, the GPU or our rights do not provide this; everything else may still work."""
+        return self.code in _ABSENT
+
+    @property
+    def gpu_lost(self) -> bool:
+        """The GPU fell off the bus, or was taken away."""
+        return self.code in _GPU_LOST
+
+    @property
+    def session_lost(self) -> bool:
+        """The driver was unloaded or exchanged: only another session can help."""
+        return self.code in _SESSION_LOST
+
+    @property
+    def lost(self) -> bool:
+        """Nothing more can be had through this handle."""
+        return self.gpu_lost or self.session_lost
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValues:
+    """Values that were asked for in one call, in the order of the questions; each has its own success."""
+
+    codes: tuple[int, ...]
+    """nvmlReturn_t."""
+    values: tuple[int, ...]
+    """Means nothing where the code is not SUCCESS."""
+    wide: tuple[bool, ...]
+    """Whether the value has 64 bits, so that a counter of bytes does not wrap between two readings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Whether the GPU has joined the NVLink fabric of its NVSwitches (nvmlGpuFabricInfoV_t)."""
+
+    state: str
+    """`not_supported`, `not_started`, `in_progress`, `completed`, or `unknown`."""
+    error: int
+    """nvmlReturn_t of the registration; means something in state `completed` only."""
+    unhealthy: tuple[str, ...]
+    """What the health mask complains of: degraded_bandwidth, route_recovery, …"""
+
+
+_FABRIC_STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
+_FABRIC_HEALTH: Final = (
+    ("degraded_bandwidth", 0),
+    ("route_recovery", 2),
+    ("route_unhealthy", 4),
+    ("access_timeout_recovery", 6),
+)
+"""Name and shift of two bits each: 0 not supported, 1 true, 2 false."""
+
+
+class NvmlSession:
+    """An initialised NVML.  Every method raises NvmlError."""
+
+    def __init__(self, bindings: Any) -> None:
+        self._nvml = bindings
+        self._closed = False
+
+    @classmethod
+    def open(cls, library: str = LIBRARY) -> NvmlSession:
+        """Load and initialise; `library` is a name for the dynamic loader or a path with the same soname.
+
+        Raises:
+            NvmlMissing: there is no such library, or nvidia-ml-py is not installed.
+            NvmlError: the driver does not answer, or has another version than the library.
+        """
+        try:
+            ctypes.CDLL(library)  # stays loaded; the bindings find it by its soname
+        except OSError as error:
+            what = f"{library} cannot be loaded"
+            if "No such file" not in str(error):
+                what = " ".join(str(error).split())
+            remedy = "install the NVIDIA driver, or give the container its libraries (capability utility)"
+            raise NvmlMissing(what, remedy) from None
+        try:
+            import pynvml
+        except ImportError:
+            remedy = "pip install 'railscope[nvlink]'"
+            raise NvmlMissing("the driver's library is there, nvidia-ml-py is not", remedy) from None
+        session = cls(pynvml)
+        session._call("nvmlInitWithFlags", _NO_GPUS)
+        return session
+
+    def close(self) -> None:
+        """End the session; handles are invalid from then on.  Errors do not matter any more."""
+        if not self._closed:
+            self._closed = True
+            try:
+                self._call("nvmlShutdown")
+            except NvmlError:
+                return
+
+    def driver_version(self) -> str:
+        return str(self._call("nvmlSystemGetDriverVersion"))
+
+    def gpu_count(self) -> int:
+        """GPUs that NVML shows to this process, whole ones: the slices of a MIG GPU are not counted."""
+        return int(self._call("nvmlDeviceGetCount"))
+
+    def handle(self, index: int) -> Handle:
+        return self._call("nvmlDeviceGetHandleByIndex", index)
+
+    def name(self, gpu: Handle) -> str:
+        return str(self._call("nvmlDeviceGetName", gpu))
+
+    def uuid(self, gpu: Handle) -> str:
+        return str(self._call("nvmlDeviceGetUUID", gpu))
+
+    def pci_address(self, gpu: Handle) -> str:
+        """As sysfs writes it: 0000:1b:00.0."""
+        return _sysfs_address(self._call("nvmlDeviceGetPciInfo", gpu))
+
+    def link_state(self, gpu: Handle, link: int) -> int:
+        """0 inactive, 1 active, 2 asleep."""
+        return int(self._call("nvmlDeviceGetNvLinkState", gpu, link))
+
+    def remote_pci_address(self, gpu: Handle, link: int) -> str:
+        """Of the GPU or NVSwitch at the other end, as sysfs writes it."""
+        return _sysfs_address(self._call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link))
+
+    def remote_device_type(self, gpu: Handle, link: int) -> int:
+        """nvmlIntNvLinkDeviceType_t: 0 GPU, 1 IBM NPU, 2 switch, 255 unknown."""
+        return int(self._call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
+
+    def fabric(self, gpu: Handle) -> Fabric:
+        def ask(gpu: Handle) -> Any:
+            info = self._nvml.c_nvmlGpuFabricInfo_v2_t()
+            self._nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
+            return info
+
+        info = self._guarded("nvmlDeviceGetGpuFabricInfoV", ask, gpu)
+        unhealthy = tuple(name for name, shift in _FABRIC_HEALTH if info.healthMask >> shift & 3 == 1)
+        state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else "unknown"
+        return Fabric(state, int(info.status), unhealthy)
+
+    def field_values(self, gpu: Handle, wanted: Sequence[tuple[int, int]]) -> FieldValues:
+        """Values of (field, scope) pairs; the scope of an NVLink field is the link.
+
+        Values that are not unsigned integers count as not supported.
+        """
+        answers = np.frombuffer(self._call("nvmlDeviceGetFieldValues", gpu, wanted), dtype=_FIELD_VALUE)
+        masks = _MASKS[np.minimum(answers["kind"], len(_MASKS) - 1)]
+        codes = np.where((answers["code"] == SUCCESS) & (masks == 0), np.uint32(_NOT_SUPPORTED), answers["code"])
+        return FieldValues(
+            tuple(codes.tolist()),
+            tuple((answers["value"] & masks).tolist()),
+            tuple((masks == _MASKS[_UNSIGNED_LONG_LONG]).tolist()),
+        )
+
+    def text(self, code: int) -> str:
+        """NVML's words for a return code."""
+        return str(self._nvml.NVMLError(code))
+
+    def _call(self, function: str, *arguments: object) -> Any:
+        return self._guarded(function, getattr(self._nvml, function), *arguments)
+
+    def _guarded(self, function: str, call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as error:
+            raise NvmlError(function, error.value, str(error)) from None
+
+
+def _sysfs_address(info: Any) -> str:
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"

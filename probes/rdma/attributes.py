@@ -1,0 +1,101 @@
+"""Reading files of sysfs that somebody else may have put there: bounded, and never waiting.
+
+A tree given by the user, or a driver that misbehaves, can hold a pipe, a folder, a loop of links or a file without an
+end where a number is expected.  Opening without O_NONBLOCK would wait for a pipe's writer for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from probes.netdev.counters import is_counter
+from probes.netdev.ethtool import PCI_ADDRESS
+
+_ATTRIBUTE_BYTES: Final = 4096
+"""Sysfs shows at most a page."""
+_COUNTER_BYTES: Final = 64
+FOLDER_ENTRIES_LIMIT: Final = 4096
+
+
+class NotANumber(ValueError):
+    """A counter's file holds something other than a number."""
+
+
+class NotCounted(NotANumber):
+    """The kernel says in words that this port does not count this: `N/A (no PMA)`."""
+
+
+def open_attribute(file: Path) -> int:
+    """A descriptor to read a file of sysfs from; the caller closes it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def read_counter(descriptor: int) -> int:
+    """The counter that an open file shows now, as an unsigned number.
+
+    Raises:
+        OSError: the kernel refuses: ENODEV after the device went, EINVAL where it is not supported.
+        NotANumber: it shows something else.
+    """
+    text = os.pread(descriptor, _COUNTER_BYTES, 0).strip()
+    if not is_counter(text):
+        if text.startswith(b"N/A"):
+            raise NotCounted(text.decode("ascii", "replace"))
+        raise NotANumber(f"expected a counter, found {text[:40]!r}")
+    return int(text)
+
+
+def text_of(file: Path) -> str:
+    """What a file shows, without surrounding space; empty where it cannot be read."""
+    try:
+        descriptor = open_attribute(file)
+    except OSError:
+        return ""
+    try:
+        return os.pread(descriptor, _ATTRIBUTE_BYTES, 0).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def entries(folder: Path) -> list[str]:
+    """Sorted names in a folder; empty where it cannot be listed.  No more than a limit are looked at."""
+    names: list[str] = []
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                names.append(entry.name)
+                if len(names) == FOLDER_ENTRIES_LIMIT:
+                    break
+    except OSError:
+        return []
+    return sorted(names)
+
+
+def link_name(link: Path) -> str:
+    """Last part of what a link points to; empty where there is none."""
+    try:
+        return link.readlink().name
+    except OSError:
+        return ""
+
+
+def pci_address(device: Path) -> str:
+    """The PCI function that a device hangs on, also through a bus of its own; empty for none."""
+    for part in reversed(Path(os.path.realpath(device)).parts):
+        if PCI_ADDRESS.fullmatch(part):
+            return part
+    return ""
+
+
+def numa_node(device: Path) -> int | None:
+    """NUMA node of a device; None where the kernel says -1 or nothing."""
+    text = text_of(device / "numa_node")
+    return int(text) if is_counter(text.encode()) else None

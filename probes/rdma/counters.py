@@ -1,0 +1,242 @@
+"""What every RDMA port has counted: a `CounterSource` with one row a port, called `mlx5_0/1`.
+
+`tx_bytes` and `rx_bytes` are bytes, whatever unit the driver counts in; a port that does not count bytes (soft-RoCE)
+says so in the reading's `shape`.  All other columns are what the kernel shows, under its own names.  Devices that
+come, go or are registered again are noticed within a second: a device's folder then has another inode, which is the
+row's generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from probes.clock import Clock
+from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
+from probes.rdma.attributes import link_name
+from probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
+from probes.rdma.netlink import RdmaNetlink
+from probes.rdma.port import (
+    RECEIVE,
+    TRANSMIT,
+    HwCounters,
+    PortCounters,
+    PortGone,
+    PortValues,
+    Wanted,
+    everything,
+    pause_ns,
+)
+from probes.rdma.widths import WIDE
+
+_LOOK_PERIOD_NS: Final = 1_000_000_000
+_COLUMNS_LIMIT: Final = 4096
+_INODE_MASK: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True)
+class _Port:
+    name: str
+    device: str
+    number: int
+    first: bool
+    generation: int
+    counters: PortCounters | None = None
+    """None while the device cannot be opened."""
+    failures: int = 0
+    retry_ns: int = 0
+    reason: str = ""
+
+
+class RdmaCounters:
+    """Counters of all ports in `SYSFS/class/infiniband`."""
+
+    def __init__(
+        self,
+        sysfs: Path,
+        clock: Clock,
+        *,
+        netlink: RdmaNetlink | None = None,
+        wanted: Wanted = everything,
+        excluded: Sequence[str] = (),
+    ) -> None:
+        """`netlink` fetches hw_counters where it can, and is closed with this; `excluded` are patterns of devices.
+
+        Raises:
+            OSError: there is no `class/infiniband`.
+        """
+        self._sysfs = sysfs
+        self._clock = clock
+        self._netlink = netlink
+        self._wanted = wanted
+        self._excluded = excluded
+        self._folder = class_folder(sysfs)
+        self._ports: dict[str, _Port] = {}
+        self._looked_ns: int | None = None
+        self._fields: tuple[str, ...] = (TRANSMIT, RECEIVE)
+        self._columns: dict[str, int] = {TRANSMIT: 0, RECEIVE: 1}
+        self._names: tuple[str, ...] = ()
+        self._generations: tuple[int, ...] = ()
+        self._folder.stat()
+
+    def close(self) -> None:
+        self._close_ports()
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    def refresh(self) -> None:
+        """See `CounterSource.refresh`."""
+        self._close_ports()
+        self._looked_ns = None
+
+    def read(self) -> CounterReading:
+        """See `CounterSource.read`."""
+        before_ns = self._clock.monotonic_ns()
+        if self._looked_ns is None or before_ns - self._looked_ns >= _LOOK_PERIOD_NS:
+            self._look()
+            self._looked_ns = before_ns
+        before_ns = self._clock.monotonic_ns()
+        rows: list[tuple[_Port, PortCounters, PortValues]] = []
+        failed: list[DeviceFailure] = []
+        for port in self._ports.values():
+            values = self._read(port, before_ns)
+            if values is None or port.counters is None:
+                failed.append(DeviceFailure(port.name, port.reason))
+                continue
+            failed += [DeviceFailure(port.name, reason) for reason in values.failed]
+            if values.values or not values.failed:
+                rows.append((port, port.counters, values))
+        after_ns = self._clock.monotonic_ns()
+        if failed and not rows:
+            raise OSError(f"{failed[0].device}: {failed[0].reason}")
+        return self._reading(before_ns, after_ns, rows, failed)
+
+    def _read(self, port: _Port, now_ns: int) -> PortValues | None:
+        if port.counters is None and now_ns < port.retry_ns:
+            return None
+        try:
+            if port.counters is None:
+                port.counters = self._open(port)
+            values = port.counters.read(now_ns)
+        except PortGone as error:
+            if port.counters is not None:
+                port.counters.close()
+                port.counters = None
+            port.failures += 1
+            port.retry_ns = now_ns + pause_ns(port.failures)
+            port.reason = error.strerror or str(error)
+            self._looked_ns = None  # another device may have taken its name
+            return None
+        port.failures = 0
+        return values
+
+    def _open(self, port: _Port) -> PortCounters:
+        folder = self._folder / port.device
+        return PortCounters(
+            folder,
+            port.number,
+            link_name(folder / "device" / "driver"),
+            first=port.first,
+            wanted=self._wanted,
+            hw_counters=self._hw_counters(port),
+        )
+
+    def _hw_counters(self, port: _Port) -> HwCounters | None:
+        """One request for all of the port's hw_counters; None where files must do."""
+        if (
+            self._netlink is None
+            or not (self._folder / port.device / "ports" / str(port.number) / "hw_counters").is_dir()
+        ):
+            return None
+        try:
+            index = self._netlink.device_indexes().get(port.device)
+        except (OSError, ValueError):
+            return None
+        return None if index is None else partial(self._netlink.port_counters, index, port.number)
+
+    def _look(self) -> None:
+        """Compare the devices with those known: open what is new, close what has gone or is another one by now."""
+        self._folder.stat()
+        found: dict[str, _Port] = {}
+        for device in device_names(self._sysfs):
+            if any(fnmatchcase(device, pattern) for pattern in self._excluded):
+                continue
+            folder = self._folder / device
+            try:
+                generation = folder.stat().st_ino & _INODE_MASK
+            except OSError:
+                continue  # gone since it was listed, or a link to nothing
+            for position, number in enumerate(port_numbers(folder)):
+                name = port_name(device, number)
+                known = self._ports.get(name)
+                if known is not None and known.generation == generation:
+                    found[name] = known
+                else:
+                    found[name] = _Port(name, device, number, position == 0, generation)
+        for name, port in self._ports.items():
+            if found.get(name) is not port and port.counters is not None:
+                port.counters.close()
+        self._ports = found
+
+    def _close_ports(self) -> None:
+        for port in self._ports.values():
+            if port.counters is not None:
+                port.counters.close()
+        self._ports = {}
+
+    def _reading(
+        self,
+        before_ns: int,
+        after_ns: int,
+        rows: list[tuple[_Port, PortCounters, PortValues]],
+        failed: list[DeviceFailure],
+    ) -> CounterReading:
+        self._append_fields(rows, failed)
+        size = (len(rows), len(self._fields))
+        values: Values = np.zeros(size, dtype=np.uint64)
+        maxima: Values = np.full(size, WIDE.maximum, dtype=np.uint64)
+        known: Flags = np.zeros(size, dtype=np.bool_)
+        saturating: Flags = np.zeros(size, dtype=np.bool_)
+        for row, (_port, counters, read) in enumerate(rows):
+            for name, value in read.values.items():
+                column = self._columns.get(name)
+                if column is None:
+                    continue
+                width = counters.width(name)
+                values[row, column] = value
+                maxima[row, column] = width.maximum
+                known[row, column] = True
+                saturating[row, column] = width.saturates
+        names = tuple(port.name for port, _counters, _values in rows)
+        generations = tuple(port.generation for port, _counters, _values in rows)
+        if (names, generations) != (self._names, self._generations):
+            self._names, self._generations = names, generations
+        return CounterReading(
+            before_ns,
+            after_ns,
+            self._names,
+            self._generations,
+            self._fields,
+            values,
+            tuple(failed),
+            CounterShape(known, maxima, saturating),
+        )
+
+    def _append_fields(self, rows: list[tuple[_Port, PortCounters, PortValues]], failed: list[DeviceFailure]) -> None:
+        new = dict.fromkeys(
+            name for _port, _counters, read in rows for name in read.values if name not in self._columns
+        )
+        if not new:
+            return
+        for name in list(new)[: max(0, _COLUMNS_LIMIT - len(self._fields))]:
+            self._columns[name] = len(self._columns)
+        if len(self._columns) < len(self._fields) + len(new):
+            failed.append(DeviceFailure("all ports", f"more than {_COLUMNS_LIMIT} different counters"))
+        self._fields = tuple(self._columns)

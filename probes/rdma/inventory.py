@@ -1,0 +1,188 @@
+"""Which RDMA devices and ports there are, and what each one is.
+
+Source: `SYSFS/class/infiniband`, described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband.  A
+soft-RoCE device has no `device`, a virtual function has `device/physfn`, a bond of two mlx5 ports is one device whose
+network device is the bond.  What cannot be known is None, an empty string or `unknown`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from probes.netdev.counters import is_counter
+from probes.netdev.inventory import UNKNOWN
+from probes.rdma.attributes import entries, link_name, numa_node, pci_address, text_of
+
+STATE_ACTIVE: Final = "ACTIVE"
+
+_DEVICES_LIMIT: Final = 1024
+_PORTS_LIMIT: Final = 256
+"""InfiniBand numbers ports with one byte."""
+_GIDS_LIMIT: Final = 1024
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec\b")
+_NUMBERED: Final = re.compile(r"[0-9]{1,3}: *([\w -]{1,40})", re.ASCII)
+_NATURAL: Final = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of one RDMA device."""
+
+    device: str
+    port: int
+    node_type: str
+    """`CA` of an adapter, `RNIC` of iWARP, `switch`, …"""
+    state: str
+    """`ACTIVE`, `INIT`, `DOWN`, …"""
+    physical_state: str
+    """`LinkUp`, `Polling`, `Disabled`, …"""
+    rate_bytes_per_second: int | None
+    """Signalling rate less line coding, as the kernel prints it; many drivers show a made-up one for a port that is
+    not active."""
+    link_layer: str
+    """`InfiniBand`, `Ethernet` or `unknown`."""
+    netdev: str
+    """The network device of the port, of a bond the bond; empty for none in this network namespace."""
+    netdevs: tuple[str, ...]
+    """All that the port's addresses belong to, VLANs included; `netdev` is the first."""
+    slaves: tuple[str, ...]
+    """Members of `netdev` where it is a bond: the health of the links is theirs."""
+    pci: str
+    """PCI address, `0000:18:00.0`; empty where there is none."""
+    numa_node: int | None
+    driver: str
+    """Driver of the PCI function, `mlx5_core`, `bnxt_en`, `ice`; empty where there is none."""
+    physical_function: str
+    """PCI address of the physical function that a virtual one belongs to; empty: not a virtual function."""
+    firmware: str
+    has_counters: bool
+    """Whether InfiniBand's own counters are there; a driver's own may be there without them."""
+
+    @property
+    def name(self) -> str:
+        """`mlx5_0/1`, the row of its counters."""
+        return port_name(self.device, self.port)
+
+    @property
+    def up(self) -> bool | None:
+        """Whether the port carries traffic; None where it cannot be known."""
+        return None if self.state == UNKNOWN else self.state == STATE_ACTIVE
+
+
+def port_name(device: str, port: int) -> str:
+    """How a port is called wherever one string must do."""
+    return f"{device}/{port}"
+
+
+def class_folder(sysfs: Path) -> Path:
+    """Where RDMA devices are listed."""
+    return sysfs / "class" / "infiniband"
+
+
+def device_names(sysfs: Path) -> list[str]:
+    """Names of all RDMA devices, mlx5_2 before mlx5_10; empty where there is no RDMA."""
+    return sorted(entries(class_folder(sysfs)), key=_natural_order)[:_DEVICES_LIMIT]
+
+
+def port_numbers(device: Path) -> list[int]:
+    """Ports of a device's folder, ascending."""
+    numbers = sorted({int(name) for name in entries(device / "ports") if is_counter(name.encode()) and len(name) <= 3})
+    return numbers[:_PORTS_LIMIT]
+
+
+def read_ports(sysfs: Path) -> tuple[RdmaPort, ...]:
+    """Every port of every RDMA device; none where the kernel has no RDMA.
+
+    Raises nothing: what one file does not say is unknown, and a device that goes while it is read has no ports.
+    """
+    return tuple(port for device in device_names(sysfs) for port in _device_ports(sysfs, device))
+
+
+def _device_ports(sysfs: Path, device: str) -> list[RdmaPort]:
+    folder = class_folder(sysfs) / device
+    hardware = folder / "device"
+    pci = pci_address(hardware)
+    node_type = _after_number(text_of(folder / "node_type"))
+    driver = link_name(hardware / "driver")
+    physical_function = pci_address(hardware / "physfn") if (hardware / "physfn").is_symlink() else ""
+    firmware = text_of(folder / "fw_ver")
+    ports = []
+    for number in port_numbers(folder):
+        port = folder / "ports" / str(number)
+        netdevs = _netdevs(folder, port, number)
+        ports.append(
+            RdmaPort(
+                device=device,
+                port=number,
+                node_type=node_type,
+                state=_after_number(text_of(port / "state")),
+                physical_state=_after_number(text_of(port / "phys_state")),
+                rate_bytes_per_second=parse_rate(text_of(port / "rate")),
+                link_layer=_one_of(text_of(port / "link_layer"), "InfiniBand", "Ethernet"),
+                netdev=netdevs[0] if netdevs else "",
+                netdevs=netdevs,
+                slaves=tuple(text_of(sysfs / "class" / "net" / netdevs[0] / "bonding" / "slaves").split())
+                if netdevs
+                else (),
+                pci=pci,
+                numa_node=numa_node(hardware) if pci else None,
+                driver=driver,
+                physical_function=physical_function,
+                firmware=firmware,
+                has_counters=(port / "counters").is_dir(),
+            )
+        )
+    return ports
+
+
+def parse_rate(text: str) -> int | None:
+    """Bytes per second of `400 Gb/sec (4X NDR)`; None for anything else, and for 0."""
+    match = _RATE.match(text)
+    if match is None:
+        return None
+    whole, _, fraction = match[1].partition(".")
+    megabits = int(whole) * 1000 + int(fraction.ljust(3, "0"))
+    return megabits * 125_000 or None
+
+
+def _after_number(text: str) -> str:
+    """`ACTIVE` of `4: ACTIVE`."""
+    match = _NUMBERED.fullmatch(text)
+    return match[1].strip() or UNKNOWN if match else UNKNOWN
+
+
+def _one_of(text: str, *known: str) -> str:
+    return text if text in known else UNKNOWN
+
+
+def _netdevs(device: Path, port: Path, number: int) -> tuple[str, ...]:
+    """Network devices of a port: of its addresses, else of its PCI function, else the parent of soft-RoCE."""
+    folder = port / "gid_attrs" / "ndevs"
+    indexes = sorted(entries(folder), key=_natural_order)[:_GIDS_LIMIT]
+    found = dict.fromkeys(name for index in indexes if _is_netdev(name := text_of(folder / index)))
+    if found:
+        return tuple(found)
+    network = device / "device" / "net"
+    candidates = sorted(entries(network), key=_natural_order)
+    # The ports of a device share its PCI function: dev_port tells their network devices apart (mlx4).
+    own = [name for name in candidates if text_of(network / name / "dev_port") in ("", str(number - 1))]
+    parent = text_of(device / "parent")
+    return tuple(own) or ((parent,) if _is_netdev(parent) else ())
+
+
+def _is_netdev(name: str) -> bool:
+    """Whether the kernel would let a network device have this name; it also becomes a part of a path."""
+    return (
+        0 < len(name) <= 15 and "/" not in name and name not in (".", "..") and name.isprintable() and " " not in name
+    )
+
+
+def _natural_order(name: str) -> list[tuple[bool, int, str]]:
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() and part.isascii() else 0, part)
+        for part in _NATURAL.split(name)
+        if part
+    ]

@@ -1,0 +1,1 @@
+"""Where GPUs and network cards sit in a machine: its PCI tree, and NCCL's description of it."""

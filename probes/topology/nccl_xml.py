@@ -1,0 +1,299 @@
+"""NCCL's description of a machine: the XML of NCCL_TOPO_FILE and NCCL_TOPO_DUMP_FILE.
+
+Clouds ship such files for virtual machines, whose PCI tree says nothing; operators write `rail=` and `plane=` into
+them.  The form is what src/graph/xml.cc and topo.cc of NCCL 2.4 to 2.30 read: `system` holds `cpu` (one a NUMA node),
+that holds `pci`, which nest; a function holds `gpu`, or `nic` with `net` in it.  All but `busid` may be absent:
+hand-written files often name the functions only, and NCCL learns the rest from the machine.
+
+Such a file comes from a job, so nothing in it is trusted: document types, and with them entities, are refused before
+they are read, and size, depth and number of elements have limits.  What NCCL passes over is passed over here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, NoReturn
+from xml.parsers import expat
+
+from probes.netdev.ethtool import BYTES_PER_MEGABIT
+from probes.topology.paths import Place
+from probes.topology.pci import is_display, is_network, normal_address
+
+MOST_BYTES: Final = 4 << 20
+MOST_ELEMENTS: Final = 65_536
+DEEPEST: Final = 64
+MOST_NODES: Final = 576
+"""GPUs, network cards or ports: NCCL_TOPO_MAX_NODES."""
+_MOST_ATTRIBUTES: Final = 64
+_LONGEST_VALUE: Final = 1024
+"""NCCL refuses values of 255 characters."""
+_MOST_RAILS: Final = 1 << 15
+"""NCCL keeps rail and plane as int16_t, and takes what is negative for undefined."""
+_MOST_PORTS: Final = 255
+"""Of one device; the kernel numbers them from 1."""
+_VERSION: Final = 1
+_JOINED: Final = "+"
+"""Between the names of devices that NCCL merged into a virtual one."""
+
+_WITHOUT_BEING_TOLD: Final = (
+    "/run/nvidia-topologyd/virtualTopology.xml",
+    "/var/run/nvidia-topologyd/virtualTopology.xml",
+)
+"""What NCCL reads without NCCL_TOPO_FILE (the second); /var/run is mostly a link to /run, and a link that is absolute
+leads out of a container's root."""
+
+_INTEGER: Final = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,16})|([0-9]{1,19}))", re.ASCII)
+
+_INSIDE: Final = {
+    "system": frozenset({""}),
+    "cpu": frozenset({"system"}),
+    "pci": frozenset({"cpu", "pci"}),
+    "gpu": frozenset({"pci"}),
+    "nic": frozenset({"cpu", "pci"}),
+    "net": frozenset({"nic"}),
+}
+"""Where NCCL looks for an element; elsewhere it is ignored, with all that it holds."""
+
+
+class TopologyError(ValueError):
+    """The file is not a topology that can be used; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class XmlFunction:
+    """One `pci` element."""
+
+    place: Place
+    class_code: int | None
+    gpu: int | None
+    """NVML's number, from the `gpu` element in it; None where the file does not say."""
+    is_gpu: bool
+    is_network: bool
+
+
+@dataclass(frozen=True, slots=True)
+class XmlNet:
+    """One `net` element: a port of a network device."""
+
+    name: str
+    port: int | None
+    place: Place
+    speed_bytes_per_second: int | None
+    rail: int | None
+    plane: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class XmlTopology:
+    functions: tuple[XmlFunction, ...]
+    """In the order of the file; an address that occurs twice counts where it came first."""
+    nets: tuple[XmlNet, ...]
+    """In the order of the file; devices that NCCL merged stand for themselves."""
+
+
+def read_topology(path: Path) -> XmlTopology:
+    """Read a file, which must be a regular one: another's path may lead to a pipe that never ends.
+
+    Raises:
+        OSError: it cannot be read.
+        TopologyError: it is no topology.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise TopologyError("is not a regular file")
+        return parse_topology(file.read(MOST_BYTES + 1))
+
+
+def topology_of_process(procfs: Path, pid: int, given: str) -> XmlTopology | None:
+    """The file that NCCL reads in a process, which may live in a container: `given` is its NCCL_TOPO_FILE.
+
+    None where that is empty and there is none in the usual place either.
+
+    Raises:
+        OSError: it cannot be read.
+        TopologyError: it is no topology.
+    """
+    folder = procfs / str(pid)
+    if given:
+        return read_topology(folder / ("root" if given.startswith("/") else "cwd") / given.lstrip("/"))
+    for name in _WITHOUT_BEING_TOLD:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return read_topology(folder / "root" / name.lstrip("/"))
+    return None
+
+
+def parse_topology(data: bytes) -> XmlTopology:
+    """Understand a topology.
+
+    Raises:
+        TopologyError: it is not well-formed, has no `system` element of version 1, or goes beyond a limit.
+    """
+    if len(data) > MOST_BYTES:
+        raise TopologyError(f"is larger than {MOST_BYTES >> 20} MiB, the most that is read of a topology")
+    reader = _Reader()
+    # The encoding is given: a document must not choose one.
+    parser = expat.ParserCreate("UTF-8")
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.StartDoctypeDeclHandler = _refuse_document_type
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise TopologyError(f"is not well-formed XML: {error}") from None
+    if not reader.systems:
+        raise TopologyError("holds no <system> element: it is not a topology of NCCL's")
+    functions, nets = tuple(reader.functions.values()), _apart(reader.nets)
+    for kind, count in (
+        ("GPUs", sum(function.is_gpu for function in functions)),
+        ("network cards", sum(function.is_network for function in functions)),
+        ("network ports", len(nets)),
+    ):
+        if count > MOST_NODES:
+            raise TopologyError(f"has {count} {kind}, and NCCL takes {MOST_NODES}")
+    return XmlTopology(functions, nets)
+
+
+def _refuse_document_type(*_declaration: object) -> NoReturn:
+    raise TopologyError("declares a document type, which no topology of NCCL's does: it is not read")
+
+
+@dataclass(slots=True)
+class _Open:
+    """An element that has begun and not ended; its place is the parent's until it is a function itself."""
+
+    name: str
+    switches: tuple[str, ...] = ()
+    """Of what it holds."""
+    numa_node: int | None = None
+    address: str = ""
+
+
+@dataclass(slots=True)
+class _Reader:
+    functions: dict[str, XmlFunction] = field(default_factory=dict)
+    nets: list[XmlNet] = field(default_factory=list)
+    systems: int = 0
+    elements: int = 0
+    path: list[_Open] = field(default_factory=list)
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self.elements += 1
+        if self.elements > MOST_ELEMENTS:
+            raise TopologyError(f"has more than {MOST_ELEMENTS} elements")
+        if len(self.path) >= DEEPEST:
+            raise TopologyError(f"is nested deeper than {DEEPEST} elements")
+        if len(attributes) > _MOST_ATTRIBUTES or any(len(value) > _LONGEST_VALUE for value in attributes.values()):
+            raise TopologyError(f"has an element with too many or too long attributes: <{name[:20]}>")
+        parent = self.path[-1] if self.path else _Open("")
+        inside = _Open("ignored")
+        if parent.name in _INSIDE.get(name, ()):
+            inside = _Open(name, parent.switches, parent.numa_node, parent.address)
+            self._take(inside, parent, attributes)
+        self.path.append(inside)
+
+    def end(self, _name: str) -> None:
+        self.path.pop()
+
+    def _take(self, element: _Open, parent: _Open, attributes: dict[str, str]) -> None:
+        if element.name == "system":
+            if _integer(attributes, "version") != _VERSION:
+                version = attributes.get("version", "")[:20]
+                raise TopologyError(f"is of version {version!r}, and only version {_VERSION} is known")
+            self.systems += 1
+        elif element.name == "cpu":
+            numa_node = _integer(attributes, "numaid")
+            element.numa_node = numa_node if numa_node is not None and numa_node >= 0 else None
+        elif element.name == "pci":
+            self._function(element, parent, attributes)
+        elif element.name == "gpu":
+            self._mark(parent.address, is_gpu=True, gpu=_natural(attributes, "dev"))
+        elif element.name == "nic":
+            self._mark(parent.address)
+        else:
+            self._net(element, attributes)
+
+    def _function(self, element: _Open, parent: _Open, attributes: dict[str, str]) -> None:
+        address = normal_address(attributes.get("busid", ""))
+        if not address:
+            busid = attributes.get("busid", "")[:40]
+            raise TopologyError(f"has a <pci> element whose busid is no PCI address: {busid!r}")
+        element.address = address
+        # What it holds lies below it, whether or not its class calls it a bridge: hand-written files leave that out.
+        element.switches = (*parent.switches, address)
+        class_code = _class_code(attributes)
+        place = Place(address, parent.switches, parent.numa_node)
+        function = XmlFunction(place, class_code, None, is_display(class_code), is_network(class_code))
+        self.functions.setdefault(address, function)
+
+    def _mark(self, address: str, *, is_gpu: bool = False, gpu: int | None = None) -> None:
+        """A function is a GPU, or else a network card, because of the element in it."""
+        known = self.functions.get(address)
+        if known is not None:
+            self.functions[address] = replace(
+                known,
+                gpu=gpu if known.gpu is None else known.gpu,
+                is_gpu=known.is_gpu or is_gpu,
+                is_network=known.is_network or not is_gpu,
+            )
+
+    def _net(self, element: _Open, attributes: dict[str, str]) -> None:
+        function = self.functions.get(element.address)
+        place = function.place if function else Place("", (), element.numa_node)
+        speed, port = _integer(attributes, "speed") or 0, _integer(attributes, "port")
+        name = attributes.get("name", "")
+        if name.isprintable() and name:
+            self.nets.append(
+                XmlNet(
+                    name=name,
+                    port=port if port is not None and 0 < port <= _MOST_PORTS else None,
+                    place=place,
+                    speed_bytes_per_second=speed * BYTES_PER_MEGABIT if 0 < speed < 1 << 40 else None,
+                    rail=_natural(attributes, "rail"),
+                    plane=_natural(attributes, "plane"),
+                )
+            )
+
+
+def _apart(nets: list[XmlNet]) -> tuple[XmlNet, ...]:
+    """Every device and port once; those that NCCL merged into a virtual one appear where they are not named alone."""
+    found: dict[tuple[str, int | None], XmlNet] = {}
+    for net in nets:
+        if _JOINED not in net.name:
+            found.setdefault((net.name, net.port), net)
+    alone = {net.name for net in found.values()}
+    for net in nets:
+        members = [name for name in net.name.split(_JOINED) if name] if _JOINED in net.name else []
+        for name in members:
+            if name not in alone:
+                speed = net.speed_bytes_per_second
+                share = None if speed is None else speed // len(members)
+                member = replace(net, name=name, port=None, speed_bytes_per_second=share)
+                found.setdefault((name, None), member)
+    return tuple(found.values())
+
+
+def _integer(attributes: dict[str, str], name: str) -> int | None:
+    """As strtol reads it, which stops where the number ends."""
+    match = _INTEGER.match(attributes.get(name, ""))
+    if match is None:
+        return None
+    value = int(match[2], 16) if match[2] else int(match[3])
+    return -value if match[1] == "-" else value
+
+
+def _natural(attributes: dict[str, str], name: str) -> int | None:
+    """A number that NCCL has room for; negative is what it writes for undefined."""
+    value = _integer(attributes, name)
+    return value if value is not None and 0 <= value < _MOST_RAILS else None
+
+
+def _class_code(attributes: dict[str, str]) -> int | None:
+    """24 bits.  NCCL compares the beginning of the text, and itself writes `0x02` for a card of unknown class."""
+    text = attributes.get("class", "")
+    match = re.match(r"0[xX]([0-9a-fA-F]{1,6})", text, re.ASCII)
+    return int(match[1].ljust(6, "0"), 16) if match else None

@@ -1,0 +1,1 @@
+"""A simulated libnvidia-ml.so.1: GPUs and NVLinks that a test scripts; see stub.c."""

@@ -1,0 +1,364 @@
+/* A simulated libnvidia-ml.so.1: GPUs, NVLinks and counters as a script says.
+ *
+ * A script is lines of words; `nvml_stub` takes one line, and the file that NVML_STUB_SCRIPT names is read at every
+ * nvmlInitWithFlags and again when it has changed, so that another process can be driven too:
+ *
+ *   reset                                    no GPUs, no errors
+ *   gpus N                                   N GPUs on PCI buses 1b, 1c, …
+ *   link GPU LINK STATE TYPE PCI             a link; TYPE -1: not supported; PCI 0: not supported, else a bus number
+ *   field GPU FIELD SCOPE CODE KIND VALUE    one field value; KIND is nvmlValueType_t
+ *   grow GPU FIELD SCOPE STEP                adds STEP to a field at every reading of it
+ *   fail GPU CODE                            every function of this GPU returns CODE; 0: none does
+ *   refuse-fields-from FIELD                 a call that asks for FIELD or above fails as a whole; 0: none does
+ *   fabric GPU STATE HEALTH                  state and health mask of the fabric; STATE -1: not supported
+ *   init CODE                                nvmlInitWithFlags returns CODE
+ *   hang GPU                                 functions of this GPU do not return, GPU -1: nvmlInitWithFlags does not
+ *   release                                  whatever hangs goes on
+ *
+ * Without NVML's header: the structs below are written after NVIDIA's API reference.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
+enum { GPUS = 16, LINKS = 36, FIELDS = 4096 };
+
+struct link {
+    int present, state, type;
+    unsigned bus;
+};
+struct gpu {
+    int failure, hangs, fabric_state;
+    unsigned fabric_health;
+    struct link links[LINKS];
+};
+struct field {
+    int gpu;
+    unsigned field, scope;
+    int code, kind;
+    unsigned long long value, step;
+};
+struct pci_info {
+    char legacy[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+};
+struct field_value {
+    unsigned field, scope;
+    long long timestamp, latency;
+    int kind, code;
+    union {
+        double d;
+        unsigned ui;
+        unsigned long long ull;
+    } value;
+};
+struct fabric_info {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+    unsigned health;
+};
+_Static_assert(sizeof(struct pci_info) == 68 && sizeof(struct field_value) == 40 && sizeof(struct fabric_info) == 36,
+               "NVML's sizes");
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
+static struct gpu gpus[GPUS];
+static struct field fields[FIELDS];
+static unsigned count, field_count, refused_from;
+static int initialised, init_code, init_hangs;
+static struct timespec script_time;
+
+static struct field *find(int gpu, unsigned field, unsigned scope) {
+    for (unsigned i = 0; i < field_count; i++)
+        if (fields[i].gpu == gpu && fields[i].field == field && fields[i].scope == scope)
+            return &fields[i];
+    return NULL;
+}
+
+static void release(void) {
+    init_hangs = 0;
+    for (int i = 0; i < GPUS; i++)
+        gpus[i].hangs = 0;
+    pthread_cond_broadcast(&released);
+}
+
+/* Returns 0, or -1 for a line that is not understood. */
+static int obey(const char *line) {
+    int gpu, a, b, c;
+    unsigned field, scope;
+    unsigned long long value;
+    if (line[0] == '#' || line[0] == '\n' || line[0] == 0)
+        return 0;
+    if (!strncmp(line, "reset", 5)) {
+        release();
+        memset(gpus, 0, sizeof gpus);
+        count = field_count = refused_from = 0;
+        init_code = 0;
+        return 0;
+    }
+    if (!strncmp(line, "release", 7)) {
+        release();
+        return 0;
+    }
+    if (sscanf(line, "gpus %d", &a) == 1 && a >= 0 && a <= GPUS) {
+        count = (unsigned)a;
+        return 0;
+    }
+    if (sscanf(line, "init %d", &a) == 1) {
+        init_code = a;
+        return 0;
+    }
+    if (sscanf(line, "hang %d", &gpu) == 1 && gpu >= -1 && gpu < GPUS) {
+        *(gpu < 0 ? &init_hangs : &gpus[gpu].hangs) = 1;
+        return 0;
+    }
+    if (sscanf(line, "refuse-fields-from %u", &field) == 1) {
+        refused_from = field;
+        return 0;
+    }
+    if (sscanf(line, "%*s %d", &gpu) != 1 || gpu < 0 || gpu >= GPUS)
+        return -1;
+    if (sscanf(line, "fail %*d %d", &a) == 1) {
+        gpus[gpu].failure = a;
+        return 0;
+    }
+    if (sscanf(line, "fabric %*d %d %u", &a, &field) == 2) {
+        gpus[gpu].fabric_state = a;
+        gpus[gpu].fabric_health = field;
+        return 0;
+    }
+    if (sscanf(line, "link %*d %d %d %d %x", &a, &b, &c, &field) == 4 && a >= 0 && a < LINKS) {
+        gpus[gpu].links[a] = (struct link){.present = 1, .state = b, .type = c, .bus = field};
+        return 0;
+    }
+    if (sscanf(line, "field %*d %u %u %d %d %llu", &field, &scope, &a, &b, &value) == 5) {
+        struct field *slot = find(gpu, field, scope);
+        if (!slot) {
+            if (field_count == FIELDS)
+                return -1;
+            slot = &fields[field_count++];
+        }
+        *slot = (struct field){gpu, field, scope, a, b, value, 0};
+        return 0;
+    }
+    if (sscanf(line, "grow %*d %u %u %llu", &field, &scope, &value) == 3) {
+        struct field *slot = find(gpu, field, scope);
+        if (!slot)
+            return -1;
+        slot->step = value;
+        return 0;
+    }
+    return -1;
+}
+
+static void read_script(int always) {
+    const char *path = getenv("NVML_STUB_SCRIPT");
+    struct stat status;
+    char line[256];
+    if (!path || stat(path, &status))
+        return;
+    if (!always && status.st_mtim.tv_sec == script_time.tv_sec && status.st_mtim.tv_nsec == script_time.tv_nsec)
+        return;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return;
+    script_time = status.st_mtim;
+    while (fgets(line, sizeof line, file))
+        if (obey(line))
+            fprintf(stderr, "NVML stub: not understood: %s", line);
+    fclose(file);
+}
+
+int nvml_stub(const char *line) {
+    pthread_mutex_lock(&lock);
+    int result = obey(line);
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Takes the lock and finds the GPU; on success the caller gives the lock back. */
+static int enter(void *device, struct gpu **gpu) {
+    unsigned index = (unsigned)((struct gpu *)device - gpus);
+    pthread_mutex_lock(&lock);
+    read_script(0);
+    int code = !initialised ? UNINITIALIZED : index >= count ? INVALID_ARGUMENT : SUCCESS;
+    if (!code) {
+        while (gpus[index].hangs)
+            pthread_cond_wait(&released, &lock);
+        code = gpus[index].failure;
+    }
+    if (code)
+        pthread_mutex_unlock(&lock);
+    else
+        *gpu = &gpus[index];
+    return code;
+}
+
+static int leave(int code) {
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    read_script(1);
+    while (init_hangs)
+        pthread_cond_wait(&released, &lock);
+    if (!init_code)
+        initialised++;
+    return leave(init_code);
+}
+
+int nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    int code = initialised ? SUCCESS : UNINITIALIZED;
+    initialised -= initialised > 0;
+    return leave(code);
+}
+
+const char *nvmlErrorString(int code) {
+    return code ? "an error of the NVML stub" : "success";
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    snprintf(version, length, "0.0.simulated");
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *number) {
+    pthread_mutex_lock(&lock);
+    *number = count;
+    return leave(initialised ? SUCCESS : UNINITIALIZED);
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    struct gpu *gpu;
+    if (index >= GPUS)
+        return INVALID_ARGUMENT;
+    int code = enter(&gpus[index], &gpu);
+    if (code)
+        return code;
+    *device = gpu;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    snprintf(name, length, "Simulated GPU");
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", (int)(gpu - gpus));
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    memset(info, 0, sizeof *info);
+    info->bus = 0x1b + (unsigned)(gpu - gpus);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", info->bus);
+    return leave(SUCCESS);
+}
+
+static int enter_link(void *device, unsigned number, struct link **link) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    if (number >= LINKS)
+        return leave(INVALID_ARGUMENT);
+    if (!gpu->links[number].present)
+        return leave(NOT_SUPPORTED);
+    *link = &gpu->links[number];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkState(void *device, unsigned number, int *state) {
+    struct link *link;
+    int code = enter_link(device, number, &link);
+    if (code)
+        return code;
+    *state = link->state;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, struct pci_info *info) {
+    struct link *link;
+    int code = enter_link(device, number, &link);
+    if (code)
+        return code;
+    if (!link->bus)
+        return leave(NOT_SUPPORTED);
+    memset(info, 0, sizeof *info);
+    info->bus = link->bus;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned number, int *type) {
+    struct link *link;
+    int code = enter_link(device, number, &link);
+    if (code)
+        return code;
+    if (link->type < 0)
+        return leave(NOT_SUPPORTED);
+    *type = link->type;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetFieldValues(void *device, int number, struct field_value *values) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    for (int i = 0; i < number; i++)
+        if (refused_from && values[i].field >= refused_from)
+            return leave(INVALID_ARGUMENT);
+    for (int i = 0; i < number; i++) {
+        struct field *field = find((int)(gpu - gpus), values[i].field, values[i].scope);
+        values[i].code = field ? field->code : NOT_SUPPORTED;
+        values[i].value.ull = 0xdeadbeefdeadbeef; /* undefined unless the code is success */
+        if (values[i].code)
+            continue;
+        field->value += field->step;
+        values[i].kind = field->kind;
+        if (field->kind == 0)
+            values[i].value.d = (double)field->value;
+        else if (field->kind == 1)
+            values[i].value.ui = (unsigned)field->value;
+        else
+            values[i].value.ull = field->value;
+    }
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *info) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    if (gpu->fabric_state < 0)
+        return leave(NOT_SUPPORTED);
+    info->state = (unsigned char)gpu->fabric_state;
+    info->status = SUCCESS;
+    info->health = gpu->fabric_health;
+    return leave(SUCCESS);
+}

@@ -1,0 +1,231 @@
+"""GPUs and NVLinks as the agent follows them. The driver's library is simulated (tests/nvml/stub.c)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent import nvlink, nvlink_gpu
+from agent.doctor_nvlink import check_nvlink
+from agent.nvlink import NvlinkState, NvlinkWatch
+from agent.snapshot import NvlinkFacts
+from probes.clock import SystemClock
+from tests.nvml.stub import DRIVER_NOT_LOADED, GPU_IS_LOST, Stub, build_stub, link_lines
+
+PERIOD_SECONDS = 0.01
+PATIENCE_SECONDS = 60
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Not a claim about speed: the limit only ends a test that would wait for ever."""
+    last = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < last, f"waited in vain until {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def watching(library: str, sysfs: Path) -> Iterator[NvlinkWatch]:
+    watch = NvlinkWatch(SystemClock(), sysfs=sysfs, library=library, period_seconds=PERIOD_SECONDS)
+    watch.start()
+    try:
+        yield watch
+    finally:
+        watch.close()
+
+
+@pytest.fixture
+def watch(stub: Stub, tmp_path: Path) -> Iterator[NvlinkWatch]:
+    """Two GPUs with two links each; GPU 0 is next to NUMA node 1."""
+    folder = tmp_path / "bus/pci/devices/0000:1b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1\n")
+    stub.say("gpus 2", *link_lines(0, [0, 1]), *link_lines(1, [0, 1]))
+    stub.count(0, 138, 0, 1000)
+    with watching(stub.library, tmp_path) as watch:
+        wait_until(lambda: len(watch.state().links) == 4, "both GPUs are read")
+        yield watch
+        stub.say("release")
+
+
+def link(state: NvlinkState, gpu: int, number: int) -> NvlinkFacts:
+    (found,) = [link for link in state.links if (link.gpu, link.link) == (str(gpu), str(number))]
+    return found
+
+
+def success(state: NvlinkState) -> dict[str, bool]:
+    return {result.collector: result.success for result in state.collectors}
+
+
+def test_gpus_carry_what_joins_them_with_the_rest_of_the_node(watch: NvlinkWatch) -> None:
+    first, second = watch.state().gpus
+    assert (first.gpu, first.pci, first.numa, first.name) == ("0", "0000:1b:00.0", "1", "Simulated GPU")
+    assert first.uuid == "GPU-00000000-0000-0000-0000-000000000000"
+    assert (second.pci, second.numa) == ("0000:1c:00.0", "unknown")
+
+
+def test_totals_begin_at_zero_and_follow_the_counter(watch: NvlinkWatch, stub: Stub) -> None:
+    assert link(watch.state(), 0, 0).transmit_bytes == 0
+    stub.count(0, 138, 0, 1500)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    assert link(watch.state(), 0, 1).transmit_bytes == 0
+
+
+def test_totals_stay_when_a_counter_is_reset_and_grow_from_there(watch: NvlinkWatch, stub: Stub) -> None:
+    stub.count(0, 138, 0, 1500)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    stub.count(0, 138, 0, 10)
+    stub.count(0, 161, 0, 4)  # read in the same call: seen, so the reset was too
+    wait_until(lambda: ("replay", 4) in link(watch.state(), 0, 0).errors, "the reset has been read")
+    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    stub.count(0, 138, 0, 13)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 503 * 1024, "the total grows again")
+
+
+def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
+    watch: NvlinkWatch, stub: Stub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "railscope")
+    stub.count(0, 138, 0, 1500)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    stub.say(f"fail 0 {GPU_IS_LOST}")
+    wait_until(lambda: link(watch.state(), 0, 0).up is None, "the loss is noticed")
+    assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": False, "nvlink gpu1": True}
+    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    stub.count(1, 139, 1, 2)
+    wait_until(lambda: link(watch.state(), 1, 1).receive_bytes == 2048, "the other GPU is still read")
+    stub.count(0, 138, 0, 90_000)  # while it was away: nobody knows from where it counted
+    stub.say("fail 0 0")
+    wait_until(lambda: success(watch.state())["nvlink gpu0"], "the GPU is read again")
+    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    said = [record.getMessage() for record in caplog.records if "gpu0" in record.getMessage()]
+    assert len(said) == 2
+    assert "GPU is lost" in said[0]
+    assert "is read again" in said[1]
+
+
+def test_a_gpu_that_hangs_leaves_the_others_working_and_goes_on_by_itself(
+    watch: NvlinkWatch, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvlink, "HANG_NS", 100_000_000)
+    stub.say("hang 1")
+    wait_until(lambda: link(watch.state(), 1, 0).up is None, "the hang is noticed")
+    assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": True, "nvlink gpu1": False}
+    assert link(watch.state(), 0, 0).up is True
+    stub.count(0, 138, 0, 1001)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1024, "the other GPU is still read")
+    stub.say("release")
+    wait_until(lambda: link(watch.state(), 1, 0).up is True, "the GPU is read again")
+
+
+def test_closing_does_not_wait_for_a_gpu_that_hangs(watch: NvlinkWatch, stub: Stub) -> None:
+    stub.say("hang 1")
+    watch.close()  # the test's time limit is the proof
+    assert not watch.alive
+
+
+def test_a_driver_that_was_unloaded_is_opened_anew(watch: NvlinkWatch, stub: Stub) -> None:
+    stub.count(0, 138, 0, 1500)
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    stub.say(f"fail 0 {DRIVER_NOT_LOADED}", f"fail 1 {DRIVER_NOT_LOADED}", f"init {DRIVER_NOT_LOADED}")
+    wait_until(lambda: success(watch.state()) == {"nvlink": False}, "the session is lost")
+    stub.count(0, 138, 0, 3)
+    stub.say("fail 0 0", "fail 1 0", "init 0")
+    wait_until(lambda: all(success(watch.state()).values()) and len(watch.state().links) == 4, "all is read again")
+    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+
+
+def test_a_link_down_is_shown_as_down(watch: NvlinkWatch, stub: Stub) -> None:
+    stub.say("link 0 1 0 2 90")
+    wait_until(lambda: link(watch.state(), 0, 1).up is False, "the link is seen down")
+    assert link(watch.state(), 0, 0).up is True
+
+
+def test_the_refresh_rate_is_measured_once_something_flows(
+    watch: NvlinkWatch, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watch.state().gpus[0].refresh_seconds is None
+    monkeypatch.setattr(nvlink_gpu, "_REFRESH_AGAIN_NS", 0)
+    stub.say("grow 0 138 0 1")
+    wait_until(lambda: watch.state().gpus[0].refresh_seconds is not None, "the rate is known")
+    assert watch.state().gpus[1].refresh_seconds is None
+
+
+def test_without_the_library_nothing_is_shown_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "railscope")
+    with watching("libnvidia-none.so.1", tmp_path) as watch:
+        wait_until(lambda: bool(watch.missing), "the library was looked for")
+        assert watch.state() == NvlinkState((), (), ())
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_the_driver_that_hangs_at_the_start_is_a_failed_collector(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvlink, "HANG_NS", 100_000_000)
+    stub.say("gpus 1", "hang -1")
+    with watching(stub.library, tmp_path) as watch:
+        wait_until(lambda: success(watch.state()) == {"nvlink": False}, "the hang is noticed")
+        stub.say("release")
+        wait_until(lambda: success(watch.state()) == {"nvlink": True, "nvlink gpu0": True}, "it goes on")
+
+
+def test_another_process_reads_a_scripted_library(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("\n".join(["gpus 1", *link_lines(0, range(18)), "fabric 0 3 0", ""]))
+    build_stub(tmp_path)
+    program = (
+        "from pathlib import Path; from probes.clock import SystemClock; from agent.doctor_nvlink import check_nvlink\n"
+        "for finding in check_nvlink(Path('/sys'), SystemClock()): print(finding.status, finding.what)"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "ok driver 0.0.simulated: 1 GPU, 18 of 18 links up\n"
+
+
+class TestDoctor:
+    def test_a_missing_library_is_one_note(self, tmp_path: Path) -> None:
+        (finding,) = check_nvlink(tmp_path, SystemClock(), library="libnvidia-none.so.1")
+        assert finding.status == "note"
+        assert "libnvidia-none.so.1 cannot be loaded" in finding.what
+        assert finding.remedy
+
+    def test_missing_bindings_are_one_note_with_the_command(
+        self, stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        (finding,) = check_nvlink(tmp_path, SystemClock(), library=stub.library)
+        assert (finding.status, finding.remedy) == ("note", "pip install 'railscope[nvlink]'")
+
+    def test_an_inactive_link_among_active_ones_is_a_problem(self, stub: Stub, tmp_path: Path) -> None:
+        stub.say("gpus 1", *link_lines(0, range(4)), "link 0 2 0 2 90")
+        summary, problem = check_nvlink(tmp_path, SystemClock(), library=stub.library)
+        assert "1 GPU, 3 of 4 links up" in summary.what
+        assert (problem.status, "inactive links: 2" in problem.what) == ("problem", True)
+
+    def test_a_lost_gpu_is_a_problem_beside_the_others(self, stub: Stub, tmp_path: Path) -> None:
+        stub.say("gpus 2", *link_lines(1, [0]), f"fail 0 {GPU_IS_LOST}")
+        summary, problem = check_nvlink(tmp_path, SystemClock(), library=stub.library)
+        assert "1 of 1 links up" in summary.what
+        assert problem.what.startswith("GPU 0 cannot be read")
+
+    def test_a_driver_that_hangs_does_not_hang_the_doctor(self, stub: Stub, tmp_path: Path) -> None:
+        stub.say("gpus 1", "hang 0")
+        (finding,) = check_nvlink(tmp_path, SystemClock(), library=stub.library, patience_seconds=0.1)
+        assert finding.status == "problem"
+        assert "has not answered" in finding.what
+
+    def test_a_driver_that_is_not_loaded_is_a_problem(self, stub: Stub, tmp_path: Path) -> None:
+        stub.say(f"init {DRIVER_NOT_LOADED}")
+        (finding,) = check_nvlink(tmp_path, SystemClock(), library=stub.library)
+        assert (finding.status, "Driver Not Loaded" in finding.what) == ("problem", True)

@@ -1,0 +1,1 @@
+"""Synthesised sysfs trees: simulated machines, made by code, named by scenario."""
