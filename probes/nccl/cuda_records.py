@@ -1,4 +1,4 @@
-"""What the programs that watch CUDA share with us: probes/bpf/cuda.h as numpy dtypes."""
+"""What the programs that watch CUDA share with us: probes/bpf/cuda_structs.h as numpy dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CudaKind(IntEnum):
 
 
 class CudaStat(IntEnum):
-    """Slots of the programs' `cuda_stats`; probes/bpf/cuda.h says what each counts."""
+    """Slots of the programs' `cuda_stats`; probes/bpf/cuda_structs.h says what each counts."""
 
     NOTES = 0
     PLANS = 1

@@ -10,7 +10,7 @@ from probes.nccl.cuda_records import BEHIND, SIZES, CudaKind, CudaStat
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import constants, enumeration, fields_of, structure
 
-HEADER = (REPOSITORY / "probes/bpf/cuda.h").read_text()
+HEADER = (REPOSITORY / "probes/bpf/cuda_structs.h").read_text()
 
 
 @pytest.mark.parametrize("name", SIZES)
