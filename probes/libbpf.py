@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import fcntl
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,13 +119,25 @@ def load(
             result = library.load(handle)
             if result < 0:
                 raise _refusal(path, -result, messages)
-        except LoadError:
+            # Descriptors of our own: what libbpf keeps of an object is as large as the rest of the agent's heap.
+            programs = {
+                name: _own(library.program_fd(library.find_program(handle, name.encode()))) for name in attach_types
+            }
+            maps = {name: _own(descriptor) for name, descriptor in _maps(library, handle).items()}
+        finally:
             library.close(handle)
-            raise
-        programs = {name: library.program_fd(library.find_program(handle, name.encode())) for name in attach_types}
-        return LoadedObject(programs, _maps(library, handle), lambda: library.close(handle))
+        return LoadedObject(programs, maps, lambda: _close([*programs.values(), *maps.values()]))
     finally:
         library.set_print(ctypes.cast(silent, _PRINT) if silent else _PRINT())
+
+
+def _own(descriptor: int) -> int:
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _prepare(

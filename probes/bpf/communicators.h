@@ -43,7 +43,7 @@ struct {
 /* Communicators coming and going: few, never crowded out by calls, and the reader is woken for each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1024 * 1024);
+	__uint(max_entries, 512 * 1024);
 } lifecycle_events SEC(".maps");
 
 /* Numbers communicators. */

@@ -38,7 +38,7 @@ _log = logging.getLogger("railscope.probes")
 OBJECTS: Final = Path(__file__).resolve().parent.parent / "bpf"
 """Where the compiled BPF objects lie."""
 ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
-_LIFECYCLE_RING_BYTES: Final = 1 << 20  # as in nccl.bpf.c
+_LIFECYCLE_RING_BYTES: Final = 1 << 19  # as in communicators.h
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 MOST_LIBRARIES: Final = 256
