@@ -7,6 +7,7 @@ node's counts stay as exact as ever and this module has nothing to add.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -75,6 +76,10 @@ class Completion:
         self._programs = programs
         self._cuda = cuda
         self._progress: dict[int, CommunicatorProgress] = {}
+        self._completed: dict[int, int] = {}
+        """Calls known to be complete, by instance: they stay so while nobody looks."""
+        self._ended: set[int] = set()
+        """Instances of communicators that ended: nothing about them changes any more."""
         self._libraries: tuple[MappedLibrary, ...] = ()
         self._complete = True
 
@@ -102,11 +107,12 @@ class Completion:
             return
         try:
             for instance, progress in self._programs.progress().items():
-                known = self._progress.get(instance)
                 if not progress.posted and not progress.captured and not progress.replayed:
                     continue
-                # It never falls: of a group of plans the first may be complete before the second is handed over.
-                completed = max(progress.completed_sequence, known.completed if known else 0)
+                # It never falls: of a group of plans the first may be complete before the second is handed over, and
+                # programs that were attached again know nothing of what was complete before.
+                completed = max(progress.completed_sequence, self._completed.get(instance, 0))
+                self._completed[instance] = completed
                 self._progress[instance] = CommunicatorProgress(
                     completed, progress.oldest_posted_ns, progress.captured, progress.replayed
                 )
@@ -122,12 +128,16 @@ class Completion:
         """The last that is known of a communicator; None where its completion cannot be seen."""
         progress = self._progress.get(instance)
         proved = self._cuda.of(instance) if self._cuda is not None else None
-        if proved is None:
+        if proved is None or (progress is None and not self._proves(instance)):
             return progress
         if progress is None:
             # Nothing tells since when its operations run.
             return CommunicatorProgress(proved.completed_sequence, None, 0, 0, age_known=False)
         return replace(progress, completed=max(progress.completed, proved.completed_sequence))
+
+    def _proves(self, instance: int) -> bool:
+        """Whether what CUDA proved of a communicator is kept up to date, or is its last word."""
+        return self.levels.wanted >= Level.ALL or instance in self._ended
 
     def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent], int]:
         """What the programs counted about themselves, what was sent, and hits of those that watch CUDA, since load.
@@ -162,6 +172,7 @@ class Completion:
 
     def end_communicators(self, instances: set[int]) -> None:
         """Communicators have ended; what they were last known to have completed stays readable."""
+        self._ended |= instances
         try:
             self._programs.forget_communicators(instances)
             if self._cuda is not None:
@@ -174,14 +185,16 @@ class Completion:
         gone = tuple(instances)
         for instance in gone:
             self._progress.pop(instance, None)
+            self._completed.pop(instance, None)
+            self._ended.discard(instance)
         if self._cuda is not None:
             self._cuda.forget(gone)
 
     def want(self, level: Level) -> list[str]:
-        """Go to a level; below *completion* nothing is known of progress any more."""
+        """Go to a level; below *completion* nothing is known of the progress of those that live."""
         errors = [*self.levels.want(level), *self._follow_cuda()]
         if level < Level.COMPLETION:
-            self._progress.clear()
+            self._progress = {key: value for key, value in self._progress.items() if key in self._ended}
         return errors
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
@@ -228,13 +241,10 @@ def _histograms(records: dict[Op, Records], bounds: tuple[float, ...], per_unit:
 
 
 def _launches(launches: Iterable[Launch]) -> tuple[LaunchTotal, ...]:
-    return tuple(
-        LaunchTotal(
-            op_name(launch.op),
-            ALGORITHMS[launch.algorithm] if launch.algorithm < len(ALGORITHMS) else UNKNOWN,
-            PROTOCOLS[launch.protocol] if launch.protocol < len(PROTOCOLS) else UNKNOWN,
-            launch.channels,
-            launch.count,
-        )
-        for launch in sorted(launches, key=lambda one: (one.op, one.algorithm, one.protocol, one.channels))
-    )
+    totals: defaultdict[tuple[str, str, str, int], int] = defaultdict(int)
+    for launch in sorted(launches, key=lambda one: (one.op, one.algorithm, one.protocol, one.channels)):
+        # Numbers without a name are one: a series must not come twice.
+        algorithm = ALGORITHMS[launch.algorithm] if launch.algorithm < len(ALGORITHMS) else UNKNOWN
+        protocol = PROTOCOLS[launch.protocol] if launch.protocol < len(PROTOCOLS) else UNKNOWN
+        totals[op_name(launch.op), algorithm, protocol, launch.channels] += launch.count
+    return tuple(LaunchTotal(*labels, count) for labels, count in totals.items())

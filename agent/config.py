@@ -44,6 +44,9 @@ class Collector:
 COLLECTORS: Final = (
     Collector("collective", "NCCL calls of running processes, counted by eBPF probes"),
     Collector("netdev", "counters of network devices"),
+    Collector("ethtool", "statistics that drivers of rails keep"),
+    Collector("qdisc", "what waits in the queues of rails"),
+    Collector("tcp", "TCP connections of observed processes on rails"),
     Collector("rdma", "counters of RDMA devices"),
     Collector("nvlink", "GPUs and NVLinks, through NVIDIA's NVML"),
 )

@@ -99,8 +99,8 @@ class Levels:
 
     @property
     def highest(self) -> Level:
-        """What the libraries that are there allow at most."""
-        return max((observed.highest for observed in self._observed.values()), default=Level.COUNTS)
+        """What the libraries that are there allow at most; where there are none, the next one may allow all."""
+        return max((observed.highest for observed in self._observed.values()), default=Level.ALL)
 
     def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
         """Attach to libraries that are new, let go of those that went; returns what went wrong, one line each.
@@ -217,11 +217,11 @@ class Levels:
             return
         number = observed.library.number
         completion = Level.COMPLETION in above
-        if (before := self._detaching.get(number)) is not None:
-            before.done.result()
+        before = self._detaching.get(number)
+        if before is not None:
             completion = completion or before.completion
         links = [*(observed.links.pop(attached) for attached in above), *more]
-        self._detaching[number] = _Detaching(self._aside.submit(close_together, links), completion)
+        self._detaching[number] = _Detaching(self._aside.submit(_detach, links, before), completion)
 
 
 def highest_level(points: InternalPoints, layout: Records | None) -> Level:
@@ -229,6 +229,13 @@ def highest_level(points: InternalPoints, layout: Records | None) -> Level:
     if layout is None:
         return Level.COUNTS
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)
+
+
+def _detach(links: Iterable[Links], before: _Detaching | None) -> None:
+    """Take probes off, after those that were to come off before: the one thread aside is through with them by now."""
+    close_together(links)
+    if before is not None:
+        before.done.result()
 
 
 def _path(library: ObservedLibrary) -> str:

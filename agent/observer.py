@@ -23,6 +23,7 @@ from agent.config import Config
 from agent.configured import Remark, pids_without_nccl
 from agent.correlation import ExpectedBytes
 from agent.discovery import Discovery, Library
+from agent.ethernet import EthernetWatch
 from agent.jobs import job_facts
 from agent.level_control import LevelControl
 from agent.nvlink import NO_NVLINK, NvlinkWatch
@@ -30,6 +31,7 @@ from agent.rail_bytes import RailBytes
 from agent.rail_watch import RailWatch
 from agent.rails import parse_rail_patterns
 from agent.rdma_rails import RdmaRails
+from agent.sampling import Sampler
 from agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, network_namespace
@@ -105,6 +107,20 @@ class Observer:
                 window_ns=config.correlation_window_ns,
                 patterns=parse_rail_patterns(config.rails),
             )
+        self._ethernet: EthernetWatch | None = None
+        wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
+        if any(wanted.values()) and not self.simulated:
+            # Apart from the byte counters: a driver may ask its firmware for long.
+            self._ethernet_sampler = Sampler(clock)
+            self._ethernet = EthernetWatch(
+                clock,
+                self._ethernet_sampler,
+                procfs=config.procfs,
+                lifetime_ns=config.comm_lifetime_ns,
+                ethtool=wanted["ethtool"],
+                queues=wanted["qdisc"],
+                tcp=wanted["tcp"],
+            )
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
             self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)
@@ -127,6 +143,8 @@ class Observer:
 
     def start(self) -> list[LinkEvents]:
         """Begin to watch the host's own rails and GPUs; returns link events to poll."""
+        if self._ethernet is not None:
+            self._ethernet_sampler.start()
         if self._rdma is not None:
             self._rdma.start()
             self.rails.other_devices = self._rdma.names
@@ -138,7 +156,10 @@ class Observer:
         if str(self._config.sysfs) != "/sys":
             self.rails.watch_recorded()
         elif self._own_namespace is not None:
-            events = self.rails.watch_own(network_namespace(self._config.procfs, "self"))
+            own = network_namespace(self._config.procfs, "self")
+            events = self.rails.watch_own(own)
+            if self._ethernet is not None:
+                self._ethernet.watch_own(own)
         self.rails.start()
         return [events] if events is not None else []
 
@@ -243,6 +264,8 @@ class Observer:
     def tick(self) -> list[LinkEvents]:
         """Once a second: relate, fold, forget.  Returns link events that must not be polled any more."""
         with self._lock:
+            if self._ethernet is not None:
+                self._ethernet.tick(self.rails.decisions())
             if self._rdma is not None:
                 self._rdma.tick()
                 self.rails.other_devices = self._rdma.names
@@ -317,6 +340,8 @@ class Observer:
         events = None
         if namespace is not None and "netdev" in self._config.collectors and not self.simulated:
             events = self.rails.add_process(identity.pid, namespace, interfaces)
+            if self._ethernet is not None:
+                self._ethernet.add_process(identity.pid, namespace)
         self.new_process(identity, events)
 
     def _end(self, tgid: int, now_ns: int) -> None:
@@ -329,6 +354,8 @@ class Observer:
             if self._programs.settings.only_observed_processes:
                 self._programs.forget(tgid)
         self.rails.remove_process(tgid)
+        if self._ethernet is not None:
+            self._ethernet.remove_process(tgid)
         if self._rdma is not None:
             self._rdma.remove_process(tgid)
 
@@ -355,6 +382,10 @@ class Observer:
                 if self._completion is not None:
                     snapshot = self._completion.shown(snapshot)
                 results = (self._collective_result(started_ns),)
+            slow: tuple[CollectorResult, ...] = ()
+            if self._ethernet is not None:
+                self.rails.ethernet = {(one.netns, one.device): one for one in self._ethernet.facts()}
+                slow = self._ethernet.collectors()
             rdma = self._rdma.rails() if self._rdma is not None else ()
             reading = self._rdma.collectors() if self._rdma is not None else ()
             nvlink = self._nvlink.state() if self._nvlink is not None else NO_NVLINK
@@ -363,7 +394,7 @@ class Observer:
                 gpus=nvlink.gpus,
                 nvlinks=nvlink.links,
                 rails=(*rdma, *self.rails.rails()),
-                collectors=(*self.rails.collectors(), *reading, *nvlink.collectors, *results),
+                collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors, *results),
                 overhead_seconds=self._control.seconds if self._control is not None else {},
                 probes=tuple(probe for library in self._libraries() for probe in self._probes(library)),
             )
@@ -409,6 +440,9 @@ class Observer:
                 for one in closing:
                     one.result()
             self.rails.close()
+            if self._ethernet is not None:
+                self._ethernet.close()
+                self._ethernet_sampler.stop()
             if self._rdma is not None:
                 self._rdma.close()
             if self._nvlink is not None:

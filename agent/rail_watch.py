@@ -15,6 +15,7 @@ from typing import Final
 from agent.carrier_changes import CarrierChanges
 from agent.configured import Remark, patterns_without_device
 from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
+from agent.ethernet_facts import RailEthernet
 from agent.rails import RailDecision, RailPattern, decide_rails, netns_labels, rail_facts
 from agent.sampling import Sampler, SamplerState
 from agent.snapshot import CollectorResult, RailFacts
@@ -77,6 +78,8 @@ class RailWatch:
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
         self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self.ethernet: Mapping[tuple[int, str], RailEthernet] = {}
+        """What is known besides, by namespace and device."""
         self.other_devices: tuple[str, ...] = ()
         """Names that patterns may mean besides those of network devices."""
         self._labels: dict[tuple[int, str], str] = {}
@@ -252,6 +255,7 @@ class RailWatch:
             if decision.rail is None or (only_netns is not None and device.netns != only_netns):
                 continue
             wire = self._wire.get((device.netns, device.name))
+            ethernet = self.ethernet.get((device.netns, device.name))
             facts.append(
                 rail_facts(
                     decision,
@@ -265,6 +269,7 @@ class RailWatch:
                     receive_wire_bytes=wire.receive.wire_bytes if wire else None,
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,
+                    ethernet=ethernet,
                 )
             )
         return tuple(facts)

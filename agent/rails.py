@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.ethernet_facts import RailEthernet
 from agent.sampling import DeviceTotals
 from agent.snapshot import UNKNOWN, Histogram, RailFacts
 from agent.totals import RATE_BOUNDS
@@ -244,6 +245,7 @@ def rail_facts(
     receive_wire_bytes: int | None = None,
     transmit_explained_ratio: float | None = None,
     receive_explained_ratio: float | None = None,
+    ethernet: RailEthernet | None = None,
 ) -> RailFacts:
     """What a snapshot says about one rail; `totals` is None while no source has read it.
 
@@ -281,7 +283,12 @@ def rail_facts(
         receive_explained_ratio=receive_explained_ratio,
         transmit_rate=totals.transmit_rate if totals else empty,
         receive_rate=totals.receive_rate if totals else empty,
-        counters=tuple((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
+        counters=(
+            *((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
+            *((one.name, one.severity, one.increase) for one in (ethernet.counters if ethernet else ())),
+        ),
+        queue=ethernet.queue if ethernet else None,
+        tcp=ethernet.tcp if ethernet else None,
     )
 
 

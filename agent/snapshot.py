@@ -91,6 +91,46 @@ class CommunicatorFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RailQueue:
+    """What waits to be sent on a rail; the counters since railscope first saw it."""
+
+    discipline: str
+    backlog_bytes: int
+    queued_packets: int
+    drops: int
+    overlimits: int
+    requeues: int
+
+
+@dataclass(frozen=True, slots=True)
+class RailTcp:
+    """TCP connections of observed processes on a rail; the counters since railscope first saw the processes."""
+
+    connections: int
+    sending: int
+    """Those that sent data within the last second, or have data under way: round trips and rates are theirs."""
+    round_trip_mean_seconds: float | None
+    round_trip_maximum_seconds: float | None
+    delivery_rate_bytes_per_second: int | None
+    """Sum over the sending connections."""
+    application_limited: int
+    """Sending connections whose delivery rate says only what the application wanted to send."""
+    unacknowledged_segments: int
+    not_sent_bytes: int
+    sent_bytes: int
+    """Payload, retransmissions included."""
+    acknowledged_bytes: int
+    received_bytes: int
+    retransmitted_bytes: int
+    retransmitted_segments: int
+    data_segments: int
+    busy_seconds: float
+    """Sum over connections of the time with data under way."""
+    receive_window_limited_seconds: float
+    send_buffer_limited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RailFacts:
     """One network port that collectives use, and what it carried."""
 
@@ -122,6 +162,9 @@ class RailFacts:
     """(counter, severity, value) of everything else that the device counts, since railscope first saw it."""
     transmit_collective_bytes: int | None = None
     """Bytes that collectives handed to this rail, as NCCL gave them to the device; None: not observed."""
+    queue: RailQueue | None = None
+    tcp: RailTcp | None = None
+    """Connections of observed processes through this rail."""
     pinned: tuple[str, ...] = ()
     """Counters that stand at the most they can show: more may have happened since."""
 

@@ -152,6 +152,60 @@ RAIL_COUNTER_PINNED: Final = _gauge(
     "rail device port counter",
     "1 where a counter stands at the most it can show: more may have happened since, and nothing says how much.",
 )
+RAIL_QUEUE_BACKLOG_BYTES: Final = _gauge(
+    "rail_queue_backlog_bytes", "rail device", "Bytes that wait in the rail's queueing discipline to be sent."
+)
+RAIL_QUEUE_DROPS: Final = _counter(
+    "rail_queue_drops", "rail device", "Packets that the rail's queueing discipline dropped."
+)
+RAIL_QUEUE_OVERLIMITS: Final = _counter(
+    "rail_queue_overlimits", "rail device", "How often the rail's queueing discipline held packets back."
+)
+RAIL_QUEUE_REQUEUES: Final = _counter(
+    "rail_queue_requeues", "rail device", "Packets that the device could not take and the queue took back."
+)
+RAIL_TCP_CONNECTIONS: Final = _gauge(
+    "rail_tcp_connections",
+    "rail device state",
+    "TCP connections of observed processes on this rail; state: all, sending (data within a second, or under way), "
+    "application_limited (sending, and only as fast as the application gives).",
+)
+RAIL_TCP_ROUND_TRIP: Final = _gauge(
+    "rail_tcp_round_trip_seconds",
+    "rail device stat",
+    "Smoothed round trip of the sending connections in seconds, mean and max; absent while none sends.",
+)
+RAIL_TCP_DELIVERY_RATE: Final = _gauge(
+    "rail_tcp_delivery_rate_bytes_per_second",
+    "rail device",
+    "Sum of the sending connections' delivery rates in bytes per second; absent while none sends.",
+)
+RAIL_TCP_UNACKNOWLEDGED: Final = _gauge(
+    "rail_tcp_unacknowledged_segments", "rail device", "Segments of observed processes under way on this rail."
+)
+RAIL_TCP_UNSENT_BYTES: Final = _gauge(
+    "rail_tcp_unsent_bytes", "rail device", "Bytes in socket buffers of observed processes that were not sent yet."
+)
+RAIL_TCP_SENT_BYTES: Final = _counter(
+    "rail_tcp_sent_bytes",
+    "rail device",
+    "Payload that TCP connections of observed processes sent, retransmissions included.",
+)
+RAIL_TCP_RECEIVED_BYTES: Final = _counter(
+    "rail_tcp_received_bytes", "rail device", "Payload that TCP connections of observed processes received."
+)
+RAIL_TCP_RETRANSMITTED_BYTES: Final = _counter(
+    "rail_tcp_retransmitted_bytes", "rail device", "Bytes that TCP connections of observed processes sent again."
+)
+RAIL_TCP_RETRANSMITTED_SEGMENTS: Final = _counter(
+    "rail_tcp_retransmitted_segments", "rail device", "Segments that TCP connections of observed processes sent again."
+)
+RAIL_TCP_BUSY_SECONDS: Final = _counter(
+    "rail_tcp_busy_seconds",
+    "rail device limited_by",
+    "Time that connections of observed processes had data under way, in seconds, summed; limited_by says what held "
+    "them back: nothing (all of the time), receive_window, send_buffer (of that time).",
+)
 GPU_INFO: Final = _gauge(
     "gpu_info",
     "gpu uuid pci name numa fabric",
@@ -266,6 +320,20 @@ METRICS: Final = (
     RAIL_RATE,
     RAIL_COUNTER,
     RAIL_COUNTER_PINNED,
+    RAIL_QUEUE_BACKLOG_BYTES,
+    RAIL_QUEUE_DROPS,
+    RAIL_QUEUE_OVERLIMITS,
+    RAIL_QUEUE_REQUEUES,
+    RAIL_TCP_CONNECTIONS,
+    RAIL_TCP_ROUND_TRIP,
+    RAIL_TCP_DELIVERY_RATE,
+    RAIL_TCP_UNACKNOWLEDGED,
+    RAIL_TCP_UNSENT_BYTES,
+    RAIL_TCP_SENT_BYTES,
+    RAIL_TCP_RECEIVED_BYTES,
+    RAIL_TCP_RETRANSMITTED_BYTES,
+    RAIL_TCP_RETRANSMITTED_SEGMENTS,
+    RAIL_TCP_BUSY_SECONDS,
     GPU_INFO,
     GPU_FABRIC_UNHEALTHY,
     GPU_PCIE_TRANSMIT_BYTES,

@@ -170,7 +170,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Dr
     )
     # Only where graphs are used, so that most jobs have no series for them.
     yield _Draft(catalogue.COMM_CAPTURED, (((one.comm, one.rank), one.captured) for one in seen if one.captured))
-    yield _Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.captured))
+    yield _Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.replayed))
 
 
 def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
@@ -234,6 +234,63 @@ def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
 
     yield _of_rails(
         catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
+    )
+    yield from _queues(rails)
+    yield from _tcp(rails)
+
+
+def _queues(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
+    queues = [(one, one.queue) for one in rails if one.queue is not None]
+    yield _of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES, ((one, (), queue.backlog_bytes) for one, queue in queues))
+    yield _of_rails(catalogue.RAIL_QUEUE_DROPS, ((one, (), queue.drops) for one, queue in queues))
+    yield _of_rails(catalogue.RAIL_QUEUE_OVERLIMITS, ((one, (), queue.overlimits) for one, queue in queues))
+    yield _of_rails(catalogue.RAIL_QUEUE_REQUEUES, ((one, (), queue.requeues) for one, queue in queues))
+
+
+def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
+    found = [(one, one.tcp) for one in rails if one.tcp is not None]
+    yield _of_rails(
+        catalogue.RAIL_TCP_CONNECTIONS,
+        (
+            (one, (state,), count)
+            for one, tcp in found
+            for state, count in (
+                ("all", tcp.connections),
+                ("sending", tcp.sending),
+                ("application_limited", tcp.application_limited),
+            )
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_TCP_ROUND_TRIP,
+        (
+            (one, (stat,), seconds)
+            for one, tcp in found
+            for stat, seconds in (("mean", tcp.round_trip_mean_seconds), ("max", tcp.round_trip_maximum_seconds))
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_TCP_DELIVERY_RATE, ((one, (), tcp.delivery_rate_bytes_per_second) for one, tcp in found)
+    )
+    yield _of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED, ((one, (), tcp.unacknowledged_segments) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_UNSENT_BYTES, ((one, (), tcp.not_sent_bytes) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_SENT_BYTES, ((one, (), tcp.sent_bytes) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_RECEIVED_BYTES, ((one, (), tcp.received_bytes) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, ((one, (), tcp.retransmitted_bytes) for one, tcp in found))
+    yield _of_rails(
+        catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS, ((one, (), tcp.retransmitted_segments) for one, tcp in found)
+    )
+    yield _of_rails(
+        catalogue.RAIL_TCP_BUSY_SECONDS,
+        (
+            (one, (limit,), seconds)
+            for one, tcp in found
+            for limit, seconds in (
+                ("nothing", tcp.busy_seconds),
+                ("receive_window", tcp.receive_window_limited_seconds),
+                ("send_buffer", tcp.send_buffer_limited_seconds),
+            )
+        ),
     )
 
 
@@ -342,7 +399,7 @@ def _numbers_of(one: CommunicatorFacts) -> int:
     """Series of a communicator's rank besides its comm_info."""
     if one.completed is None:
         return 1
-    return 2 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) * 2
+    return 2 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
 
 
 def _rate_series(rail: RailFacts) -> int:

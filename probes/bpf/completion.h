@@ -88,7 +88,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1024 * 1024);
+	__uint(max_entries, 512 * 1024);
 } completion_events SEC(".maps");
 
 static __always_inline void count_internal(__u32 stat)
@@ -303,6 +303,25 @@ static __noinline int keep_part(struct walk *walk, __u64 connection, __u64 opera
 	return bpf_map_update_elem(&parts, &key, &fresh, BPF_ANY);
 }
 
+/*
+ * Whether what is known of a connection still holds.  Communicators that share resources share connections, so that
+ * another one may have been here first; it must live, else the address may be another connection's by now.
+ */
+static __noinline int serves(const struct connection *connection, const struct walk *walk)
+{
+	struct communicator_key key = {};
+	struct communicator *owner;
+
+	if (!connection || !walk || connection->group != walk->group)
+		return 0;
+	if (connection->instance == walk->instance)
+		return 1;
+	key.comm = connection->comm;
+	key.tgid = walk->tgid;
+	owner = bpf_map_lookup_elem(&communicators, &key);
+	return owner && owner->instance == connection->instance && !owner->destroyed_ns;
+}
+
 /* One operation of the list; returns 1 at its end. */
 static long take_operation(__u64 number, struct walk *walk)
 {
@@ -329,8 +348,7 @@ static long take_operation(__u64 number, struct walk *walk)
 	key.tgid = walk->tgid;
 	channel = head_byte(head, layout->operation_channel);
 	connection = bpf_map_lookup_elem(&connections, &key);
-	if (!connection || connection->group != walk->group ||
-	    (connection->comm == walk->comm && connection->instance != walk->instance)) {
+	if (!connection || !serves(connection, walk)) {
 		__u32 peer = 0;
 
 		if (layout->operation_peer == NO_OFFSET || read_user(&peer, 4, address + layout->operation_peer))
@@ -398,10 +416,12 @@ static __noinline int learn_proxy(struct communicator_key *key, __u32 instance, 
 		return 0;
 	if (read_user(&fresh.group, 8, key->comm + layout->comm_shared_resources) ||
 	    read_user(&state, 8, key->comm + layout->comm_proxy_state) ||
-	    read_user(&lists, 8, state + layout->state_lists) || !lists) {
+	    read_user(&lists, 8, state + layout->state_lists)) {
 		count_internal(INTERNAL_UNREADABLE);
 		return 0;
 	}
+	if (!lists) /* nothing was ever handed to a proxy: a communicator of one rank, say */
+		return 0;
 	if (layout->state_own_rank != NO_OFFSET)
 		failed = read_user(&own, 4, state + layout->state_own_rank);
 	else
@@ -461,10 +481,8 @@ int proxy_post(struct registers *ctx)
 	}
 	if (walk.index == 0xffffffff || !walk.pool)
 		return 0;
-	if (proxy->posted_sequence != walk.sequence) {
+	if (proxy->posted_sequence != walk.sequence)
 		proxy->before_sequence = proxy->posted_sequence;
-		proxy->posted_sequence = walk.sequence;
-	}
 	walk.comm = key.comm;
 	walk.group = proxy->group;
 	walk.now = bpf_ktime_get_ns();
@@ -476,6 +494,8 @@ int proxy_post(struct registers *ctx)
 	keep_collective(&walk);
 	keep_point_to_point(&walk);
 	__sync_fetch_and_add(&proxy->posted, walk.posted);
+	/* Last: the reader takes all of it for complete of which it finds no operation. */
+	proxy->posted_sequence = walk.sequence;
 	return 0;
 }
 

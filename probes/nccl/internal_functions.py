@@ -42,8 +42,9 @@ _SIZE_IS_INT: Final = 1 << 28
 _INT_SENDS: Final = frozenset({"_Z18ncclNetSocketIsendPvS_iiS_PS_"})
 
 FUNCTIONS: Final = (
-    InternalFunction("proxy_post", Level.COMPLETION, ("_Z14ncclProxyStartP8ncclComm",)),
+    # Stops first, as they are attached in this order: what is posted before stops are seen would never complete.
     InternalFunction("proxy_stop", Level.COMPLETION, ("_Z28ncclProfilerStopProxyOpEventiP13ncclProxyArgs",)),
+    InternalFunction("proxy_post", Level.COMPLETION, ("_Z14ncclProxyStartP8ncclComm",)),
     InternalFunction("plan_replay", Level.COMPLETION, ("_ZL22hostStreamPlanCallbackPv",)),
     InternalFunction(
         "socket_send",

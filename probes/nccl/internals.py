@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +32,7 @@ from probes.nccl.readings import delete_where, distributions_by_op
 from probes.nccl.records import SLOT, STAT
 from probes.ring import Ring
 
-_RING_BYTES: Final = 1 << 20  # as in completion.h
+_RING_BYTES: Final = 1 << 19  # as in completion.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,10 @@ class Internals:
         self.cuda = CudaEvents(loaded, self.attach_kind)
 
     @classmethod
-    def load(cls, programs: NcclPrograms) -> Internals:
+    def load(cls, programs: NcclPrograms, *, write_events: bool = False) -> Internals:
         """Load the programs beside those that count calls.
+
+        `write_events`: one `completion_events` record for each completed operation, for who draws time lines.
 
         Raises:
             LoadError: this kernel does not take them.
@@ -120,7 +122,7 @@ class Internals:
                 **cuda_attach_types(programs.attach_kind, programs.enqueue_time),
             },
             map_entries={"communicators": programs.settings.communicator_entries},
-            constants=constants(programs.settings, programs.enqueue_time),
+            constants=constants(replace(programs.settings, write_events=write_events), programs.enqueue_time),
             shared_maps=programs.shared_maps(),
         )
         return cls(loaded, programs)
@@ -241,8 +243,15 @@ class Internals:
     def forget_communicators(self, instances: set[int]) -> None:
         """Drop everything of communicators that have ended; what they had not completed will never be."""
         wanted = np.array(sorted(instances), np.uint32)
-        for table in (self._communicators, self._connections, self._operations, self._parts):
+        for table in (self._communicators, self._operations, self._parts):
             delete_where(table, lambda _, values: np.isin(values["instance"], wanted))
+        # Connections belong to all that share resources, whoever used them first.  They are read before those who may
+        # use them: a connection is never learned before its communicator.
+        delete_where(self._connections, lambda keys, values: ~np.isin(_groups(keys, values), self._living_groups()))
+
+    def _living_groups(self) -> Records:
+        """Groups of communicators that share resources, of those that are not forgotten."""
+        return _groups(*self._communicators.read())
 
     def forget_library(self, library: int) -> None:
         """Drop everything of a library's communicators: nobody keeps it up to date any more."""
@@ -253,6 +262,13 @@ class Internals:
         self.completion_events.close()
         self.errors.close()
         self._loaded.close()
+
+
+def _groups(keys: Records, values: Records) -> Records:
+    """Which group of which process each row is of."""
+    groups = np.empty(len(keys), np.dtype([("tgid", "<u4"), ("group", "<u8")]))
+    groups["tgid"], groups["group"] = keys["tgid"], values["group"]
+    return groups
 
 
 _COMMUNICATOR_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.completion import Completion
@@ -158,3 +159,34 @@ def test_counts_stay_exact_while_levels_change(
     assert probed.payload_bytes() == payload_of(reports)
     assert len(probed.internals.operations()[0]) == 0
     completion.levels.close()
+
+
+def test_each_completed_operation_is_one_event_with_its_times_and_shape(
+    probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    internals = Internals.load(probed.programs, write_events=True)
+    completion = Completion(internals, Level.COMPLETION)
+    assert completion.follow([probed.library]) == []
+    calls, size_bytes = 200, 1 << 15
+    with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=size_bytes, hold=True) as job:
+        for pid in job.ready():
+            probed.programs.observe(pid)
+        job.start()
+        job.finished()
+        seen = [internals.completion_events.read()]
+        while sum(len(events) for events in seen) < 2 * calls:
+            seen.append(internals.completion_events.read())
+        job.release()
+        job.wait()
+    completion.levels.close()
+    events = np.concatenate(seen)
+    internals.close()
+    assert len(events) == 2 * calls
+    for tgid in np.unique(events["tgid"]):
+        of_rank = events[events["tgid"] == tgid]
+        assert of_rank["sequence"].tolist() == list(range(1, calls + 1))
+        assert (of_rank["time_ns"] > of_rank["posted_ns"]).all()
+    assert set(events["payload_bytes"].tolist()) == {size_bytes}
+    assert set(zip(events["op"].tolist(), events["algorithm"].tolist(), events["protocol"].tolist(), strict=True)) == {
+        (4, 1, 2)
+    }

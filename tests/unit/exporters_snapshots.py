@@ -20,6 +20,8 @@ from agent.snapshot import (
     OpTotal,
     ProbeLevel,
     RailFacts,
+    RailQueue,
+    RailTcp,
     Snapshot,
 )
 
@@ -73,6 +75,8 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         receive_rate=replace(RATES, sum=None),
         counters=(("link_downed", "error", 1), ("np_cnp_sent", "congestion", 42)),
         transmit_collective_bytes=2**62 - 5,
+        queue=RailQueue("mq", 4096, 3, 5, 6, 7),
+        tcp=RailTcp(4, 2, 0.0005, 0.002, 10**9, 1, 12, 0, 2**40, 2**39, 9, 1448, 1, 10**6, 12.5, 0.25, 0.0),
         pinned=("symbol_error",),
     )
 
@@ -100,6 +104,8 @@ def full_snapshot() -> Snapshot:
         receive_explained_ratio=None,
         counters=(),
         transmit_collective_bytes=None,
+        queue=None,
+        tcp=None,
         pinned=(),
     )
     return Snapshot(

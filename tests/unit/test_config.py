@@ -57,6 +57,10 @@ def error_of(file: Path, text: str | bytes) -> str:
     return message.removeprefix(f"{file}: ")
 
 
+OTHERS = ("nvlink", "rdma", "ethtool", "qdisc", "tcp")
+"""Collectors besides those of calls and of network devices."""
+
+
 def refusal(file: Path) -> str | None:
     """Why this file is refused, if it is."""
     try:
@@ -114,7 +118,7 @@ def test_every_flag_reaches_its_field() -> None:
         rails=("eth*", "ib0=3"), sample_interval_ns=1_000_000, correlation_window_ns=60_000_000_000,
         small_payload_bytes=1024, series_limit=500, comm_lifetime_ns=3_600_000_000_000, aggregate_entries=2048,
         communicator_entries=100, ring_bytes=1 << 20, sysfs=Path("/a"), procfs=Path("/b"), log_level="debug",
-        log_format="json", collectors=frozenset({"collective", "nvlink", "rdma"}), once=True, once_settle_ns=0,
+        log_format="json", collectors=frozenset({"collective", *OTHERS}), once=True, once_settle_ns=0,
     )  # fmt: skip
 
 
@@ -134,7 +138,7 @@ def test_the_file_goes_before_defaults_and_the_command_line_before_the_file(file
 
 
 def test_collectors_are_switched_by_default_file_and_flag_in_that_order(file: Path) -> None:
-    file.write_text("collectors:\n  netdev: no\n  collective: off\n  nvlink: no\n  rdma: no\n")
+    file.write_text("collectors:\n  netdev: no\n  collective: off\n" + "".join(f"  {name}: no\n" for name in OTHERS))
     assert config(f"--config.file={file}").collectors == frozenset()
     assert config(f"--config.file={file}", "--collector.netdev").collectors == {"netdev"}
     assert config("--no-collector.netdev", "--collector.netdev").collectors == Config().collectors

@@ -7,11 +7,13 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agent.completion import Completion
+from agent.cuda import CudaCompletion
 from agent.levels import Levels
 from agent.snapshot import Snapshot
 from probes.bpf_syscall import KernelRefusal
@@ -19,6 +21,7 @@ from probes.elf import Elf
 from probes.links import Links
 from probes.maps import Records
 from probes.nccl.abi import Op
+from probes.nccl.cuda_events import CudaProgress
 from probes.nccl.error_records import ERROR_EVENT, ErrorLayout
 from probes.nccl.internal_functions import InternalPoints, Level
 from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
@@ -26,6 +29,7 @@ from probes.nccl.internals import Launch, Progress, Sent
 from probes.nccl.layout import Layouts
 from probes.nccl.library import ProbePoint
 from probes.processes import ProcessIdentity
+from tests.unit.test_cuda_completion import SimulatedPrograms as SimulatedCuda
 
 BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
 EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")
@@ -94,7 +98,7 @@ class SimulatedPrograms:
         return {}
 
     def launches(self) -> list[Launch]:
-        return [Launch(4, 1, 2, 8, 5), Launch(4, 0xFF, 0xFF, 1, 1)]
+        return [Launch(4, 1, 2, 8, 5), Launch(4, 0xFE, 0xFF, 1, 1), Launch(4, 0xFF, 0xFF, 1, 2)]
 
     def sent(self) -> list[Sent]:
         return []
@@ -216,6 +220,16 @@ def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(libra
     assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
 
 
+def test_the_first_library_after_none_is_observed_at_once_at_the_wanted_level(library: SimulatedLibrary) -> None:
+    levels = levels_of(SimulatedPrograms(), Level.RAILS)
+    seen = [levels.highest]
+    library.build_id = "ff" * 20
+    for present in ([library], []):
+        levels.follow(present)
+        seen.append(levels.highest)
+    assert seen == [Level.ALL, Level.COUNTS, Level.ALL]
+
+
 def test_what_the_kernel_refuses_is_one_line_and_leaves_the_rest(library: SimulatedLibrary) -> None:
     programs = SimulatedPrograms(refuses=Level.RAILS)
     levels = levels_of(programs, Level.ALL)
@@ -270,6 +284,57 @@ def test_below_completion_nothing_is_known_of_progress() -> None:
     assert completion.of(7) is None
 
 
+def test_what_is_complete_does_not_fall_when_nobody_looked_for_a_while() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    completion.want(Level.COUNTS)
+    programs.states = {7: progress(0, oldest_ns=9)}  # attached again, and the first operation is under way
+    completion.want(Level.COMPLETION)
+    completion.read()
+    known = completion.of(7)
+    assert known is not None
+    assert (known.completed, known.oldest_posted_ns) == (5, 9)
+
+
+def test_a_communicator_that_has_ended_stays_known_at_every_level() -> None:
+    programs = SimulatedPrograms(states={7: progress(5), 8: progress(6)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    completion.end_communicators({7})
+    completion.want(Level.COUNTS)
+    known = completion.of(7)
+    assert known is not None
+    assert known.completed == 5
+    assert completion.of(8) is None
+
+
+class ProvedTwelve(CudaCompletion):
+    """CUDA proved that twelve calls of every communicator are complete."""
+
+    def of(self, instance: int) -> CudaProgress | None:
+        return CudaProgress(instance, 12, 99)
+
+
+def test_what_cuda_proved_stands_still_nowhere_once_cuda_is_not_watched(tmp_path: Path) -> None:
+    completion = Completion(SimulatedPrograms(), Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path))
+    known = completion.of(7)
+    assert known is not None
+    assert known.completed == 12
+    completion.end_communicators({8})
+    completion.want(Level.RAILS)
+    assert completion.of(7) is None
+    known = completion.of(8)
+    assert known is not None
+    assert known.completed == 12
+
+
+def test_stops_are_attached_before_what_they_stop() -> None:
+    points = InternalPoints({name: ProbePoint(name, 64, 0) for name in EVERYTHING})
+    order = list(points.at(Level.COMPLETION))
+    assert order.index("proxy_stop") < order.index("proxy_post")
+
+
 def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
     completion = Completion(programs, Level.COMPLETION)
@@ -305,6 +370,6 @@ def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
     assert len(durations.histogram.counts) == BUCKETS
     assert [(one.algorithm, one.protocol, one.channels, one.launches) for one in shown.launches] == [
         ("Ring", "Simple", 8, 5),
-        ("unknown", "unknown", 1, 1),
+        ("unknown", "unknown", 1, 3),  # both numbers without a name are one series
     ]
     assert shown.events_lost["completion_tables_full"] == 1

@@ -1,0 +1,276 @@
+"""The Ethernet side of every rail: what its driver counts, what waits in its queue, how its TCP connections fare.
+
+Three sources in every network namespace that observed processes live in: ethtool's statistics, queueing disciplines,
+and TCP connections of the observed processes.  Each is read once a second, opened inside the namespace when it is
+first read, and opened anew after trouble; one that fails shows in its own result and nowhere else.
+
+A namespace is opened with its first process and closed with its last, since an open socket keeps it alive; what its
+rails showed stays readable for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from agent.configured import Remark
+from agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauges, rail_queue, rail_tcp
+from agent.ethernet_rules import use_of
+from agent.rails import RailDecision
+from agent.sampling import Sampler, SamplerState
+from agent.snapshot import CollectorResult
+from probes.clock import Clock
+from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from probes.netdev.counters import CounterReading, CounterSource
+from probes.netdev.ethtool_stats import EthtoolStatistics
+from probes.netdev.qdisc import QueueCounters
+from probes.netdev.tcp_counters import TcpCounters
+
+_log = logging.getLogger("railscope.ethernet")
+
+PERIOD_SECONDS: Final = 1.0
+"""mlx5 asks its firmware dozens of times for one answer: never more often."""
+_BY_SOURCE: Final = -1
+"""Devices here are looked up by source; no network namespace has this number."""
+
+
+Source = TypeVar("Source", bound=CounterSource)
+
+
+class _Inside(Generic[Source]):
+    """A `CounterSource` that is opened inside a namespace when it is read, and opened anew after it failed."""
+
+    def __init__(
+        self,
+        ways: Callable[[], Iterable[NetworkNamespace]],
+        make: Callable[[], Source],
+        prepare: Callable[[Source], None],
+    ) -> None:
+        """`ways` are the same namespace, through each of its processes: one that has ended leads nowhere."""
+        self._ways = ways
+        self._make = make
+        self._prepare = prepare
+        self.opened: Source | None = None
+
+    def read(self) -> CounterReading:
+        """See `CounterSource.read`."""
+        source = self.opened
+        if source is None:
+            source = self.opened = self._open()
+        self._prepare(source)
+        try:
+            return source.read()
+        except OSError:
+            self.close()
+            raise
+
+    def _open(self) -> Source:
+        trouble = "no process is left in the network namespace"
+        for way in self._ways():
+            try:
+                return run_inside(way, self._make)
+            except NamespaceError as error:
+                trouble = str(error)
+        raise OSError(trouble)
+
+    def refresh(self) -> None:
+        """See `CounterSource.refresh`."""
+        if self.opened is not None:
+            self.opened.refresh()
+
+    def close(self) -> None:
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One network namespace; the sampler's thread reads `devices` and `processes`, which are replaced as a whole."""
+
+    namespace: NetworkNamespace
+    permanent: bool
+    devices: tuple[str, ...] = ()
+    processes: dict[int, NetworkNamespace] = field(default_factory=dict)
+    """The namespace, as it is reached through each process."""
+    statistics: _Inside[EthtoolStatistics] | None = None
+    queues: _Inside[QueueCounters] | None = None
+    connections: _Inside[TcpCounters] | None = None
+    rails: tuple[tuple[str, str], ...] = ()
+    """(rail, device)."""
+    remarks: dict[str, Remark] = field(default_factory=dict)
+
+    def key(self, source: str) -> str:
+        """What one source of this namespace is called."""
+        return source if self.namespace.own else f"{source} net:[{self.namespace.inode}]"
+
+    def ways(self) -> Iterable[NetworkNamespace]:
+        return (self.namespace,) if self.permanent else tuple(self.processes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    facts: tuple[RailEthernet, ...]
+    until_ns: int
+
+
+class EthernetWatch:
+    """Not thread-safe: the daemon's lock guards it.  The sampler is given, and reads in a thread of its own.
+
+    Statistics of a driver may take long: give a sampler that does not also read bytes at a short period.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        *,
+        procfs: Path,
+        lifetime_ns: int,
+        period_seconds: float = PERIOD_SECONDS,
+        ethtool: bool = True,
+        queues: bool = True,
+        tcp: bool = True,
+    ) -> None:
+        """`lifetime_ns`: how long facts of a namespace stay after its last process went.
+
+        Raises:
+            ValueError: the period is below a second.
+        """
+        if period_seconds < PERIOD_SECONDS:
+            raise ValueError(f"Ethernet period {period_seconds} s: choose a second or more")
+        self._clock = clock
+        self._sampler = sampler
+        self._procfs = procfs
+        self._lifetime_ns = lifetime_ns
+        self._period_seconds = period_seconds
+        self._ethtool = ethtool
+        self._queues = queues
+        self._tcp = tcp
+        self._watched: dict[int, _Watched] = {}
+        self._gone: dict[int, _Gone] = {}
+
+    def watch_own(self, namespace: NetworkNamespace) -> None:
+        """Watch the agent's own namespace for good."""
+        self._open(namespace, permanent=True)
+
+    def add_process(self, pid: int, namespace: NetworkNamespace) -> None:
+        """Count the connections of a process from now on."""
+        watched = self._watched.get(namespace.inode) or self._open(namespace, permanent=False)
+        watched.processes = {**watched.processes, pid: namespace}
+
+    def remove_process(self, pid: int) -> None:
+        """The process has ended, or is not observed any more."""
+        for netns, watched in list(self._watched.items()):
+            if pid in watched.processes:
+                watched.processes = {other: way for other, way in watched.processes.items() if other != pid}
+                if not watched.processes and not watched.permanent:
+                    self._close(netns)
+
+    def tick(self, decisions: Iterable[RailDecision]) -> None:
+        """Read these rails from now on, say what is in trouble, forget what has been gone for long."""
+        rails: dict[int, list[tuple[str, str]]] = {}
+        for decision in decisions:
+            if decision.rail is not None:
+                rails.setdefault(decision.device.netns, []).append((decision.rail, decision.device.name))
+        state = self._sampler.state()
+        for netns, watched in self._watched.items():
+            watched.rails = tuple(rails.get(netns, ()))
+            watched.devices = tuple(device for _rail, device in watched.rails)
+            self._say(watched, state)
+        now_ns = self._clock.monotonic_ns()
+        self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+
+    def facts(self) -> tuple[RailEthernet, ...]:
+        """Every rail, those of namespaces that have gone lately included."""
+        state = self._sampler.state()
+        living = tuple(fact for watched in self._watched.values() for fact in _facts(watched, state))
+        return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading goes, one result a source and namespace; a single device that fails is a failure."""
+        state = self._sampler.state()
+        results = [state.result(key) for watched in self._watched.values() for key in watched.remarks]
+        return tuple(
+            CollectorResult(result.key, result.success and not result.failed_devices, result.duration_seconds)
+            for result in results
+            if result is not None and result.reads
+        )
+
+    def close(self) -> None:
+        """Stop reading; the sampler goes on without."""
+        for netns in list(self._watched):
+            self._close(netns)
+        self._gone.clear()
+
+    def _open(self, namespace: NetworkNamespace, *, permanent: bool) -> _Watched:
+        watched = self._watched[namespace.inode] = _Watched(namespace, permanent)
+        self._gone.pop(namespace.inode, None)
+        if self._ethtool:
+            watched.statistics = _Inside(
+                watched.ways,
+                lambda: EthtoolStatistics(self._clock, use_of),
+                lambda source: source.watch(watched.devices),
+            )
+            self._add(watched, "ethtool", watched.statistics)
+        if self._queues:
+            watched.queues = _Inside(
+                watched.ways, lambda: QueueCounters(self._clock), lambda source: source.watch(watched.devices)
+            )
+            self._add(watched, "qdisc", watched.queues)
+        if self._tcp:
+            watched.connections = _Inside(
+                watched.ways,
+                lambda: TcpCounters(self._clock, self._procfs),
+                lambda source: source.watch(watched.devices, watched.processes),
+            )
+            self._add(watched, "tcp", watched.connections)
+        return watched
+
+    def _add(self, watched: _Watched, name: str, source: CounterSource) -> None:
+        key = watched.key(name)
+        watched.remarks[key] = Remark(_log, key, "is read again")
+        self._sampler.add(key, _BY_SOURCE, source, self._period_seconds)
+
+    def _close(self, netns: int) -> None:
+        watched = self._watched.pop(netns)
+        facts = tuple(_facts(watched, self._sampler.state()))
+        self._gone[netns] = _Gone(facts, self._clock.monotonic_ns() + self._lifetime_ns)
+        for key in watched.remarks:
+            self._sampler.remove(key)
+
+    def _say(self, watched: _Watched, state: SamplerState) -> None:
+        """One line when trouble begins, changes or ends."""
+        for key, remark in watched.remarks.items():
+            result = state.result(key)
+            if result is None or not result.reads:
+                continue
+            troubles = [f"{failure.device}: {failure.reason}" for failure in result.failed_devices]
+            if not result.success:
+                troubles = [result.error]
+            remark.say("; ".join(troubles[:4]) + (f"; and {len(troubles) - 4} more" if len(troubles) > 4 else ""))
+
+
+def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
+    statistics = watched.statistics.opened if watched.statistics else None
+    queues = watched.queues.opened if watched.queues else None
+    connections = watched.connections.opened if watched.connections else None
+    shown = {found.device: found for found in statistics.last} if statistics else {}
+    waiting = {found.device: found for found in queues.last} if queues else {}
+    faring = {found.device: found for found in connections.last} if connections else {}
+    for rail, device in watched.rails:
+        counted = state.of_source(watched.key("ethtool"), device)
+        queue = state.of_source(watched.key("qdisc"), device)
+        carried = state.of_source(watched.key("tcp"), device)
+        yield RailEthernet(
+            netns=watched.namespace.inode,
+            rail=rail,
+            device=device,
+            counters=ethernet_counters(shown[device], counted) if device in shown and counted else (),
+            gauges=ethernet_gauges(shown[device]) if device in shown else (),
+            queue=rail_queue(waiting[device], queue) if device in waiting and queue else None,
+            tcp=rail_tcp(faring[device], carried) if device in faring and carried else None,
+        )

@@ -1,0 +1,110 @@
+"""What is known of the Ethernet side of one rail, as facts: a driver's counters, a queue, TCP connections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.counter_rules import Severity
+from agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, severity_of, statistic_rule
+from agent.sampling import DeviceTotals
+from agent.snapshot import RailQueue, RailTcp
+from probes.netdev.ethtool_stats import DeviceStatistics
+from probes.netdev.qdisc import DeviceQueue
+from probes.netdev.tcp_counters import DeviceConnections
+
+
+@dataclass(frozen=True, slots=True)
+class EthernetCounter:
+    """One counter of a driver."""
+
+    name: str
+    """As the driver calls it."""
+    kind: StatisticKind
+    severity: Severity
+    unit: str
+    direction: Direction
+    priority: int | None
+    increase: int
+    """Since railscope first saw it; never falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class EthernetGauge:
+    """One value of a driver as it is now."""
+
+    name: str
+    unit: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class RailEthernet:
+    """One rail; a part is None where it is not known, or not yet."""
+
+    netns: int
+    """Inode of the network namespace."""
+    rail: str
+    device: str
+    counters: tuple[EthernetCounter, ...]
+    gauges: tuple[EthernetGauge, ...]
+    queue: RailQueue | None
+    tcp: RailTcp | None
+
+
+def ethernet_counters(shown: DeviceStatistics, counted: DeviceTotals) -> tuple[EthernetCounter, ...]:
+    """The counters of one device, in the driver's order."""
+    lossless = lossless_priorities(shown)
+    increases = dict(counted.counters)
+    found = []
+    for name in shown.names:
+        rule = statistic_rule(name)
+        if rule is not None and name in increases:
+            severity = severity_of(rule, lossless)
+            found.append(
+                EthernetCounter(name, rule.kind, severity, rule.unit, rule.direction, rule.priority, increases[name])
+            )
+    return tuple(found)
+
+
+def ethernet_gauges(shown: DeviceStatistics) -> tuple[EthernetGauge, ...]:
+    """The values of now that a driver shows."""
+    rules = [(name, statistic_rule(name), value) for name, value in zip(shown.names, shown.values, strict=True)]
+    return tuple(EthernetGauge(name, rule.unit, value) for name, rule, value in rules if rule and rule.gauge)
+
+
+def rail_queue(waiting: DeviceQueue, counted: DeviceTotals) -> RailQueue:
+    """Bring together what waits now and what was counted."""
+    total = dict(counted.counters)
+    return RailQueue(
+        discipline=waiting.kind,
+        backlog_bytes=waiting.backlog_bytes,
+        queued_packets=waiting.queued_packets,
+        drops=total["drops"],
+        overlimits=total["overlimits"],
+        requeues=total["requeues"],
+    )
+
+
+def rail_tcp(faring: DeviceConnections, counted: DeviceTotals) -> RailTcp:
+    """Bring together how connections fare now and what they carried."""
+    total = dict(counted.counters)
+    mean_us, maximum_us = faring.round_trip_mean_us, faring.round_trip_maximum_us
+    return RailTcp(
+        connections=faring.connections,
+        sending=faring.sending,
+        round_trip_mean_seconds=None if mean_us is None else mean_us / 1e6,
+        round_trip_maximum_seconds=None if maximum_us is None else maximum_us / 1e6,
+        delivery_rate_bytes_per_second=faring.delivery_rate_bytes_per_second,
+        application_limited=faring.application_limited,
+        unacknowledged_segments=faring.unacknowledged_segments,
+        not_sent_bytes=faring.not_sent_bytes,
+        sent_bytes=counted.transmit_bytes,
+        acknowledged_bytes=total["acked_bytes"],
+        received_bytes=counted.receive_bytes,
+        retransmitted_bytes=total["retransmitted_bytes"],
+        retransmitted_segments=total["retransmitted_segments"],
+        data_segments=total["data_segments"],
+        busy_seconds=total["busy_us"] / 1e6,
+        receive_window_limited_seconds=total["receive_window_limited_us"] / 1e6,
+        send_buffer_limited_seconds=total["send_buffer_limited_us"] / 1e6,
+    )

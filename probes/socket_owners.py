@@ -1,0 +1,110 @@
+"""Which sockets belong to given processes: the links `socket:[inode]` of /proc/PID/fd (proc_pid_fd(5)).
+
+Looking through every descriptor of a process is the costly part of relating connections to it, so that what a socket
+was found to be is kept.  Descriptors are looked at again when a socket turns up that is not known, when the processes
+are others than before, and now and then, as a process can be handed a socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from probes.clock import Clock
+
+MAXIMUM_DESCRIPTORS: Final = 32_768
+"""Looked at in one process."""
+_LOOK_PERIOD_NS: Final = 30_000_000_000
+_LINK: Final = re.compile(r"socket:\[([0-9]{1,10})\]")
+_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM})
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableProcess:
+    """A process whose sockets are not all known."""
+
+    pid: int
+    reason: str
+
+
+def socket_inodes(procfs: Path, pid: int) -> set[int]:
+    """Inodes of all sockets that a process holds; empty when it has ended.
+
+    Raises:
+        PermissionError: CAP_SYS_PTRACE is missing.
+        OSError: it has more descriptors than are looked at.
+    """
+    folder = f"{procfs}/{pid}/fd"
+    found: set[int] = set()
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number == MAXIMUM_DESCRIPTORS:
+                    raise OSError(errno.EMFILE, f"process {pid} has more than {MAXIMUM_DESCRIPTORS} descriptors")
+                try:
+                    match = _LINK.fullmatch(os.readlink(entry.path))  # noqa: PTH115 - a Path costs more than the call
+                except OSError as error:
+                    if error.errno in _GONE:
+                        continue  # closed since it was listed
+                    raise
+                if match is not None:
+                    found.add(int(match[1]))
+    except OSError as error:
+        if error.errno in _GONE:
+            return set()
+        if error.errno in _REFUSED:
+            raise PermissionError(
+                error.errno, f"the sockets of process {pid} may not be listed: give railscope CAP_SYS_PTRACE"
+            ) from None
+        raise
+    return found
+
+
+class SocketOwners:
+    """Which of the sockets that somebody lists belong to which of some processes."""
+
+    def __init__(self, procfs: Path, clock: Clock) -> None:
+        self._procfs = procfs
+        self._clock = clock
+        self._pids: frozenset[int] = frozenset()
+        self._owners: dict[int, int] = {}
+        self._others: set[int] = set()
+        self._looked_ns = 0
+        self.looks = 0
+        """How often descriptors were looked through."""
+        self.unreadable: tuple[UnreadableProcess, ...] = ()
+        """Of the last look."""
+
+    def owners(self, pids: Collection[int], inodes: Iterable[int]) -> dict[int, int]:
+        """The owner's pid of those of `inodes` that one of `pids` holds; of several holders any one."""
+        listed = set(inodes)
+        listed.discard(0)  # closed by its process, or not yet accepted
+        wanted = frozenset(pids)
+        now_ns = self._clock.monotonic_ns()
+        self._others &= listed
+        unknown = listed - self._owners.keys() - self._others
+        if wanted != self._pids or (listed and now_ns - self._looked_ns >= _LOOK_PERIOD_NS) or unknown:
+            self._pids = wanted
+            self._looked_ns = now_ns
+            self._look(listed)
+        self._owners = {inode: pid for inode, pid in self._owners.items() if inode in listed}
+        return dict(self._owners)
+
+    def _look(self, listed: set[int]) -> None:
+        self.looks += 1
+        owners: dict[int, int] = {}
+        unreadable: list[UnreadableProcess] = []
+        for pid in sorted(self._pids):
+            try:
+                owners |= dict.fromkeys(socket_inodes(self._procfs, pid) & listed, pid)
+            except OSError as error:
+                unreadable.append(UnreadableProcess(pid, error.strerror or str(error)))
+        self._owners = owners
+        self._others = listed - owners.keys()
+        self.unreadable = tuple(unreadable)
