@@ -11,10 +11,11 @@ PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_TEST := prometheus systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
+PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo test lint bench packages packages-test packages-bench clean wheel
+.PHONY: setup build demo test lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -24,6 +25,8 @@ packages-test:
 	@./install-packages $(PACKAGES_TEST)
 packages-bench:
 	@./install-packages $(PACKAGES_BENCH)
+packages-vm:
+	@./install-packages $(PACKAGES_VM)
 
 $(STAMPS)/venv: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +44,10 @@ test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says
 $(STAMPS)/nccl: tests/nccl/wheels.txt
 	tests/nccl/fetch-wheels $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
+
+test-vm: setup packages-vm  ## the probes and real RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
+	tests/vm/make-image $(VENV)/vm
+	RAILSCOPE_TEST_VM=1 $(BIN)/python -m pytest tests/vm
 
 lint: $(STAMPS)/venv
 	$(BIN)/ruff check .

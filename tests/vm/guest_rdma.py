@@ -1,0 +1,159 @@
+"""Inside a virtual machine: two soft-RoCE devices on a pair of network devices, traffic between them, and faults.
+
+    python3 -m tests.vm.guest_rdma
+
+Both ends are in one network namespace, so the kernel is told to accept its own addresses from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from probes.clock import SystemClock
+from probes.netdev.counters import CounterReading
+from probes.rdma.counters import RdmaCounters
+from probes.rdma.inventory import read_ports
+from probes.rdma.netlink import RdmaNetlink
+
+SYSFS: Final = Path("/sys")
+SENDER: Final = "rxe0"
+RECEIVER: Final = "rxe1"
+MESSAGES: Final = 500
+MESSAGE_BYTES: Final = 4096
+LOSS_PERCENT: Final = 5
+_NETDEVS: Final = {SENDER: "eth0", RECEIVER: "eth1"}
+_GID: Final = "1"
+"""Number of the IPv4 address among a port's."""
+_WAIT_17_SECONDS: Final = 22
+_WAIT_HALF_A_SECOND: Final = 17
+"""How long a sender waits for an answer before it sends again: 4 µs times two to the power of this.  ib_send_bw's own
+67 ms pass without one on a processor that is emulated and shared."""
+_MOST_SECONDS: Final = 60
+
+
+def main() -> None:
+    print(json.dumps(try_soft_roce()))
+
+
+def try_soft_roce() -> dict[str, Any]:
+    """Ports, and what the counters moved by: of clean traffic, of traffic with loss, and of a link going down."""
+    _make_devices()
+    seen: dict[str, Any] = {"ports": _ports()}
+    with closing(RdmaCounters(SYSFS, SystemClock())) as plain:
+        netlink = RdmaNetlink()
+        with closing(RdmaCounters(SYSFS, SystemClock(), netlink=netlink)) as requested:
+            first = plain.read()
+            seen["unreadable"] = [asdict(failure) for failure in first.failed]
+            seen["counts_bytes"] = _counts_bytes(first)
+            before = _rows(first)
+            _send(_WAIT_17_SECONDS)
+            after = _rows(plain.read())
+            seen["traffic"] = _moved(before, after)
+            seen["sysfs"] = _hw_counters()
+            seen["read"] = after
+            seen["netlink"] = _rows(requested.read())
+            _run("tc", "qdisc", "add", "dev", _NETDEVS[SENDER], "root", "netem", "loss", f"{LOSS_PERCENT}%")
+            _send(_WAIT_HALF_A_SECOND)
+            lossy = _rows(plain.read())
+            seen["loss"] = _moved(after, lossy)
+            _run("ip", "link", "set", _NETDEVS[SENDER], "down")
+            _wait_for(SENDER, up=False)
+            seen["down"] = _moved(lossy, _rows(plain.read()))
+            seen["ports_down"] = _ports()
+    return seen
+
+
+def _make_devices() -> None:
+    _run("modprobe", "-a", "rdma_rxe", "veth", "sch_netem")
+    _run("ip", "link", "add", _NETDEVS[SENDER], "type", "veth", "peer", "name", _NETDEVS[RECEIVER])
+    for name in ("all", *_NETDEVS.values()):
+        folder = Path("/proc/sys/net/ipv4/conf", name)
+        (folder / "accept_local").write_text("1")
+        (folder / "rp_filter").write_text("0")
+    for host, netdev in enumerate(_NETDEVS.values(), start=1):
+        _run("ip", "address", "add", f"10.77.0.{host}/24", "dev", netdev)
+        _run("ip", "link", "set", netdev, "up")
+    for device, netdev in _NETDEVS.items():
+        _run("rdma", "link", "add", device, "type", "rxe", "netdev", netdev)
+        _wait_for(device, up=True)
+
+
+def _send(wait: int) -> None:
+    """Send `MESSAGES` messages of `MESSAGE_BYTES` from the one device to the other."""
+    command = ["ib_send_bw", "-x", _GID, "-F", "-n", str(MESSAGES), "-s", str(MESSAGE_BYTES), "-u", str(wait)]
+    with subprocess.Popen(
+        [*command, "-d", RECEIVER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        deadline = time.monotonic() + _MOST_SECONDS
+        while True:
+            client = subprocess.run(
+                [*command, "-d", SENDER, "127.0.0.1"], capture_output=True, text=True, timeout=_MOST_SECONDS
+            )
+            refused = "Couldn't connect" in client.stdout + client.stderr
+            if not refused or server.poll() is not None or time.monotonic() > deadline:
+                break
+        if client.returncode != 0:
+            server.kill()
+        said, _ = server.communicate(timeout=_MOST_SECONDS)
+    if client.returncode != 0 or server.returncode != 0:
+        raise RuntimeError(f"ib_send_bw: {client.stdout}{client.stderr}\nits server: {said}")
+
+
+def _ports() -> dict[str, Any]:
+    return {port.device: {**asdict(port), "up": port.up} for port in read_ports(SYSFS)}
+
+
+def _wait_for(device: str, *, up: bool) -> None:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while _ports()[device]["up"] is not up:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{device} does not go {'up' if up else 'down'}: {_ports()[device]}")
+        time.sleep(0.05)
+
+
+def _counts_bytes(reading: CounterReading) -> dict[str, bool]:
+    """By port, whether the reading claims any bytes of it."""
+    columns = [reading.fields.index(name) for name in ("tx_bytes", "rx_bytes")]
+    assert reading.shape is not None
+    return {name: bool(reading.shape.known[row, columns].any()) for row, name in enumerate(reading.names)}
+
+
+def _rows(reading: CounterReading) -> dict[str, dict[str, int]]:
+    """By port, all counters by name."""
+    return {
+        name: dict(zip(reading.fields, reading.values[row].tolist(), strict=True))
+        for row, name in enumerate(reading.names)
+    }
+
+
+def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """What moved, and by how much."""
+    return {
+        port: {name: value - before[port][name] for name, value in counters.items() if value != before[port][name]}
+        for port, counters in after.items()
+    }
+
+
+def _hw_counters() -> dict[str, dict[str, int]]:
+    """By port, the kernel's files as they are."""
+    folders = {device: SYSFS / "class/infiniband" / device / "ports/1/hw_counters" for device in _NETDEVS}
+    return {
+        f"{device}/1": {file.name: int(file.read_text()) for file in folder.iterdir() if file.name != "lifespan"}
+        for device, folder in folders.items()
+    }
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout.strip()}")
+
+
+if __name__ == "__main__":
+    main()
