@@ -212,7 +212,7 @@ class Governor:
             before = self.level
             self._start_anew()
             if self.level is not before:
-                self.reason = f"{name_of(before)} → {name_of(self.level)}: nothing is left of what was observed"
+                self.reason = f"{name_of(before)} to {name_of(self.level)}: nothing is left of what was observed"
 
     def _tick(self, measured: Measured) -> _Tick:
         costs = cost_ns(measured.interval.hits, self._calibration)
@@ -256,7 +256,7 @@ class Governor:
         return evidence.load * (call_rate / evidence.call_rate) if scalable else evidence.load
 
     def _move(self, level: Level, why: str) -> None:
-        self.reason = f"{name_of(self.level)} → {name_of(level)}: {why}"
+        self.reason = f"{name_of(self.level)} to {name_of(level)}: {why}"
         self._level = level
         self._settle()
 

@@ -148,7 +148,7 @@ RAIL_COUNTER: Final = _counter(
     "by the name of its counter; severity page: any increase matters, warn: a lasting rate does, context: neither.",
 )
 RAIL_COUNTER_PINNED: Final = _gauge(
-    "rail_counter_pinned",
+    "rail_pinned",
     "rail device port counter",
     "1 where a counter stands at the most it can show: more may have happened since, and nothing says how much.",
 )

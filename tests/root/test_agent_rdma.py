@@ -56,7 +56,7 @@ def test_a_device_that_counts_no_bytes_shows_none_and_its_packets(tmp_path: Path
 def test_a_saturated_counter_is_said_to_be_pinned(tmp_path: Path) -> None:
     rdma.pinned_counters(tmp_path)
     with AgentProcess("--path.sysfs", str(tmp_path), "--no-collector.collective") as agent:
-        agent.until(lambda: value(agent, "rail_counter_pinned", counter="link_downed") == 1)
+        agent.until(lambda: value(agent, "rail_pinned", counter="link_downed") == 1)
 
 
 def test_one_sick_file_shows_in_its_collector_and_nowhere_else(tmp_path: Path) -> None:

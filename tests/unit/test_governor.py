@@ -193,12 +193,12 @@ def test_the_reason_says_from_where_to_where_and_why() -> None:
     job = Job(Governor(CALIBRATION), replace(LIGHT, socket_send=14_000))
     job.ticks(3)
     share = load(job.rates, Level.RAILS)
-    assert job.governor.reason == f"rails → completion: {share:.2%} of the observed threads' time, budget 1.00%"
+    assert job.governor.reason == f"rails to completion: {share:.2%} of the observed threads' time, budget 1.00%"
     job = Job(Governor(CALIBRATION), LIGHT)
     job.ticks(10)
     share = load(LIGHT, Level.RAILS)
     assert job.governor.reason == (
-        f"rails → all: {share:.2%} of the observed threads' time so far, what it adds is to be seen, budget 1.00%"
+        f"rails to all: {share:.2%} of the observed threads' time so far, what it adds is to be seen, budget 1.00%"
     )
 
 
@@ -210,7 +210,7 @@ def test_the_next_job_starts_anew() -> None:
     assert job.ticks(FORGET_AFTER_NS // SECOND_NS - 1)[-1] is Level.COUNTS
     assert job.tick() is START
     assert job.governor.load_ratio == 0.0
-    assert job.governor.reason.startswith("counts → rails: ")
+    assert job.governor.reason.startswith("counts to rails: ")
 
 
 def test_a_library_that_lacks_a_level_does_with_less() -> None:
