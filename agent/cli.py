@@ -129,6 +129,10 @@ def _agent(parsed: Any) -> int:
     # One descriptor a process and library is kept: the shell's soft limit is often 1024.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
+        if not folder.is_dir():
+            print(f"railscope agent: {flag}: {folder} is no folder; name where it is mounted", file=sys.stderr)
+            return COULD_NOT_RUN
     clock = SystemClock()
     daemon = Daemon(config, clock, version(), serve=not config.once)
     try:

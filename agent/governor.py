@@ -128,6 +128,10 @@ class _Retry:
 
     wait_ns: int
     not_before_ns: int
+    load: float
+    """What all probes took when it was taken back, the host's busyness included."""
+    call_rate: float
+    taken_back_ns: int
 
 
 class Governor:
@@ -198,9 +202,9 @@ class Governor:
         for level in list(Level)[: self.level + 1]:
             self._evidence[level] = _Evidence(recent.loads[level], recent.call_rate, self._now_ns)
         if self.level > Level.COUNTS and tick.load > EMERGENCY * self._budget:
-            self._step_down(tick.load)
+            self._step_down(tick.load, tick.call_rate)
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
-            self._step_down(recent.load)
+            self._step_down(recent.load, recent.call_rate)
         elif self.level < self._available and len(self._ticks) >= TICKS_UP:
             self._consider_step_up(_average(self._ticks))
         return self.level
@@ -224,14 +228,14 @@ class Governor:
         call_rate = measured.interval.hits.calls * _SECOND_NS / thread_ns
         return _Tick(measured.interval.elapsed_ns, loads, call_rate, max(1.0, measured.busy_factor))
 
-    def _step_down(self, load: float) -> None:
+    def _step_down(self, load: float, call_rate: float) -> None:
         level = self.level
         retry = self._retries.get(level)
         if retry is None or self._now_ns - self._since_ns >= HELD_NS:
             wait_ns = FIRST_WAIT_NS
         else:
             wait_ns = min(2 * retry.wait_ns, LONGEST_WAIT_NS)
-        self._retries[level] = _Retry(wait_ns, self._now_ns + wait_ns)
+        self._retries[level] = _Retry(wait_ns, self._now_ns + wait_ns, load, call_rate, self._now_ns)
         self._move(Level(level - 1), f"{load:.2%} of the observed threads' time, budget {self._budget:.2%}")
 
     def _consider_step_up(self, now: _Tick) -> None:
@@ -241,6 +245,10 @@ class Governor:
             return
         expected = self._expected(level, now.call_rate)
         load = (sum(now.loads.values(), _NO_LOAD) + (expected or _NO_LOAD)).worse * now.busy_factor
+        if retry is not None and self._now_ns - retry.taken_back_ns < REMEMBERED_NS:
+            # A host that was busy will be busy again: what a hit costs now is not all that it may cost.
+            scalable = retry.call_rate > 0 and now.call_rate > 0
+            load = max(load, retry.load * (now.call_rate / retry.call_rate if scalable else 1.0))
         if load > COMFORT * self._budget:
             return
         what = "expected" if expected is not None else "so far, what it adds is to be seen"

@@ -248,6 +248,7 @@ class RailWatch:
 
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
         labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
+        senders = {netns for netns, _ in self._handed_over or ()}
         self._labels |= {device: label for device, label in labels.items() if label}
         facts = []
         for decision in self._decisions:
@@ -265,7 +266,7 @@ class RailWatch:
                     transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
                     transmit_collective_bytes=None
                     if self._handed_over is None
-                    else self._handed_over.get((device.netns, device.name), 0),
+                    else self._handed_over.get((device.netns, device.name), 0 if device.netns in senders else None),
                     receive_wire_bytes=wire.receive.wire_bytes if wire else None,
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,

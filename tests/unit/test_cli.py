@@ -43,3 +43,10 @@ def test_the_doctor_s_help_lists_what_matters_to_it_and_takes_the_rest(capsys: p
         assert flag not in text
     status, text = said(capsys, "doctor", "--web.listen-address", ":9779", "--bogus")
     assert (status, "unknown option --bogus" in text) == (2, True)
+
+
+def test_a_folder_that_is_not_there_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["agent", "--once", "--path.procfs", "/nonexistent"]) == 2
+    assert capsys.readouterr().err == (
+        "railscope agent: --path.procfs: /nonexistent is no folder; name where it is mounted\n"
+    )
