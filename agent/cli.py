@@ -6,6 +6,7 @@ Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one l
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import resource
 import signal
@@ -25,6 +26,9 @@ from exporters.web_config import WebConfigError
 from probes.bpf_syscall import KernelRefusal
 from probes.libbpf import LoadError
 from testbed.hosts import TestbedError
+
+_M_ARENA_MAX: Final = -8
+"""mallopt(3)."""
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -126,6 +130,10 @@ def _agent(parsed: Any) -> int:
     from exporters.text import Format, Renderer
     from probes.clock import SystemClock
 
+    # One heap for all threads: each of glibc's own would keep a megabyte.
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not every C library has it
+        libc.mallopt(_M_ARENA_MAX, 1)
     # One descriptor a process and library is kept: the shell's soft limit is often 1024.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

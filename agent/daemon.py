@@ -8,6 +8,7 @@ their own (agent/sampling.py), requests are answered by others (exporters/http.p
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -181,6 +182,9 @@ class Daemon:
         # hold up the sampler.
         gc.collect()
         gc.freeze()
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
         self._say_how()
         _notify_systemd("READY=1\nSTATUS=attached")
 
