@@ -102,8 +102,8 @@ class Daemon:
         self.observer.new_process = self._watch_process
 
     def _load_internals(self) -> Internals | None:
-        """The programs below the entry points, where they are wanted and the kernel takes them."""
-        if self._programs is None or self._config.level == "counts":
+        """The programs below the entry points, where the kernel takes them; errors are seen at every level."""
+        if self._programs is None:
             return None
         try:
             return Internals.load(self._programs)

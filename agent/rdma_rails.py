@@ -88,7 +88,7 @@ class RdmaRails:
                 self._topology = topology_of_process(self._procfs, pid, environment.get("NCCL_TOPO_FILE", ""))
             except (OSError, ValueError) as error:
                 _log.info("NCCL's topology file of process %d is not used: %s", pid, error)
-            else:
+            if self._topology is not None:
                 self._mapped_from = None
         sockets_only = environment.get("NCCL_IB_DISABLE", "0") not in ("", "0") or (
             environment.get("NCCL_NET", "").lower() == "socket"

@@ -292,7 +292,7 @@ static long complete_call(__u64 at, struct cuda_walk *walk)
 	struct cuda_call *call = cuda_call_of(walk->number, number);
 	struct distribution *duration;
 	__u64 enqueued_ns, elapsed_ns;
-	__u32 op, bucket;
+	__u32 op;
 
 	if (!call)
 		return 1;
@@ -308,12 +308,7 @@ static long complete_call(__u64 at, struct cuda_walk *walk)
 	if (!duration || !enqueued_ns)
 		return 0;
 	elapsed_ns = walk->now > enqueued_ns ? walk->now - enqueued_ns : 0;
-	bucket = elapsed_ns <= 1024 ? 0 : log2_floor(elapsed_ns - 1) - 9;
-	if (bucket >= DISTRIBUTION_BUCKETS)
-		bucket = DISTRIBUTION_BUCKETS - 1;
-	__sync_fetch_and_add(&duration->count, 1);
-	__sync_fetch_and_add(&duration->sum, elapsed_ns);
-	__sync_fetch_and_add(&duration->buckets[bucket & (DISTRIBUTION_BUCKETS - 1)], 1);
+	add_to(duration, elapsed_ns, FIRST_DURATION);
 	return 0;
 }
 

@@ -175,6 +175,8 @@ struct completion_event {
 
 /* Durations in ns, bucket i up to 2^(10+i); bandwidths in bytes per second, up to 2^(16+i).  The last has no bound. */
 #define DISTRIBUTION_BUCKETS 32
+#define FIRST_DURATION 10
+#define FIRST_BANDWIDTH 16
 struct distribution {
 	__u64 count;
 	__u64 sum;

@@ -32,7 +32,7 @@ from probes.nccl.readings import delete_where, distributions_by_op
 from probes.nccl.records import SLOT, STAT
 from probes.ring import Ring
 
-_RING_BYTES: Final = 1 << 19  # as in completion.h
+_RING_BYTES: Final = 1 << 19  # as in proxy_tables.h
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,12 @@ def build(directory: Path) -> Built:
     _compile(*shared, str(built.info_library), "-DTHROUGH_ENQUEUE_CHECK")
     _compile("gcc", *_FLAGS, str(_SOURCES / "target_loop.c"), "-ldl", "-o", str(built.loop))
     multiarch = _compile("gcc", "-print-multiarch").strip()
-    for source, compiled in (("empty.bpf.c", built.empty_object), ("producer.bpf.c", built.producer_object)):
+    sources = {_HEADERS / "empty.bpf.c": built.empty_object, _SOURCES / "producer.bpf.c": built.producer_object}
+    for source, compiled in sources.items():
         _compile(
             *("clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"),
             *(f"-I/usr/include/{multiarch}", f"-D__TARGET_ARCH_{_BPF_MACHINES[platform.machine()]}"),
-            *(f"-I{_HEADERS}", "-c", str(_SOURCES / source), "-o", str(compiled)),
+            *(f"-I{_HEADERS}", "-c", str(source), "-o", str(compiled)),
         )
     return built
 

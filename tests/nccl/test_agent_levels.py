@@ -66,12 +66,13 @@ def test_replays_of_a_graph_are_told_from_calls_and_are_no_stall(
     assert calls == sum(entry.calls for report in reports for entry in report.operations) == 4
 
 
+@pytest.mark.parametrize("at_level", ["counts", "auto"])
 def test_a_rank_that_dies_leaves_its_peers_error_and_abort_in_the_counters(
-    two_hosts: Fabric, double: Double, tmp_path: Path
+    two_hosts: Fabric, double: Double, tmp_path: Path, at_level: str
 ) -> None:
     with Job(two_hosts, tmp_path, double, pattern="bereaved", iterations=ENDLESS, size_bytes=4_096) as job:
         pids = job.ready()
-        with AgentProcess("--pid", *map(str, pids)) as agent:
+        with AgentProcess("--pid", *map(str, pids), "--level", at_level) as agent:
             job.start()
             job.under_way()
             before = {labels["error"]: value for labels, value in agent.samples("railscope_comm_errors_total")}

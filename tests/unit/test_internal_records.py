@@ -43,7 +43,7 @@ def test_every_known_build_has_the_offsets_that_the_programs_need(build_id: str)
     record = layout_record(Layouts.load().structures(build_id))
     assert record is not None
     assert record.dtype == LAYOUT
-    # The head of a proxy operation is read in one piece (OPERATION_HEAD in completion.h).
+    # The head of a proxy operation is read in one piece (OPERATION_HEAD in posting.h).
     sizes = {"connection": 8, "count": 8, "next": 4, "channel": 1, "function": 1, "protocol": 1}
     assert all(int(record[f"operation_{field}"][0]) + size <= 96 for field, size in sizes.items())
     version = tuple(map(int, BUILDS[build_id]["nccl_version"].split(".")))
