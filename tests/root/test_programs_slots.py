@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +62,9 @@ def slot_number(comm: int, tgid: int) -> int:
 
 
 def addresses_of_one_slot(tgid: int, how_many: int) -> list[int]:
+    """How far apart they lie depends on the process, so this looks until it has found them."""
     wanted = slot_number(0x10000, tgid)
-    found = [comm for comm in range(0x10000, 0x10000 + (1 << 20), 64) if slot_number(comm, tgid) == wanted]
-    return found[:how_many]
+    return list(islice((comm for comm in count(0x10000, 64) if slot_number(comm, tgid) == wanted), how_many))
 
 
 def slot_owners(programs: NcclPrograms) -> set[int]:
