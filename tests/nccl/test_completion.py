@@ -63,18 +63,31 @@ def test_every_operation_of_mixed_kinds_completes_exactly(
     assert {(labels["algorithm"], labels["protocol"]) for labels, _ in launches} == {("Ring", "Simple")}
 
 
+def stop_within_an_operation(agent: AgentProcess, pid: int, rank: str) -> None:
+    """A rank that is stopped between two operations has none in flight: then it goes on, and is stopped again."""
+    for _ in range(50):
+        os.kill(pid, signal.SIGSTOP)
+        # What it had begun before ends, or waits for it.
+        time.sleep(0.3)
+        if by_rank(agent, "railscope_comm_inflight_seconds")[rank] > 0:
+            return
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} was never stopped within an operation")
+
+
 def test_a_stopped_rank_leaves_operations_in_flight_on_every_rank_until_it_goes_on(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     with Job(
-        two_hosts, tmp_path, double, pattern="allreduce", iterations=4_000, size_bytes=1 << 16, pace_us=500, hold=True
+        two_hosts, tmp_path, double, pattern="allreduce", iterations=4_000, size_bytes=1 << 16, pace_us=200, hold=True
     ) as job:
         pids = job.ready()
         with AgentProcess("--pid", *map(str, pids), "--level", "completion") as agent:
             job.start()
             agent.until(lambda: by_rank(agent, "railscope_comm_completed_total").get("1", 0) > 10)
-            os.kill(pids[1], signal.SIGSTOP)
             try:
+                stop_within_an_operation(agent, pids[1], "1")
                 agent.until(lambda: all(age > 1 for age in by_rank(agent, "railscope_comm_inflight_seconds").values()))
                 first_ages = by_rank(agent, "railscope_comm_inflight_seconds")
                 first = by_rank(agent, "railscope_comm_completed_total")
