@@ -15,7 +15,7 @@ PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo test lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
+.PHONY: setup build demo test test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -40,6 +40,9 @@ demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	$(BIN)/python -m pytest
+
+test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
+	$(BIN)/python -m tests.faults $(FAULTS)
 
 $(STAMPS)/nccl: tests/nccl/wheels.txt
 	tests/nccl/fetch-wheels $(BIN)/python

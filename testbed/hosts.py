@@ -5,6 +5,10 @@ whose other ends sit in a switch namespace, one bridge a rail: a rail-optimised 
 reaches rail r of every other host and nothing else.  Addresses are 10.77.<rail>.<host+1>/24.  IPv6 is off, so that
 an idle rail's counters stand still.  Sources: ip-link(8), ip-netns(8), tc-tbf(8).
 
+With `management` every host also has a network beside the rails, as real ones do: `mgmt0`, 10.78.0.<host+1>/24, on a
+bridge of the switch namespace whose own address is 10.78.0.254.  What watches the hosts runs there and still reaches
+them when a rail does not.
+
 Names carry a random suffix, so that fabrics of several owners live side by side.  Who owns a fabric is written to
 `/run/railscope/testbed/<suffix>`, and `remove_leftovers` takes away what owners left that were killed.
 """
@@ -25,11 +29,14 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
+from testbed.namespaces import NAMESPACES_DIRECTORY as NAMESPACES_DIRECTORY
+
 OWNERS_DIRECTORY: Final = Path("/run/railscope/testbed")
-NAMESPACES_DIRECTORY: Final = Path("/run/netns")
 NAME_PREFIX: Final = "railscope-"
 MAXIMUM_HOSTS: Final = 250
 MAXIMUM_RAILS: Final = 8
+MANAGEMENT_DEVICE: Final = "mgmt0"
+MANAGEMENT_SWITCH_ADDRESS: Final = "10.78.0.254"
 
 
 class TestbedError(Exception):
@@ -49,6 +56,8 @@ class Host:
     """Names of the rails' network devices, inside the namespace."""
     addresses: tuple[str, ...]
     """IPv4 address of each rail."""
+    management_address: str | None = None
+    """IPv4 address of `mgmt0`; None: the fabric has no management network."""
 
     def command(self, *arguments: str) -> list[str]:
         """The command line that runs `arguments` on this host; the process keeps its pid (ip-netns executes it)."""
@@ -72,7 +81,7 @@ class Fabric:
     that the block is left in order.
     """
 
-    def __init__(self, hosts: int = 2, rails: int = 2) -> None:
+    def __init__(self, hosts: int = 2, rails: int = 2, *, management: bool = False) -> None:
         if not 1 <= hosts <= MAXIMUM_HOSTS:
             raise TestbedError(f"a fabric has 1 to {MAXIMUM_HOSTS} hosts, not {hosts}")
         if not 1 <= rails <= MAXIMUM_RAILS:
@@ -85,10 +94,12 @@ class Fabric:
                 f"{NAME_PREFIX}{self.suffix}-host{index}",
                 self.rail_names,
                 tuple(f"10.77.{rail}.{index + 1}" for rail in range(rails)),
+                f"10.78.0.{index + 1}" if management else None,
             )
             for index in range(hosts)
         )
         self.switch: Final = f"{NAME_PREFIX}{self.suffix}-switch"
+        self._rates_mbit: dict[tuple[str, str], int] = {}
         self._sigterm = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -119,24 +130,43 @@ class Fabric:
         self._sigterm.close()
 
     def shape(self, host: int, rail: int, rate_mbit: int | None) -> None:
-        """Limit what one host sends on one rail, in Mbit/s; None takes the limit away.
+        """Limit what one host sends on one rail, in Mbit/s; None takes the limit away."""
+        self._limit(self.hosts[host].namespace, self.rail_names[rail], rate_mbit)
 
-        The bucket is the smallest that was steady here: with 32 kB and 50 ms TCP stalled for seconds.
-        """
-        namespace, name = self.hosts[host].namespace, self.rail_names[rail]
-        if rate_mbit is None:
-            _run(["tc", "-n", namespace, "qdisc", "del", "dev", name, "root"])
-            return
-        limit = ["tbf", "rate", f"{rate_mbit}mbit", "burst", "128kb", "latency", "200ms"]
-        _run(["tc", "-n", namespace, "qdisc", "replace", "dev", name, "root", *limit])
+    def shape_port(self, host: int, rail: int, rate_mbit: int | None) -> None:
+        """Limit what the switch sends to one host on one rail, in Mbit/s: no host sees the queue."""
+        self._limit(self.switch, self.port(host, rail), rate_mbit)
+
+    def rate_mbit(self, host: int, rail: int) -> int | None:
+        """What `shape` has set; None: no limit."""
+        return self._rates_mbit.get((self.hosts[host].namespace, self.rail_names[rail]))
+
+    def port_rate_mbit(self, host: int, rail: int) -> int | None:
+        """What `shape_port` has set; None: no limit."""
+        return self._rates_mbit.get((self.switch, self.port(host, rail)))
+
+    def port(self, host: int, rail: int) -> str:
+        """The switch's end of a rail: a device in the switch namespace."""
+        return f"host{host}{self.rail_names[rail]}"
+
+    def _limit(self, namespace: str, device: str, rate_mbit: int | None) -> None:
+        """Set, change or remove a token bucket; the smallest that was steady: with 32 kB and 50 ms TCP stalled for
+        seconds."""
+        if rate_mbit is not None:
+            limit = ["tbf", "rate", f"{rate_mbit}mbit", "burst", "128kb", "latency", "200ms"]
+            run_tool(["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *limit])
+            self._rates_mbit[namespace, device] = rate_mbit
+        elif (namespace, device) in self._rates_mbit:
+            run_tool(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
+            del self._rates_mbit[namespace, device]
 
     def set_link(self, host: int, rail: int, *, up: bool) -> None:
         """Take one host's end of a rail down or up; TCP goes on about 1.5 s after it is up again."""
-        _run(["ip", "-n", self.hosts[host].namespace, "link", "set", self.rail_names[rail], "up" if up else "down"])
+        run_tool(["ip", "-n", self.hosts[host].namespace, "link", "set", self.rail_names[rail], "up" if up else "down"])
 
     def counters(self, host: int, rail: int) -> RailCounters:
         """Read one rail's counters from the kernel (IFLA_STATS64)."""
-        answer = _run(["ip", "-n", self.hosts[host].namespace, "-s", "-j", "link", "show", self.rail_names[rail]])
+        answer = run_tool(["ip", "-n", self.hosts[host].namespace, "-s", "-j", "link", "show", self.rail_names[rail]])
         stats = json.loads(answer)[0]["stats64"]
         return RailCounters(stats["tx"]["bytes"], stats["rx"]["bytes"], stats["tx"]["packets"], stats["rx"]["packets"])
 
@@ -147,22 +177,37 @@ class Fabric:
         namespaces = [self.switch, *(host.namespace for host in self.hosts)]
         _batch([f"netns add {name}" for name in namespaces])
         for name in namespaces:
-            _run(["ip", "netns", "exec", name, "sh", "-c", _QUIET_AND_STEADY])
+            run_tool(["ip", "netns", "exec", name, "sh", "-c", _QUIET_AND_STEADY])
         switch = ["link set lo up"]
         for rail in range(len(self.rail_names)):
             switch += [f"link add bridge{rail} type bridge stp_state 0 mcast_snooping 0", f"link set bridge{rail} up"]
+        if self.hosts[0].management_address is not None:
+            switch += [
+                "link add management type bridge stp_state 0 mcast_snooping 0",
+                f"address add {MANAGEMENT_SWITCH_ADDRESS}/24 dev management",
+                "link set management up",
+            ]
         for host in self.hosts:
             for rail, name in enumerate(host.rails):
-                port = f"host{host.index}rail{rail}"
+                port = self.port(host.index, rail)
                 switch += [
                     f"link add {port} type veth peer name {name} netns {host.namespace}",
                     f"link set {port} master bridge{rail} up",
+                ]
+            if host.management_address is not None:
+                port = f"host{host.index}mgmt"
+                switch += [
+                    f"link add {port} type veth peer name {MANAGEMENT_DEVICE} netns {host.namespace}",
+                    f"link set {port} master management up",
                 ]
         _batch(switch, namespace=self.switch)
         for host in self.hosts:
             lines = ["link set lo up"]
             for name, address in zip(host.rails, host.addresses, strict=True):
                 lines += [f"address add {address}/24 dev {name}", f"link set {name} up"]
+            if host.management_address is not None:
+                lines += [f"address add {host.management_address}/24 dev {MANAGEMENT_DEVICE}"]
+                lines += [f"link set {MANAGEMENT_DEVICE} up"]
             _batch(lines, namespace=host.namespace)
 
 
@@ -226,10 +271,15 @@ def _start_ticks(pid: int) -> int | None:
 def _batch(lines: Sequence[str], namespace: str | None = None) -> None:
     """Give `ip` many commands at once: one process instead of dozens."""
     where = ["-n", namespace] if namespace is not None else []
-    _run(["ip", *where, "-batch", "-"], "\n".join(lines) + "\n")
+    run_tool(["ip", *where, "-batch", "-"], "\n".join(lines) + "\n")
 
 
-def _run(command: Sequence[str], text: str = "") -> str:
+def run_tool(command: Sequence[str], text: str = "") -> str:
+    """Run a command to its end, `text` on its standard input, and return its output.
+
+    Raises:
+        TestbedError: it failed; the text quotes its first complaint.
+    """
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]

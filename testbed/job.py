@@ -34,6 +34,23 @@ _STOP_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """Something that happens again and again."""
+
+    every: int
+    """After so many iterations."""
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCall:
+    """A rank leaves out the first AllReduce of an iteration (counted from 0), and then waits for ever."""
+
+    rank: int
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobOptions:
     """What the ranks do; exactly one of `seconds` and `iterations` says for how long."""
 
@@ -44,6 +61,8 @@ class JobOptions:
     seed: int = 1
     bytes: int | None = None
     """With `inference`: payload of every call; None: 1 to 64 KiB, mixed."""
+    calls: int | None = None
+    """With `inference`: calls of an iteration, at most 256; None: 64."""
     verify: bool = True
     """Check every element of every result."""
     hold: bool = False
@@ -52,6 +71,22 @@ class JobOptions:
     """With `hold`: create the communicator before `Job.release` instead of after it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Extra environment variables of every rank."""
+    batch: int | None = None
+    """Iterations between two agreements about the end; None: as many as fit in some 50 ms.  An agreement is traffic
+    that no observer can see, so a job that is to wait in collectives and nowhere else has large batches."""
+    destroy: bool = True
+    """Take the communicator apart at the end; without it ranks just leave."""
+    linger: bool = False
+    """A rank whose call fails, as when a peer has gone, stays: its operation never completes."""
+    pace_us: int = 0
+    """Pause after each iteration, in microseconds."""
+    pause: Moments | None = None
+    """All ranks compute."""
+    checkpoint: Moments | None = None
+    """Rank 0 computes and writes to disk while the others go on to the next collective."""
+    warm_up_ms: int = 0
+    """How late the last rank comes to the first iteration; the others come in between."""
+    skip: SkippedCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +191,24 @@ class RankResult:
     """None: the rank ended without writing one."""
     complaint: str
     """Last line it wrote to its standard error."""
+
+
+def moment_arguments(
+    *,
+    pace_us: int,
+    warm_up_ms: int,
+    pause: Moments | None,
+    checkpoint: Moments | None,
+    skip: SkippedCall | None,
+) -> list[str]:
+    """What happens between calls, as options of a driver: of this one, and of that for the real NCCL."""
+    numbers = {"--pace-us": pace_us, "--warm-up-ms": warm_up_ms}
+    for name, moments in (("pause", pause), ("checkpoint", checkpoint)):
+        if moments is not None:
+            numbers |= {f"--{name}-every": moments.every, f"--{name}-ms": moments.milliseconds}
+    if skip is not None:
+        numbers |= {"--skip-rank": skip.rank, "--skip-iteration": skip.iteration}
+    return [word for name, number in numbers.items() for word in (name, str(number))]
 
 
 class Job:
@@ -270,6 +323,21 @@ class Job:
             command += ["--start-file", str(directory / "start")]
         if options.init_before_start:
             command += ["--init-before-start"]
+        if options.calls is not None:
+            command += ["--calls", str(options.calls)]
+        if options.batch is not None:
+            command += ["--batch", str(options.batch)]
+        if options.linger:
+            command += ["--linger"]
+        if not options.destroy:
+            command += ["--no-destroy"]
+        command += moment_arguments(
+            pace_us=options.pace_us,
+            warm_up_ms=options.warm_up_ms,
+            pause=options.pause,
+            checkpoint=options.checkpoint,
+            skip=options.skip,
+        )
         environment = {
             **os.environ,
             "NCCL_SOCKET_IFNAME": ",".join(host.rails),

@@ -34,15 +34,30 @@ static const char help[] =
     "  --start-file FILE     make no call before FILE exists\n"
     "  --init-before-start   with --start-file: create the communicator before\n"
     "  --bytes N             inference: payload of every call (default: 1 to 64 KiB, mixed)\n"
+    "  --calls N             inference: calls of an iteration (default 64)\n"
     "  --seed N              data and random choices (default 1)\n"
     "  --no-verify           do not check results\n"
     "  --die-with PID        end when the starting process, PID, does\n"
+    "  --batch N             agree about the end every N iterations (default: every 50 ms or so)\n"
+    "  --linger              stay when a call fails, as a job does that nobody watches\n"
+    "  --no-destroy          leave without taking the communicator apart\n"
+    "\n"
+    "moments of a job's life (iterations count from 0):\n"
+    "  --pace-us N           pause N microseconds after each iteration\n"
+    "  --pause-every N --pause-ms M\n"
+    "                        all ranks compute for M ms after every N iterations\n"
+    "  --checkpoint-every N --checkpoint-ms M\n"
+    "                        rank 0 writes to disk for M ms after every N iterations while the others go on\n"
+    "  --warm-up-ms M        the last rank comes M ms late to the first iteration, the others in between\n"
+    "  --skip-rank R --skip-iteration I\n"
+    "                        rank R leaves out one AllReduce of iteration I, and then waits for its peers for ever\n"
     "\n"
     "example: RANK=0 WORLD_SIZE=1 railscope-workload --pattern inference --seconds 1 --id-file /tmp/id\n"
     "status: 0 fine, 1 wrong results or an NCCL error, 2 wrong usage, 3 told to end while waiting for other ranks\n";
 
 static atomic_bool stop_requested, finished;
-static struct options options = {.seconds = -1, .iterations = -1, .seed = 1, .verify = true, .nranks = 1};
+static struct options options = {.seconds = -1, .iterations = -1, .seed = 1, .verify = true, .nranks = 1,
+                                 .moments = {.skip_rank = -1, .skip_iteration = -1}};
 
 static void usage(const char *problem) {
     fprintf(stderr, "railscope-workload: %s (see --help)\n", problem);
@@ -59,6 +74,33 @@ static double number_of(const char *text, const char *option) {
     return 0;
 }
 
+/* Options that are whole numbers, from the first place behind the letters. */
+enum {
+    OPTION_CALLS = 256,
+    OPTION_BATCH,
+    OPTION_PACE_US,
+    OPTION_PAUSE_EVERY,
+    OPTION_PAUSE_MS,
+    OPTION_CHECKPOINT_EVERY,
+    OPTION_CHECKPOINT_MS,
+    OPTION_WARM_UP_MS,
+    OPTION_SKIP_RANK,
+    OPTION_SKIP_ITERATION,
+    OPTIONS_END,
+};
+static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
+    &options.calls,
+    &options.batch,
+    &options.moments.pace_us,
+    &options.moments.pause_every,
+    &options.moments.pause_ms,
+    &options.moments.checkpoint_every,
+    &options.moments.checkpoint_ms,
+    &options.moments.warm_up_ms,
+    &options.moments.skip_rank,
+    &options.moments.skip_iteration,
+};
+
 static void die_with(pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -71,10 +113,28 @@ static void parse_options(int argc, char **argv) {
         {"id-file", 1, NULL, 'u'},     {"report", 1, NULL, 'r'},            {"seed", 1, NULL, 'S'},
         {"start-file", 1, NULL, 'f'},  {"init-before-start", 0, NULL, 'b'}, {"verify", 0, NULL, 'v'},
         {"no-verify", 0, NULL, 'n'},   {"die-with", 1, NULL, 'd'},          {"bytes", 1, NULL, 'B'},
-        {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {"help", 0, NULL, 'h'},        {"no-destroy", 0, NULL, 'D'},
+        {"linger", 0, NULL, 'L'},
+        {"calls", 1, NULL, OPTION_CALLS},
+        {"batch", 1, NULL, OPTION_BATCH},
+        {"pace-us", 1, NULL, OPTION_PACE_US},
+        {"pause-every", 1, NULL, OPTION_PAUSE_EVERY},
+        {"pause-ms", 1, NULL, OPTION_PAUSE_MS},
+        {"checkpoint-every", 1, NULL, OPTION_CHECKPOINT_EVERY},
+        {"checkpoint-ms", 1, NULL, OPTION_CHECKPOINT_MS},
+        {"warm-up-ms", 1, NULL, OPTION_WARM_UP_MS},
+        {"skip-rank", 1, NULL, OPTION_SKIP_RANK},
+        {"skip-iteration", 1, NULL, OPTION_SKIP_ITERATION},
+        {NULL, 0, NULL, 0},
     };
     const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
-    for (int each; (each = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+    for (int each, place = 0; (each = getopt_long(argc, argv, "", known, &place)) != -1;) {
+        if (each >= OPTION_CALLS && each < OPTIONS_END) {
+            char name[64];
+            snprintf(name, sizeof name, "--%s", known[place].name);
+            *whole_numbers[each - OPTION_CALLS] = (int64_t)number_of(optarg, name);
+            continue;
+        }
         switch (each) {
         case 'p': options.pattern = optarg; break;
         case 's': options.seconds = number_of(optarg, "--seconds"); break;
@@ -88,6 +148,8 @@ static void parse_options(int argc, char **argv) {
         case 'n': options.verify = false; break;
         case 'd': die_with((pid_t)number_of(optarg, "--die-with")); break;
         case 'B': options.bytes = (size_t)number_of(optarg, "--bytes") & ~(size_t)1; break; /* of bfloat16 */
+        case 'L': options.linger = true; break;
+        case 'D': options.no_destroy = true; break;
         case 'h': fputs(help, stdout); exit(0);
         default: exit(EXIT_USAGE);
         }
@@ -104,6 +166,15 @@ static void parse_options(int argc, char **argv) {
         usage("give one of --seconds and --iterations");
     if (options.id_file == NULL)
         usage("--id-file is missing");
+    const struct moments *moments = &options.moments;
+    if ((moments->skip_rank < 0) != (moments->skip_iteration < 0))
+        usage("give both of --skip-rank and --skip-iteration, or neither");
+    if (moments->skip_rank >= 0 && !pattern_named(options.pattern)->has_all_reduce)
+        usage("--skip-rank leaves out an AllReduce: take a pattern that has one alone, such as ddp");
+    if ((moments->pause_every > 0) != (moments->pause_ms > 0))
+        usage("give both of --pause-every and --pause-ms, or neither");
+    if ((moments->checkpoint_every > 0) != (moments->checkpoint_ms > 0))
+        usage("give both of --checkpoint-every and --checkpoint-ms, or neither");
     if (options.rank >= options.nranks)
         usage("RANK must be below WORLD_SIZE");
 }
@@ -197,8 +268,8 @@ static int64_t agree(const struct job *job, int64_t proposal) {
 
 static void run_together(struct job *job, const struct pattern *pattern) {
     double end = options.seconds >= 0 ? now_seconds() + options.seconds : 0;
-    int64_t left = options.iterations >= 0 ? options.iterations : INT64_MAX, batch = 1;
-    uint64_t iteration = 0;
+    int64_t left = options.iterations >= 0 ? options.iterations : INT64_MAX;
+    int64_t batch = options.batch > 0 ? options.batch : 1;
     for (;;) {
         bool over = left == 0 || (options.seconds >= 0 && now_seconds() >= end);
         int64_t proposal = over ? 0 : batch < left ? batch : left;
@@ -206,10 +277,15 @@ static void run_together(struct job *job, const struct pattern *pattern) {
         if (now == 0)
             return;
         double began = now_seconds();
-        for (int64_t i = 0; i < now; i++)
-            pattern->iterate(job, iteration++);
+        for (int64_t i = 0; i < now; i++, job->iteration++) {
+            moments_before(&options.moments, options.rank, options.nranks, job->iteration);
+            pattern->iterate(job, job->iteration);
+            moments_after(&options.moments, options.rank, job->iteration);
+        }
         double took = now_seconds() - began;
         left -= now;
+        if (options.batch > 0)
+            continue;
         if (took < 0.025)
             batch *= 2;
         else if (took > 0.1 && batch > 1)
@@ -260,8 +336,10 @@ int main(int argc, char **argv) {
         run_together(&job, pattern);
     report_ended();
     pattern->finish(&job);
-    must(ncclCommFinalize(job.world->comm), "ncclCommFinalize");
-    must(ncclCommDestroy(job.world->comm), "ncclCommDestroy");
+    if (!options.no_destroy) {
+        must(ncclCommFinalize(job.world->comm), "ncclCommFinalize");
+        must(ncclCommDestroy(job.world->comm), "ncclCommDestroy");
+    }
     if (atomic_exchange(&finished, true))
         pause();
     report_write(&options, false);

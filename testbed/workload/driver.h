@@ -2,6 +2,7 @@
  *
  *   driver.c           options, meeting the other ranks, the loop, the end
  *   driver_patterns.c  what training and inference jobs call
+ *   driver_moments.c   what happens between calls: pauses, checkpoints, warm-up, a call left out
  *   driver_data.c      data whose right results are known without a second computation
  *   driver_report.c    what was called, for whoever compares */
 #ifndef RAILSCOPE_DRIVER_H
@@ -11,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver_moments.h"
 #include "workload.h"
 
 enum report_op {
@@ -46,6 +48,10 @@ struct options {
     size_t bytes; /* 0: the pattern's own */
     bool verify, init_before_start;
     int rank, nranks;
+    int64_t calls;                   /* inference: of an iteration; 0: the pattern's own */
+    int64_t batch;                   /* iterations between two agreements about the end; 0: as many as fit in 50 ms */
+    struct moments moments;
+    bool no_destroy, linger;
 };
 
 /* ---- driver_report.c ---- */
@@ -85,6 +91,7 @@ struct job {
     struct data *data;
     char **buffers;
     int buffer_count;
+    uint64_t iteration; /* of the pattern, from 0 */
 };
 
 struct pattern {
@@ -92,6 +99,7 @@ struct pattern {
     void (*prepare)(struct job *job);
     void (*iterate)(struct job *job, uint64_t iteration);
     void (*finish)(struct job *job);
+    bool has_all_reduce; /* outside of groups: a rank can leave one out */
 };
 
 const struct pattern *pattern_named(const char *name); /* NULL: there is none */

@@ -78,6 +78,8 @@ static void destroy(struct party *party) {
 
 static void all_reduce(struct job *job, struct party *party, const struct data *data, char *target, size_t count,
                        ncclDataType_t type, ncclRedOp_t reduction, uint64_t iteration, cudaStream_t stream) {
+    if (moments_skip(&job->options->moments, job->options->rank, job->iteration))
+        wait_for_ever();
     CALL(party, COUNT_ALL_REDUCE, count, type,
          ncclAllReduce(data_of(data, party->rank, iteration), target, count, type, reduction, party->comm, stream));
     expect(job, target, data_combined(data, iteration), count * element_bytes(type), "AllReduce");
@@ -195,7 +197,9 @@ static size_t inference_largest(const struct job *job) {
 
 static void inference_prepare(struct job *job) {
     size_t largest = inference_largest(job), fitting = INFERENCE_MEMORY_BYTES / largest;
-    buffers_make(job, fitting > INFERENCE_CALLS ? INFERENCE_CALLS : fitting > 1 ? (int)fitting : 1, largest);
+    size_t calls = job->options->calls > 0 ? (size_t)job->options->calls : INFERENCE_CALLS;
+    calls = calls < fitting ? calls : fitting > 1 ? fitting : 1;
+    buffers_make(job, calls < PENDING ? (int)calls : PENDING, largest);
     job->data = data_make(ncclBfloat16, ncclSum, largest / 2, job->world->nranks, job->options->seed);
 }
 
@@ -344,12 +348,12 @@ static void idle_iterate(struct job *job, uint64_t iteration) {
 }
 
 static const struct pattern patterns[] = {
-    {"ddp", ddp_prepare, ddp_iterate, finish_buffers},
-    {"tensor-parallel", tensor_prepare, tensor_iterate, finish_buffers},
-    {"moe", moe_prepare, moe_iterate, moe_finish},
-    {"inference", inference_prepare, inference_iterate, finish_buffers},
-    {"mixed", mixed_prepare, mixed_iterate, mixed_finish},
-    {"idle", nothing, idle_iterate, nothing},
+    {"ddp", ddp_prepare, ddp_iterate, finish_buffers, true},
+    {"tensor-parallel", tensor_prepare, tensor_iterate, finish_buffers, true},
+    {"moe", moe_prepare, moe_iterate, moe_finish, false},
+    {"inference", inference_prepare, inference_iterate, finish_buffers, true},
+    {"mixed", mixed_prepare, mixed_iterate, mixed_finish, false},
+    {"idle", nothing, idle_iterate, nothing, false},
 };
 
 const struct pattern *pattern_named(const char *name) {

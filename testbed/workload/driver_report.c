@@ -85,6 +85,8 @@ void must(ncclResult_t result, const char *call) {
     report_ended();
     if (current != NULL)
         report_write(current, false);
+    if (current != NULL && current->linger)
+        wait_for_ever();
     _exit(1);
 }
 

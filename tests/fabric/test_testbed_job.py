@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testbed.hosts import Fabric, RailCounters, TestbedError
-from testbed.job import Job, JobOptions, RankReport
+from testbed.job import Job, JobOptions, Moments, RankReport, SkippedCall
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -275,3 +276,81 @@ def test_elements_that_packets_cut_in_two_are_put_together() -> None:
                 subprocess.run(["ip", "-n", host.namespace, "link", "set", rail, "mtu", "1401"], check=True)
         check_reports(run(fabric, JobOptions("inference", iterations=2, bytes=2**20)), 2)
         check_reports(run(fabric, JobOptions("mixed", iterations=20)), 2)
+
+
+def small(**settings: Any) -> JobOptions:
+    """One small AllReduce an iteration."""
+    return JobOptions("inference", bytes=4096, calls=1, **settings)
+
+
+def test_a_pause_after_every_few_iterations_makes_the_job_longer(two_hosts: Fabric) -> None:
+    (report, _) = run(two_hosts, small(iterations=6, pause=Moments(every=2, milliseconds=200)))
+    assert report.calls == 6
+    assert 0.6 <= report.seconds < 5
+
+
+def test_a_pace_is_kept(two_hosts: Fabric) -> None:
+    (report, _) = run(two_hosts, small(iterations=20, pace_us=20_000))
+    assert report.seconds >= 0.4
+
+
+def test_at_a_checkpoint_the_first_rank_works_and_the_others_wait_for_it(two_hosts: Fabric) -> None:
+    with Job(two_hosts.hosts, small(iterations=3, batch=3, checkpoint=Moments(every=2, milliseconds=1500))) as job:
+        assert eventually(lambda: cpu_ticks(job.pids[0]) > 30)
+        waiting = cpu_ticks(job.pids[1])
+        reports = job.wait(WAIT_SECONDS)
+        check_reports(reports, 2)
+    assert waiting < 20
+    assert all(report.seconds >= 1.5 for report in reports)
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_the_last_rank_comes_late_to_a_job_that_warms_up(two_hosts: Fabric) -> None:
+    reports = run(two_hosts, small(iterations=2, warm_up_ms=400))
+    assert reports[0].seconds >= 0.4
+    assert reports[1].seconds >= 0.4  # it began to count before it came late
+
+
+def test_a_rank_that_skips_a_call_leaves_its_peers_waiting(two_hosts: Fabric) -> None:
+    options = small(seconds=60, batch=1000, pace_us=1000, skip=SkippedCall(rank=1, iteration=10))
+    with Job(two_hosts.hosts, options) as job:
+        assert eventually(lambda: waits_for_ever(job.pids[1]))
+        results = job.stop()
+    first, second = (result.report for result in results)
+    assert first is not None
+    assert second is not None
+    assert (first.calls, second.calls) == (11, 10)
+
+
+def waits_for_ever(pid: int) -> bool:
+    return Path(f"/proc/{pid}/syscall").read_text().startswith("34 ")  # pause
+
+
+def test_a_rank_that_lingers_outlives_the_call_that_failed(two_hosts: Fabric) -> None:
+    with Job(two_hosts.hosts, small(seconds=60, batch=1000, linger=True, pace_us=1000)) as job:
+        assert eventually(lambda: "railscope-workl" in comm_name(job.pids[0]))
+        assert eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > 0)
+        os.kill(job.pids[1], signal.SIGKILL)
+        assert eventually(lambda: job.results()[0].report is not None)
+        first = job.results()[0]
+        assert first.exit_status is None
+        assert first.report is not None
+        assert first.report.errors
+        assert waits_for_ever(job.pids[0])
+
+
+def test_a_job_may_leave_without_taking_its_communicator_apart(two_hosts: Fabric) -> None:
+    check_reports(run(two_hosts, small(iterations=3, destroy=False)), 2)
+
+
+def test_a_large_batch_puts_no_agreement_between_iterations(two_hosts: Fabric) -> None:
+    """A rank that is told to end answers at the next agreement: with a large batch there is none in time."""
+    with Job(two_hosts.hosts, small(seconds=60, batch=10**9, pace_us=1000)) as job:
+        assert eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in job.pids))
+        time.sleep(0.3)
+        results = job.stop()
+    assert 3 in {result.exit_status for result in results}  # the other may first see its peer go

@@ -10,6 +10,7 @@ import pytest
 from testbed.hosts import Host, TestbedError
 from testbed.job import DRIVER, Job, JobOptions, OperationCount, RailBytes, RankReport
 
+ENDLESS = ["--pattern", "ddp", "--seconds", "1", "--id-file", "x"]
 HOST = Host(0, "nowhere", ("rail0",), ("10.77.0.1",))
 REPORT = """{"pid": 12, "rank": 1, "nranks": 2, "pattern": "ddp", "host": "host1",
  "communicators": [
@@ -66,6 +67,14 @@ def test_a_report_of_another_version_is_refused(text: str) -> None:
         (["--pattern", "ddp", "--id-file", "x"], "one of --seconds and --iterations"),
         (["--pattern", "ddp", "--seconds", "soon", "--id-file", "x"], '--seconds takes a number, not "soon"'),
         (["--pattern", "ddp", "--seconds", "1"], "--id-file is missing"),
+        ([*ENDLESS, "--pace-us", "fast"], '--pace-us takes a number, not "fast"'),
+        ([*ENDLESS, "--skip-rank", "0"], "both of --skip-rank and --skip-iteration"),
+        ([*ENDLESS, "--pause-every", "3"], "both of --pause-every and --pause-ms"),
+        ([*ENDLESS, "--checkpoint-ms", "3"], "both of --checkpoint-every and --checkpoint-ms"),
+        (
+            ["--pattern", "moe", "--seconds", "1", "--id-file", "x", "--skip-rank", "0", "--skip-iteration", "0"],
+            "leaves out an AllReduce",
+        ),
     ],
 )
 def test_the_driver_says_what_is_wrong_in_one_line(arguments: list[str], words: str) -> None:

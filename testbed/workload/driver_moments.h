@@ -1,0 +1,23 @@
+/* What happens in a job's life between its calls; shared with the driver of the real NCCL (tests/nccl/double). */
+#ifndef RAILSCOPE_DRIVER_MOMENTS_H
+#define RAILSCOPE_DRIVER_MOMENTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* All zero (but skip_rank and skip_iteration: negative) for a job that does nothing but calls. */
+struct moments {
+    int64_t pace_us;                         /* pause after each iteration */
+    int64_t pause_every, pause_ms;           /* all ranks compute */
+    int64_t checkpoint_every, checkpoint_ms; /* rank 0 computes and writes to disk */
+    int64_t warm_up_ms;                      /* how late the last rank comes to the first iteration */
+    int64_t skip_rank, skip_iteration;       /* who leaves out one call, and when */
+};
+
+void moments_before(const struct moments *moments, int rank, int ranks, uint64_t iteration);
+void moments_after(const struct moments *moments, int rank, uint64_t iteration);
+/* Whether this rank is to leave out its next call; it then waits for its peers for ever. */
+bool moments_skip(const struct moments *moments, int rank, uint64_t iteration);
+_Noreturn void wait_for_ever(void);
+
+#endif

@@ -1,0 +1,109 @@
+"""Jobs of either library with one interface, so that a scenario need not know which it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from testbed.job import Job as WorkloadJob
+from tests.faults.cluster import Cluster
+from tests.faults.scenarios import Library, Load
+from tests.nccl.build import build
+from tests.nccl.job import Job as NcclJob
+
+_ENDLESS: Final = 1_000_000_000
+_END_SECONDS: Final = 60.0
+
+
+class RunningJob(Protocol):
+    """A job from its first call to the end of the `with` block."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """In rank order."""
+
+    def wait(self) -> None:
+        """Until all ranks have ended by themselves, rightly.
+
+        Raises:
+            TestbedError, JobError: a rank failed, or took too long.
+        """
+
+
+class _Workload:
+    def __init__(self, cluster: Cluster, load: Load) -> None:
+        self._job = WorkloadJob(cluster.fabric.hosts, load.options())
+
+    def __enter__(self) -> Self:
+        self._job.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._job.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._job.pids
+
+    def wait(self) -> None:
+        self._job.wait(_END_SECONDS)
+
+
+class _Nccl:
+    def __init__(self, cluster: Cluster, load: Load, folder: Path) -> None:
+        folder.mkdir()
+        self._job = NcclJob(
+            cluster.fabric,
+            folder,
+            build(),
+            pattern=load.pattern,
+            iterations=load.iterations or _ENDLESS,
+            size_bytes=load.size_bytes,
+            pace_us=load.pace_us,
+            ranks_per_host=load.ranks_per_host,
+            warm_up_ms=load.warm_up_ms,
+            pause=load.pause,
+            checkpoint=load.checkpoint,
+            skip=load.skip,
+            destroy=load.destroy,
+        )
+
+    def __enter__(self) -> Self:
+        self._job.__enter__()
+        try:
+            self._job.ready()
+        except BaseException:
+            self._job.close()
+            raise
+        self._job.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._job.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return self._job.pids
+
+    def wait(self) -> None:
+        self._job.wait(_END_SECONDS)
+
+
+def job(cluster: Cluster, library: Library, load: Load) -> RunningJob:
+    """A job on all hosts of a cluster, not yet started."""
+    if library is Library.WORKLOAD:
+        return _Workload(cluster, load)
+    return _Nccl(cluster, load, cluster.folder / f"job-{time.monotonic_ns()}-{os.getpid()}")

@@ -1,0 +1,107 @@
+"""The scenarios of the matrix, and those few that `make test` runs.
+
+Every fault stands here for two hosts on both libraries, and the most telling ones for four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from testbed.job import Moments, SkippedCall
+from tests.faults.scenarios import (
+    CRAWL_MBIT,
+    LINE_MBIT,
+    Expected,
+    Kind,
+    Library,
+    Load,
+    Scenario,
+    control,
+    fault,
+)
+
+_BOTH: Final = (Library.WORKLOAD, Library.NCCL)
+_FLAG_ALLOWED: Final = Expected(frozenset(), flag_allowed=True)
+_HEALTHY_PACE_US: Final = 20_000
+
+
+def _faults(library: Library, hosts: int) -> tuple[Scenario, ...]:
+    """Every fault once."""
+    skip = Load(skip=SkippedCall(hosts - 1, 150))
+    two = (Load(), Load(pace_us=_HEALTHY_PACE_US))
+    return (
+        fault(Kind.STOP, library, hosts),
+        fault(Kind.KILL, library, hosts),
+        fault(Kind.LINK_DOWN, library, hosts, "link down 10 s", fault_seconds=10, full_length=True),
+        fault(Kind.SLOW, library, hosts),
+        fault(Kind.SLOW_IN_SWITCH, library, hosts),
+        fault(Kind.FILTER, library, hosts),
+        fault(Kind.FILTER_IN_SWITCH, library, hosts),
+        fault(Kind.STARVE, library, hosts, fault_seconds=30),
+        fault(Kind.SKIP, library, hosts, loads=(skip,), warm_seconds=2, fault_seconds=30),
+        fault(Kind.STOP, library, hosts, "two jobs, one stopped", loads=two),
+        fault(Kind.STOP, library, hosts, "SIGSTOP, agent restarted", restart_agent=True),
+        fault(Kind.STOP, library, hosts, "SIGSTOP, host unscraped", hide_host=True),
+    )
+
+
+def _brief(library: Library, hosts: int = 2) -> tuple[Scenario, ...]:
+    """Links that come back before anybody must have noticed."""
+    brief = fault(Kind.LINK_DOWN, library, hosts)
+    return tuple(
+        replace(
+            brief,
+            name=f"link down {seconds:g} s",
+            expected=_FLAG_ALLOWED,
+            fault_seconds=seconds,
+            full_length=True,
+        )
+        for seconds in (0.1, 1.0)
+    )
+
+
+def _controls(library: Library) -> tuple[Scenario, ...]:
+    """What is never called a stall, on either library."""
+    crawl = Load(size_bytes=32 << 20, pace_us=0)
+    end = Load(iterations=150)
+    return (
+        control("idle after work", library, loads=(Load(pause=Moments(60, 600_000)),), fault_seconds=12),
+        control("compute phases", library, loads=(Load(pause=Moments(40, 9000)),), fault_seconds=16),
+        control(
+            "checkpoint, 2 ranks a host",
+            library,
+            loads=(Load(checkpoint=Moments(40, 4000), ranks_per_host=2),),
+            fault_seconds=12,
+        ),
+        control("warm-up", library, loads=(Load(warm_up_ms=4000),), warm_seconds=0.5, fault_seconds=8),
+        control("job end", library, loads=(end,), warm_seconds=1, fault_seconds=4),
+        control("job end without destroy", library, loads=(replace(end, destroy=False),), warm_seconds=1,
+                fault_seconds=4),
+        control("slow ring on all rails", library, loads=(crawl,), line_mbit=CRAWL_MBIT, fault_seconds=14),
+        control("small collectives", library, loads=(Load(size_bytes=1024, pace_us=5000),), fault_seconds=8),
+        control("foreign traffic", library, kind=Kind.FOREIGN, line_mbit=LINE_MBIT, fault_seconds=8),
+    )  # fmt: skip
+
+
+_GRAPHS: Final = control("graph replays", Library.NCCL, loads=(Load(pattern="graph"),), fault_seconds=10)
+_GRAPH_AND_LIVE: Final = control(
+    "graph replays beside calls", Library.NCCL, loads=(Load(pattern="graph-and-live"),), fault_seconds=10
+)
+_LAST_IN_FOUR: Final = ("SIGSTOP", "SIGKILL", "link down 10 s", "rail at 10 %", "nft drop", "skipped collective")
+
+MATRIX: Final = (
+    *(scenario for library in _BOTH for scenario in (*_faults(library, 2), *_brief(library), *_controls(library))),
+    *(scenario for library in _BOTH for scenario in _faults(library, 4) if scenario.name in _LAST_IN_FOUR),
+    _GRAPHS,
+    _GRAPH_AND_LIVE,
+)
+
+SHORT: Final = (
+    fault(Kind.STOP, Library.NCCL, 2, warm_seconds=3),
+    replace(fault(Kind.LINK_DOWN, Library.WORKLOAD, 2, warm_seconds=3), fault_seconds=6),
+    fault(Kind.SLOW, Library.WORKLOAD, 2, warm_seconds=6),
+    control("compute phases", Library.WORKLOAD, loads=(Load(pause=Moments(20, 7000)),), warm_seconds=1,
+            fault_seconds=10),
+)  # fmt: skip
+"""What `make test` runs, in about a minute."""

@@ -1,0 +1,318 @@
+"""One scenario from its first call to its verdict.
+
+The job runs until its usual speed is known, the fault comes, all agents are watched; once the fault's own host has
+named it, `railscope diagnose` is asked; the fault is undone, and the flags must go.  What runs on the hosts is as in
+production: the agents with shorter limits, Prometheus with scrapes of one second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
+from testbed.hosts import TestbedError
+from tests.faults.cluster import Cluster, ClusterError, until
+from tests.faults.jobs import RunningJob, job
+from tests.faults.observation import Observation, Verdict, expectation
+from tests.faults.scenarios import LINE_MBIT, Kind, Library, Scenario
+from tests.faults.sightings import Accusation, Moment, Watcher, comms_of
+from tests.faults.web import WebError
+from tests.nccl.job import JobError
+
+_FOREIGN_BYTES: Final = 256 << 20
+_SETTLE_SECONDS: Final = 1.5
+"""After the first right accusation: for those of the other hosts."""
+_CLEAR_SECONDS: Final = 30.0
+"""TCP's next retransmission after ten seconds of outage may be six seconds away, and others' follow it."""
+_QUIET_SECONDS: Final = 1.0
+_VERDICT_SECONDS: Final = 12.0
+_AGENT_AGAIN_SECONDS: Final = 8.0
+
+
+@dataclass(slots=True)
+class _Course:
+    """What has been found so far."""
+
+    first: Accusation | None = None
+    first_at: float | None = None
+    right: Accusation | None = None
+    right_at: float | None = None
+    cleared_seconds: float | None = None
+    verdict: Verdict | None = None
+
+
+def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) -> Observation:
+    """Run one scenario on a cluster with as many hosts; `moment_seconds` later than usual, for random moments."""
+    problems: list[str] = []
+    course = _Course()
+    watcher = Watcher(cluster)
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lines(cluster, scenario))
+        if scenario.hide_host:
+            stack.callback(cluster.prometheus.stop)
+            cluster.prometheus.start([host for host in cluster.fabric.hosts if host.index != scenario.place])
+        jobs = [stack.enter_context(job(cluster, scenario.library, load)) for load in scenario.loads]
+        try:
+            until(lambda: _comms(cluster, jobs[:1]) != frozenset(), "the agents see the job's communicator")
+            watcher.comms = _comms(cluster, jobs)
+            sick = _comms(cluster, jobs[:1])
+            watcher.watch(scenario.warm_seconds + moment_seconds)
+            watcher.comms = _comms(cluster, jobs)
+            if watcher.since(began):
+                problems.append(f"before the fault: {_words(watcher.since(began))}")
+            if scenario.control:
+                _control(cluster, scenario, jobs, watcher, course, problems)
+            else:
+                _fault(cluster, scenario, jobs, sick, watcher, course, problems)
+        except (ClusterError, TestbedError, JobError, WebError) as error:
+            problems.append(str(error).splitlines()[0])
+    shown = course.right or course.first
+    return Observation(
+        scenario.name,
+        scenario.library.value,
+        scenario.hosts,
+        scenario.control,
+        expectation(scenario),
+        cause=shown.cause if shown else "",
+        blamed=_blamed(shown),
+        delay_seconds=course.right_at,
+        first_seconds=course.first_at,
+        cleared_seconds=course.cleared_seconds,
+        verdict=course.verdict,
+        said=tuple(f"{one}: {'; '.join(watcher.evidence[one])}" for one in sorted(watcher.since(began), key=str)),
+        problems=tuple(problems),
+    )
+
+
+def _control(
+    cluster: Cluster,
+    scenario: Scenario,
+    jobs: list[RunningJob],
+    watcher: Watcher,
+    course: _Course,
+    problems: list[str],
+) -> None:
+    began = time.monotonic()
+    breaker = _breaker(cluster, scenario, jobs[0])
+    with breaker if breaker is not None else contextlib.nullcontext():
+        watcher.watch(scenario.fault_seconds)
+    if scenario.loads[0].iterations is not None:
+        jobs[0].wait()
+        watcher.watch(scenario.fault_seconds)
+    if breaker is not None:
+        course.cleared_seconds = _cleared(watcher)
+        if course.cleared_seconds is None:
+            problems.append("it did not clear")
+    said = watcher.since(began)
+    if said:
+        course.first = min(said, key=str)
+        allowed = scenario.expected.flag_allowed and not any(one.rail not in ("", str(scenario.rail)) for one in said)
+        if not allowed:
+            problems.append(f"false alarm: {_words(said)}")
+
+
+def _fault(
+    cluster: Cluster,
+    scenario: Scenario,
+    jobs: list[RunningJob],
+    sick: frozenset[str],
+    watcher: Watcher,
+    course: _Course,
+    problems: list[str],
+) -> None:
+    expected = scenario.expected
+    breaker = _breaker(cluster, scenario, jobs[0])
+    with breaker if breaker is not None else contextlib.nullcontext():
+        began = _stands_since(cluster, sick) if scenario.kind is Kind.SKIP else time.monotonic()
+        _flagged(scenario, watcher, course, began)
+        if course.right is None:
+            problems.append(f"nobody named {expectation(scenario)}")
+        else:
+            watcher.watch(_SETTLE_SECONDS)
+            if scenario.restart_agent:
+                _restart(cluster, scenario, watcher)
+            if cluster.prometheus.running:
+                course.verdict = _verdict(cluster, scenario, sick, watcher.moments[-1].at)
+                if not course.verdict.right:
+                    problems.append(f"diagnose: {course.verdict.headline}")
+        if scenario.full_length:
+            watcher.watch(max(0.0, scenario.fault_seconds - (time.monotonic() - began)))
+    if expected.clears:
+        course.cleared_seconds = _cleared(watcher)
+        if course.cleared_seconds is None:
+            problems.append(f"it did not clear within {_CLEAR_SECONDS:g} s")
+    innocent = frozenset(one for one in watcher.since(began) if _is_wrong(one, scenario, sick))
+    if innocent:
+        problems.append(f"accused although innocent: {_words(innocent)}")
+
+
+def _is_wrong(one: Accusation, scenario: Scenario, sick: frozenset[str]) -> bool:
+    if one.comm not in sick and scenario.expected.rail is None:
+        return True  # a rank's fault is no matter of another job, which only shares its rails
+    if one.cause == "rank_behind" and one.blamed_rank == one.rank and _overloaded(scenario):
+        return False  # it is as it says
+    return one.is_wrong(scenario.expected)
+
+
+def _overloaded(scenario: Scenario) -> bool:
+    """Whether ranks that wait starve each other: NCCL's proxies spin while an operation is in flight, one a rank."""
+    ranks = sum(load.ranks_per_host for load in scenario.loads) * scenario.hosts
+    return scenario.library is Library.NCCL and ranks > (os.cpu_count() or 1)
+
+
+def _flagged(scenario: Scenario, watcher: Watcher, course: _Course, began: float) -> None:
+    """Watch until the right one is accused, or the fault has lasted long enough."""
+
+    def enough(moment: Moment) -> bool:
+        if moment.accusations and course.first is None:
+            course.first, course.first_at = min(moment.accusations, key=str), moment.at - began
+        right = [one for one in moment.accusations if one.is_right(scenario.expected)]
+        if right and course.right is None:
+            course.right, course.right_at = min(right, key=str), moment.at - began
+        return bool(right)
+
+    watcher.watch(scenario.fault_seconds, enough)
+
+
+def _restart(cluster: Cluster, scenario: Scenario, watcher: Watcher) -> None:
+    """A new agent cannot know what a process did that makes no calls any more; whether it finds out is not asked."""
+    agent = cluster.agents[scenario.place]
+    agent.stop()
+    agent.start()
+    agent.ready()
+    watcher.watch(
+        _AGENT_AGAIN_SECONDS, lambda moment: any(one.is_right(scenario.expected) for one in moment.accusations)
+    )
+
+
+def _cleared(watcher: Watcher) -> float | None:
+    began = time.monotonic()
+    quiet_since: list[float] = []
+
+    def enough(moment: Moment) -> bool:
+        if moment.accusations:
+            quiet_since.clear()
+            return False
+        quiet_since.append(moment.at)
+        return moment.at - quiet_since[0] >= _QUIET_SECONDS
+
+    if watcher.watch(_CLEAR_SECONDS, enough) is None:
+        return None
+    return quiet_since[0] - began
+
+
+def _verdict(cluster: Cluster, scenario: Scenario, sick: frozenset[str], flagged_at: float) -> Verdict:
+    """Ask `railscope diagnose` until it is right, or too late."""
+    while True:
+        said = cluster.diagnose("--json")
+        took = time.monotonic() - flagged_at
+        right, headline = _read_verdict(said.stdout, cluster, scenario, sick)
+        if right or took > _VERDICT_SECONDS:
+            return Verdict(headline or (said.stderr.strip().splitlines() or ["it said nothing"])[-1], right, took)
+        time.sleep(0.5)
+
+
+def _read_verdict(text: str, cluster: Cluster, scenario: Scenario, sick: frozenset[str]) -> tuple[bool, str]:
+    """Whether it is right, and its headline about the sick communicator, or else its first one."""
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return False, ""
+    findings = [finding for finding in facts["findings"] if finding["comm"] in sick]
+    address = str(cluster.fabric.hosts[scenario.place].management_address)
+    right = [finding for finding in findings if _finding_is_right(finding, scenario, address)]
+    shown = [*right, *findings, facts][0]
+    return bool(right), str(shown["headline"])
+
+
+def _finding_is_right(finding: Mapping[str, Sequence[str]], scenario: Scenario, address: str) -> bool:
+    """Whether it names the rank, or the rail and its host; of a fault in the switch both ends look alike."""
+    expected, ranks, rails = scenario.expected, finding["ranks"], finding["rails"]
+    if expected.rank is not None:
+        return str(expected.rank) in ranks and not rails
+    here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
+    return str(expected.rail) in rails and (here or scenario.kind in (Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH))
+
+
+def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | None:
+    """What breaks the scenario's place."""
+    fabric, host, rail = cluster.fabric, scenario.place, scenario.rail
+    match scenario.kind:
+        case Kind.STOP:
+            return Stopped(sick.pids[scenario.target])
+        case Kind.KILL:
+            return Killed(sick.pids[scenario.target])
+        case Kind.STARVE:
+            return Starved(sick.pids[scenario.target])
+        case Kind.LINK_DOWN:
+            return LinkDown(fabric, host, rail)
+        case Kind.SLOW | Kind.SLOW_IN_SWITCH:
+            return SlowRail(fabric, host, rail, in_switch=scenario.kind is Kind.SLOW_IN_SWITCH)
+        case Kind.FILTER | Kind.FILTER_IN_SWITCH:
+            return FilteredRail(fabric, host, rail, in_switch=scenario.kind is Kind.FILTER_IN_SWITCH)
+        case Kind.FOREIGN:
+            return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
+        case Kind.SKIP | Kind.NOTHING:
+            return None
+
+
+@contextlib.contextmanager
+def _lines(cluster: Cluster, scenario: Scenario) -> Iterator[None]:
+    """Give all rails the scenario's rate, at both ends, for as long as it lasts."""
+    fabric = cluster.fabric
+    slow = scenario.kind in (Kind.SLOW, Kind.SLOW_IN_SWITCH)
+    rate_mbit = scenario.line_mbit if scenario.line_mbit is not None else LINE_MBIT if slow else None
+    ends = [(host.index, rail) for host in fabric.hosts for rail in range(len(fabric.rail_names))]
+    shapes = [fabric.shape, *([fabric.shape_port] if scenario.kind is Kind.SLOW_IN_SWITCH else [])]
+    try:
+        if rate_mbit is not None:
+            for shape in shapes:
+                for host, rail in ends:
+                    shape(host, rail, rate_mbit)
+        yield
+    finally:
+        for shape in shapes:
+            for host, rail in ends:
+                shape(host, rail, None)
+
+
+def _comms(cluster: Cluster, jobs: list[RunningJob]) -> frozenset[str]:
+    return comms_of(cluster, [pid for each in jobs for pid in each.pids])
+
+
+def _stands_since(cluster: Cluster, comms: frozenset[str]) -> float:
+    """Wait until no rank of these communicators makes calls any more; when the last one did."""
+    last: dict[tuple[str, str], float] = {}
+    changed = time.monotonic()
+
+    def stands() -> bool:
+        nonlocal changed
+        for agent in cluster.agents:
+            for sample in agent.samples("comm_enqueued_total"):
+                key = (sample.labels["comm"], sample.labels["rank"])
+                if key[0] in comms and last.get(key) != sample.value:
+                    last[key] = sample.value
+                    changed = time.monotonic()
+        return time.monotonic() - changed > 0.5
+
+    until(stands, "the job stands still")
+    return changed
+
+
+def _blamed(accusation: Accusation | None) -> str:
+    if accusation is None:
+        return ""
+    words = [f"rank {accusation.blamed_rank}"] if accusation.blamed_rank else []
+    words += [f"rail {accusation.rail}"] if accusation.rail else []
+    return " ".join([*words, f"on host{accusation.host}"])
+
+
+def _words(accusations: frozenset[Accusation]) -> str:
+    return ", ".join(sorted(map(str, accusations)))

@@ -1,0 +1,188 @@
+"""The matrix as data: which fault, on which library and how many hosts, and what must be said of it.
+
+Every fault has its place: by default the last host, its rank (one a host) and the last rail.  Limits are those of
+AGENT: short, so that a run is short; what is named on a host is flagged after 2 s, a mere wait after AFTER_SECONDS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from testbed.job import JobOptions, Moments, SkippedCall
+
+AFTER_SECONDS: Final = 6
+AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")
+LINE_MBIT: Final = 400
+"""Rate of every rail where one of them is to become slow: a veth has none of its own."""
+CRAWL_MBIT: Final = 40
+"""All rails alike."""
+
+
+class Library(StrEnum):
+    """What the ranks call."""
+
+    WORKLOAD = "workload"
+    """The testbed's own library with NCCL's interface: calls are all that is seen."""
+    NCCL = "nccl"
+    """The real NCCL on the CUDA test double: completion, proxy operations and internals too."""
+
+
+class Kind(StrEnum):
+    """What happens."""
+
+    STOP = "SIGSTOP"
+    KILL = "SIGKILL"
+    LINK_DOWN = "link down"
+    SLOW = "rail at 10 %"
+    SLOW_IN_SWITCH = "rail at 10 %, in the switch"
+    FILTER = "nft drop"
+    FILTER_IN_SWITCH = "drop in the switch"
+    STARVE = "CPU-starved"
+    SKIP = "skipped collective"
+    FOREIGN = "foreign traffic"
+    NOTHING = "nothing"
+
+
+RAIL_KINDS: Final = frozenset({Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH})
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One job: what its ranks do, in words that both libraries understand."""
+
+    size_bytes: int = 1 << 20
+    pace_us: int = 30_000
+    ranks_per_host: int = 1
+    pattern: str = "allreduce"
+    """Of the NCCL driver; the workload library has AllReduce only."""
+    iterations: int | None = None
+    """None: until the scenario is over."""
+    destroy: bool = True
+    pause: Moments | None = None
+    checkpoint: Moments | None = None
+    warm_up_ms: int = 0
+    skip: SkippedCall | None = None
+
+    def options(self) -> JobOptions:
+        """For the workload library."""
+        return JobOptions(
+            pattern="inference",
+            seconds=3600 if self.iterations is None else None,
+            iterations=self.iterations,
+            ranks_per_host=self.ranks_per_host,
+            bytes=self.size_bytes,
+            calls=1,
+            verify=False,
+            batch=1_000_000_000,
+            destroy=self.destroy,
+            linger=True,
+            pace_us=self.pace_us,
+            pause=self.pause,
+            checkpoint=self.checkpoint,
+            warm_up_ms=self.warm_up_ms,
+            skip=self.skip,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What must be said while the fault lasts."""
+
+    causes: frozenset[str]
+    """Each of them is right; none: nothing may be said at all."""
+    host: int | None = None
+    """On which host's agent; None: on any."""
+    rank: int | None = None
+    """To blame; None: nobody."""
+    rail: int | None = None
+    """To blame; None: none."""
+    flag_allowed: bool = False
+    """With no causes: a flag that clears by itself is no error, if it names the right one."""
+    clears: bool = True
+
+    @property
+    def silent(self) -> bool:
+        return not self.causes
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One line of the matrix."""
+
+    name: str
+    library: Library
+    hosts: int
+    kind: Kind
+    expected: Expected
+    loads: tuple[Load, ...] = (Load(),)
+    """The first is the one that suffers; the others share its rails."""
+    host: int = -1
+    """Where it happens; negative: counted from the last."""
+    rail: int = 1
+    fault_seconds: float = 20.0
+    """At most: it is undone two seconds after it was flagged, unless `full_length`."""
+    full_length: bool = False
+    warm_seconds: float = 6.0
+    """From the first call to the fault, for the agent to learn what is usual."""
+    line_mbit: int | None = None
+    restart_agent: bool = False
+    """Of the host where it happens, once the fault was flagged."""
+    hide_host: bool = False
+    """Prometheus does not scrape the host where it happens."""
+
+    @property
+    def control(self) -> bool:
+        return self.expected.silent
+
+    @property
+    def place(self) -> int:
+        """The host where it happens."""
+        return self.host % self.hosts
+
+    @property
+    def target(self) -> int:
+        """The rank to whom it happens: the first of its host."""
+        return self.place * self.loads[0].ranks_per_host
+
+
+NO_STALL: Final = Expected(frozenset())
+
+
+def rank_fault(*causes: str, clears: bool = True) -> Expected:
+    """Filled in by `fault`: the rank of the place."""
+    return Expected(frozenset(causes), clears=clears)
+
+
+_EXPECTED: Final = {
+    Kind.STOP: rank_fault("process_stopped"),
+    Kind.KILL: rank_fault("process_gone", clears=False),
+    Kind.STARVE: rank_fault("rank_behind"),
+    Kind.SKIP: rank_fault("rank_behind", clears=False),
+    Kind.LINK_DOWN: rank_fault("rail_down"),
+    Kind.SLOW: rank_fault("rail_slow"),
+    Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
+    Kind.FILTER: rank_fault("rail_filtered"),
+    Kind.FILTER_IN_SWITCH: rank_fault("rail_filtered", "rail_lossy"),
+}
+
+
+def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: Any) -> Scenario:
+    """A scenario with what is expected of its kind, named after it."""
+    scenario = Scenario(name or kind.value, library, hosts, kind, NO_STALL, **settings)
+    usual = _EXPECTED[kind]
+    expected = Expected(
+        causes=usual.causes,
+        # A rank that skips a call has nothing in flight: the others' agents say that they wait.
+        host=None if kind is Kind.SKIP else scenario.place,
+        rank=None if kind in RAIL_KINDS else scenario.target,
+        rail=scenario.rail if kind in RAIL_KINDS else None,
+        clears=usual.clears,
+    )
+    return replace(scenario, expected=expected)
+
+
+def control(name: str, library: Library, hosts: int = 2, kind: Kind = Kind.NOTHING, **settings: Any) -> Scenario:
+    """A scenario in which nobody may be called stalled."""
+    return Scenario(name, library, hosts, kind, NO_STALL, **settings)
