@@ -11,8 +11,9 @@ A source reports values as the kernel shows them; that they may fall, and what t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,57 @@ class CounterSource(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Answer(NamedTuple):
+    """What the kernel answered at one moment, not looked at yet.  A tuple is what is made fastest."""
+
+    before_ns: int
+    """Monotonic times as in `CounterReading`."""
+    after_ns: int
+    datagrams: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterBlock:
+    """Readings of the same devices, one after the other; every device counts everything, with 64 bits."""
+
+    times_ns: tuple[tuple[int, int], ...]
+    """(before, after) of each reading, as in `CounterReading`."""
+    names: tuple[str, ...]
+    generations: tuple[int, ...]
+    fields: tuple[str, ...]
+    values: Values
+    """Readings by rows by columns."""
+
+    def reading(self, number: int) -> CounterReading:
+        """One of the readings."""
+        before_ns, after_ns = self.times_ns[number]
+        return CounterReading(before_ns, after_ns, self.names, self.generations, self.fields, self.values[number])
+
+
+@runtime_checkable
+class DeferringSource(CounterSource, Protocol):
+    """A source that asks cheaply and understands many answers at once, for those who sample at a short period.
+
+    `read` is `take` and `understand` in one; no two of them may run at the same time.
+    """
+
+    def take(self) -> Answer:
+        """Ask now, understand later.
+
+        Raises:
+            OSError, ValueError: nothing at all can be read.
+        """
+        ...
+
+    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+        """What was answered, in the order of the answers.
+
+        Raises:
+            OSError, ValueError: an answer makes no sense, or new devices cannot be named.
+        """
+        ...
 
 
 def is_counter(text: bytes) -> bool:

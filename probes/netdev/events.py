@@ -29,7 +29,7 @@ class LinkChange(enum.Enum):
     REMOVED = "removed"
     RENAMED = "renamed"
     CARRIER = "carrier"
-    """Gained or lost its carrier, perhaps several times: see `LinkEvent.flaps`."""
+    """Gained or lost its carrier, perhaps several times: see `LinkEvent.flaps`; or its bond thinks so."""
     ADMIN = "admin"
     """Switched on or off."""
     OVERFLOW = "overflow"
@@ -170,7 +170,7 @@ class LinkTable:
         if link.up != before.up:
             events.append(self._event(LinkChange.ADMIN, link, 0))
         flaps = (link.carrier_changes or 0) - (before.carrier_changes or 0)
-        if link.carrier != before.carrier or flaps > 0:
+        if link.carrier != before.carrier or link.bond_link != before.bond_link or flaps > 0:
             events.append(self._event(LinkChange.CARRIER, link, max(flaps, 0)))
         return events
 

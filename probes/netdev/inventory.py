@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from probes.netdev.bonds import bond_members, member_link
 from probes.netdev.ethtool import BYTES_PER_MEGABIT, PCI_ADDRESS, Ethtool
 from probes.netdev.links import ARPHRD_LOOPBACK, kind_of_undeclared, link_layer, read_links
 from probes.netdev.netlink import NetlinkSocket
@@ -51,6 +52,8 @@ class NetworkDevice:
     slaves: tuple[str, ...]
     carrier_changes: int | None
     """How often the carrier came or went since the device was made."""
+    bond_link: bool | None = None
+    """Whether the bond that it belongs to takes its link for up; None: it belongs to none, or it cannot be known."""
 
 
 class Inventory(Protocol):
@@ -113,6 +116,7 @@ class NetlinkInventory:
                     master=master.name if master else "",
                     slaves=tuple(other.name for other in links.values() if other.master == link.index),
                     carrier_changes=link.carrier_changes,
+                    bond_link=link.bond_link,
                 )
             )
         return tuple(devices)
@@ -191,6 +195,7 @@ class SysfsInventory:
             master=_link_name(folder / "master"),
             slaves=_slaves(folder),
             carrier_changes=_number(folder / "carrier_changes"),
+            bond_link=member_link(folder),
         )
 
 
@@ -220,9 +225,9 @@ def _kind(folder: Path, hardware_type: int) -> str:
 
 
 def _slaves(folder: Path) -> tuple[str, ...]:
-    listed = _text(folder / "bonding" / "slaves").split()
-    if listed:
-        return tuple(listed)
+    members = bond_members(folder.parent, folder.name)
+    if members:
+        return tuple(member.name for member in members)
     try:
         lower = sorted(entry.name for entry in (folder / "brif").iterdir())
     except OSError:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from probes.netdev.bonds import LINK_UP
 from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 RTM_NEWLINK: Final = 16
@@ -33,6 +34,9 @@ _IFLA_CARRIER: Final = 33
 _IFLA_CARRIER_CHANGES: Final = 35
 _IFLA_PHYS_PORT_NAME: Final = 38
 _IFLA_INFO_KIND: Final = 1
+_IFLA_INFO_SLAVE_KIND: Final = 4
+_IFLA_INFO_SLAVE_DATA: Final = 5
+_IFLA_BOND_SLAVE_MII_STATUS: Final = 2
 
 _RTEXT_FILTER_SKIP_STATS: Final = 8
 _REQUEST: Final = _INFO.pack(_AF_UNSPEC, 0, 0, 0, 0) + struct.pack("=HHI", 8, _IFLA_EXT_MASK, _RTEXT_FILTER_SKIP_STATS)
@@ -63,6 +67,8 @@ class Link:
     """`veth`, `bond`, `vlan`, …; empty for what was not made by `ip link add`: hardware, loopback."""
     port_name: str
     """The port that a switch or a card with virtual functions gives it: `p0`, `pf0vf3`."""
+    bond_link: bool | None = None
+    """Whether the bond that it belongs to takes its link for up; None: it belongs to none."""
 
     @property
     def kind(self) -> str:
@@ -128,6 +134,8 @@ def parse_link(payload: memoryview) -> Link | None:
     if index <= 0 or not name:
         raise MalformedNetlink(f"netlink: a link message with index {index} and name {name[:40]!r}")
     carrier = found.get(_IFLA_CARRIER)
+    info = found.get(_IFLA_LINKINFO)
+    kinds = {} if info is None else dict(attributes(info))
     return Link(
         index=index,
         name=name,
@@ -137,13 +145,19 @@ def parse_link(payload: memoryview) -> Link | None:
         carrier_changes=_number(found.get(_IFLA_CARRIER_CHANGES)),
         mtu=_number(found.get(_IFLA_MTU)),
         master=_number(found.get(_IFLA_MASTER)),
-        declared_kind=_declared_kind(found.get(_IFLA_LINKINFO)),
+        declared_kind=_text(kinds.get(_IFLA_INFO_KIND)),
         port_name=_text(found.get(_IFLA_PHYS_PORT_NAME)),
+        bond_link=_bond_link(kinds),
     )
 
 
-def _declared_kind(value: memoryview | None) -> str:
-    return "" if value is None else _text(dict(attributes(value)).get(_IFLA_INFO_KIND))
+def _bond_link(kinds: Mapping[int, memoryview]) -> bool | None:
+    """What a bond thinks of its member, from the member's IFLA_LINKINFO."""
+    data = kinds.get(_IFLA_INFO_SLAVE_DATA)
+    if data is None or _text(kinds.get(_IFLA_INFO_SLAVE_KIND)) != "bond":
+        return None
+    status = dict(attributes(data)).get(_IFLA_BOND_SLAVE_MII_STATUS)
+    return None if status is None or len(status) < 1 else status[0] == LINK_UP
 
 
 def _number(value: memoryview | None) -> int | None:

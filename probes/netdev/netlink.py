@@ -33,6 +33,8 @@ _ATTRIBUTE: Final = struct.Struct("=HH")
 """struct nlattr: length with header, type."""
 _ERROR: Final = struct.Struct("=i")
 
+_DONE_BYTES: Final = _HEADER.size + _ERROR.size
+
 _RECEIVE_BYTES: Final = 256 * 1024
 _DUMP_LIMIT: Final = 4096
 """Datagrams in one dump; the kernel fills at least a page each, so that this is far above any real table."""
@@ -142,6 +144,9 @@ class NetlinkSocket:
         consistent = True
         for _ in range(_DUMP_LIMIT):
             data = self._receive()
+            if not datagrams and self._is_whole(data):
+                self._unfinished = False
+                return [data], True
             ours, done, interrupted = self._scan(data)
             if not ours:
                 continue  # the rest of an answer that an earlier caller gave up on
@@ -173,6 +178,21 @@ class NetlinkSocket:
     def _receive(self) -> bytes:
         count = self._socket.recv_into(self._buffer)
         return bytes(memoryview(self._buffer)[:count])
+
+    def _is_whole(self, data: bytes) -> bool:
+        """Whether this datagram is a whole table, which then cannot have changed meanwhile; as a rule it is.
+
+        What lies between the first and the last message is for others to understand.
+        """
+        end = len(data) - _DONE_BYTES
+        if end < _HEADER.size or _HEADER.unpack_from(data)[3] != self._sequence:
+            return False
+        length, kind, flags, sequence, _port = _HEADER.unpack_from(data, end)
+        return (
+            (length, kind, sequence) == (_DONE_BYTES, NLMSG_DONE, self._sequence)
+            and not flags & _NLM_F_DUMP_INTR
+            and not any(data[-_ERROR.size :])
+        )
 
     def _scan(self, data: bytes) -> tuple[bool, bool, bool]:
         """(whether this datagram answers the current question, whether the table ends here, whether it changed)."""

@@ -6,15 +6,16 @@ Source: `struct if_stats_msg` and `struct rtnl_link_stats64` in the kernel's inc
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from probes.clock import Clock
-from probes.netdev.counters import CounterReading, Values
+from probes.netdev.counters import Answer, CounterBlock, CounterReading, Values
 from probes.netdev.links import read_links
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages
 
 LINK_STATS_FIELDS: Final = (
     "rx_packets",
@@ -69,31 +70,55 @@ class NetlinkCounters:
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
+        answer = self.take()
+        indexes, values = parse_statistics(answer.datagrams)
+        return self._named([answer], indexes, values[np.newaxis]).reading(0)
+
+    def take(self) -> Answer:
+        """See `DeferringSource.take`."""
         before_ns = self._clock.monotonic_ns()
         datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
-        after_ns = self._clock.monotonic_ns()
-        indexes, values = parse_statistics(datagrams)
+        return Answer(before_ns, self._clock.monotonic_ns(), datagrams)
+
+    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+        """See `DeferringSource.understand`."""
+        alike = parse_alike([answer.datagrams for answer in answers])
+        if alike is not None:
+            return [self._named(answers, *alike)]
+        blocks = []
+        for answer in answers:  # devices came or went, or there are very many
+            indexes, values = parse_statistics(answer.datagrams)
+            blocks.append(self._named([answer], indexes, values[np.newaxis]))
+        return blocks
+
+    def _named(self, answers: Sequence[Answer], indexes: tuple[int, ...], values: Values) -> CounterBlock:
+        """Readings with the devices' names, which are asked for when the devices are others than before."""
+        times_ns = tuple((answer.before_ns, answer.after_ns) for answer in answers)
         if indexes != self._indexes:
             links = read_links(self._netlink)
             # A device may have come or gone between the two questions: what has no name now gets one at the next
             # read, and the stored indexes stay different until then.
             known = [row for row, index in enumerate(indexes) if index in links]
             names = tuple(links[indexes[row]].name for row in known)
-            if len(known) == len(indexes):
-                self._names, self._indexes = names, indexes
-            else:
-                return CounterReading(
-                    before_ns,
-                    after_ns,
-                    names,
-                    tuple(indexes[row] for row in known),
-                    LINK_STATS_FIELDS,
-                    values[known],
-                )
-        return CounterReading(before_ns, after_ns, self._names, self._indexes, LINK_STATS_FIELDS, values)
+            if len(known) < len(indexes):
+                generations = tuple(indexes[row] for row in known)
+                return CounterBlock(times_ns, names, generations, LINK_STATS_FIELDS, values[:, known])
+            self._names, self._indexes = names, indexes
+        return CounterBlock(times_ns, self._names, self._indexes, LINK_STATS_FIELDS, values)
 
 
-def parse_statistics(datagrams: list[bytes]) -> tuple[tuple[int, ...], Values]:
+def read_statistics(netlink: NetlinkSocket) -> dict[int, list[int]]:
+    """`LINK_STATS_FIELDS` of every device of the socket's namespace, by index.
+
+    Raises:
+        OSError: the kernel refuses.
+        MalformedNetlink: its answer is not what rtnetlink describes.
+    """
+    indexes, values = parse_statistics(netlink.dump(_RTM_GETSTATS, _STATS_REQUEST))
+    return dict(zip(indexes, values.tolist(), strict=True))
+
+
+def parse_statistics(datagrams: Sequence[bytes]) -> tuple[tuple[int, ...], Values]:
     """Indexes and counters of every device in the answer to RTM_GETSTATS; other messages are passed over.
 
     Raises:
@@ -130,6 +155,38 @@ def _row(payload: memoryview) -> tuple[int, Values] | None:
     return None
 
 
+def parse_alike(answers: Sequence[Sequence[bytes]]) -> tuple[tuple[int, ...], Values] | None:
+    """Indexes and counters (answers by devices by fields) of answers that are alike: as a rule all of them are.
+
+    Alike are answers of one datagram each, of the same devices in the same order.  None: they are not, or do not look
+    as expected; `parse_statistics` says what is wrong.
+    """
+    size = len(answers[0][0]) if answers and answers[0] else 0
+    if size < _HEADS + _ROW_BYTES + _DONE_BYTES or any(len(one) != 1 or len(one[0]) != size for one in answers):
+        return None
+    data = b"".join(one[0] for one in answers)
+    length = int.from_bytes(data[:4], _BYTE_ORDER)
+    used = size - _DONE_BYTES
+    if length < _HEADS + _ROW_BYTES or length % 4 or used % length:
+        return None
+    lines = np.frombuffer(data, dtype=np.uint8).reshape(len(answers), size)
+    if (lines[:, used : used + len(_DONE)] != np.frombuffer(_DONE, dtype=np.uint8)).any():
+        return None
+    block = lines[:, :used].copy().reshape(-1).view(_message_dtype(length)).reshape(len(answers), -1)
+    first = block[0, 0]
+    if first["type"] != _RTM_NEWSTATS or first["attribute"].tobytes() != _attribute_header(length):
+        return None
+    if (block["head"] != first["head"]).any() or (block["attribute"] != first["attribute"]).any():
+        return None
+    indexes = tuple(block["index"][0].tolist())
+    if (block["index"] != block["index"][0]).any() or len(set(indexes)) != len(indexes):
+        return None
+    return indexes, block["counters"]
+
+
+_DONE_BYTES: Final = 20
+_DONE: Final = struct.pack("=IH", _DONE_BYTES, NLMSG_DONE)
+"""How the last message of a table begins; it ends with a number."""
 _HEADS: Final = 16 + _STATS.size + 4
 """Bytes before the counters: message header, statistics header, attribute header."""
 

@@ -60,6 +60,9 @@ _INFO_OFFSETS: Final = {
     "unacknowledged_segments": (24, "u4"),
     "not_sent_bytes": (144, "u4"),
     "last_sent_ms": (44, "u4"),
+    "segments_sent": (136, "u4"),
+    "segments_received": (140, "u4"),
+    "options": (5, "u1"),
 }
 """Where the fields of `TcpInfo` stand in struct tcp_info, in its order."""
 _FIELD_NAMES: Final = tuple(_INFO_OFFSETS)
@@ -71,6 +74,8 @@ _INFO: Final = np.dtype(
         "itemsize": 216,
     }
 )
+OPTION_TIMESTAMPS: Final = 1
+"""TCPI_OPT_TIMESTAMPS."""
 _APPLICATION_LIMITED: Final = 0x01 if sys.byteorder == "little" else 0x80
 """The first bit field of its byte."""
 
@@ -89,6 +94,14 @@ class TcpSocket:
     """Number of the device that it is bound to; 0: any."""
     attributes: bytes
     """What else the kernel said, for `info_of`: looked at only for sockets that matter."""
+    state: int = _ESTABLISHED
+    """TCP_ESTABLISHED (1), TCP_FIN_WAIT1 (4) or TCP_CLOSE_WAIT (8: the peer has closed its side)."""
+    timer: int = 0
+    """1: waits for an acknowledgement; 4: asks again and again whether the peer takes more; 0: neither."""
+    unread_bytes: int = 0
+    """Received and acknowledged, not read by the process."""
+    ports: tuple[int, int] = (0, 0)
+    """Of this side, and of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,11 @@ class TcpInfo:
     """Given to the socket, not yet sent for the first time."""
     last_sent_ms: int
     """Time since data was last sent."""
+    segments_sent: int
+    """All of them, acknowledgements included; begins again at 2^32, as the next."""
+    segments_received: int
+    options: int
+    """What both ends agreed upon: `OPTION_TIMESTAMPS` and others."""
 
 
 def read_sockets(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> list[TcpSocket]:
@@ -192,7 +210,19 @@ def parse_sockets(datagrams: Iterable[bytes]) -> list[TcpSocket]:
                 fields[15],
             )
             address = local[:4] if family == socket.AF_INET else plain_address(local)
-            found.append(TcpSocket(inode, high << 32 | low, address, interface, bytes(payload[_SOCKET.size :])))
+            found.append(
+                TcpSocket(
+                    inode,
+                    high << 32 | low,
+                    address,
+                    interface,
+                    bytes(payload[_SOCKET.size :]),
+                    state=fields[1],
+                    timer=fields[2],
+                    unread_bytes=fields[12],
+                    ports=(socket.ntohs(fields[4]), socket.ntohs(fields[5])),
+                )
+            )
     return found
 
 

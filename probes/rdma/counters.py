@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from probes.attributes import link_name
 from probes.clock import Clock
 from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
-from probes.rdma.attributes import link_name
 from probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
 from probes.rdma.netlink import RdmaNetlink
 from probes.rdma.port import (
@@ -54,6 +55,25 @@ class _Port:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the values of a reading stand, which only changes with what the ports show."""
+
+    key: tuple[object, ...]
+    shape: CounterShape
+    places: npt.NDArray[np.intp]
+    """Of each value that has a column: where in the reading, row by row."""
+    placed: Flags
+    """Which values have a column."""
+
+
+_NO_VALUES: Final = np.zeros((0, 0), dtype=np.uint64)
+_NO_FLAGS: Final = np.zeros((0, 0), dtype=np.bool_)
+_NO_LAYOUT: Final = _Layout(
+    (), CounterShape(_NO_FLAGS, _NO_VALUES, _NO_FLAGS), np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.bool_)
+)
+
+
 class RdmaCounters:
     """Counters of all ports in `SYSFS/class/infiniband`."""
 
@@ -81,6 +101,7 @@ class RdmaCounters:
         self._looked_ns: int | None = None
         self._fields: tuple[str, ...] = (TRANSMIT, RECEIVE)
         self._columns: dict[str, int] = {TRANSMIT: 0, RECEIVE: 1}
+        self._layout = _NO_LAYOUT
         self._names: tuple[str, ...] = ()
         self._generations: tuple[int, ...] = ()
         self._folder.stat()
@@ -199,21 +220,10 @@ class RdmaCounters:
         failed: list[DeviceFailure],
     ) -> CounterReading:
         self._append_fields(rows, failed)
-        size = (len(rows), len(self._fields))
-        values: Values = np.zeros(size, dtype=np.uint64)
-        maxima: Values = np.full(size, WIDE.maximum, dtype=np.uint64)
-        known: Flags = np.zeros(size, dtype=np.bool_)
-        saturating: Flags = np.zeros(size, dtype=np.bool_)
-        for row, (_port, counters, read) in enumerate(rows):
-            for name, value in read.values.items():
-                column = self._columns.get(name)
-                if column is None:
-                    continue
-                width = counters.width(name)
-                values[row, column] = value
-                maxima[row, column] = width.maximum
-                known[row, column] = True
-                saturating[row, column] = width.saturates
+        layout = self._layout_of(rows)
+        values: Values = np.zeros((len(rows), len(self._fields)), dtype=np.uint64)
+        found = np.array([value for _port, _counters, read in rows for value in read.values.values()], dtype=np.uint64)
+        values.reshape(-1)[layout.places] = found[layout.placed]
         names = tuple(port.name for port, _counters, _values in rows)
         generations = tuple(port.generation for port, _counters, _values in rows)
         if (names, generations) != (self._names, self._generations):
@@ -226,8 +236,34 @@ class RdmaCounters:
             self._fields,
             values,
             tuple(failed),
-            CounterShape(known, maxima, saturating),
+            layout.shape,
         )
+
+    def _layout_of(self, rows: list[tuple[_Port, PortCounters, PortValues]]) -> _Layout:
+        """Where the values of these ports stand; as a rule where they stood in the last reading."""
+        key = (self._fields, tuple((port.name, port.generation, *read.values) for port, _counters, read in rows))
+        if key == self._layout.key:
+            return self._layout
+        size = (len(rows), len(self._fields))
+        maxima: Values = np.full(size, WIDE.maximum, dtype=np.uint64)
+        known: Flags = np.zeros(size, dtype=np.bool_)
+        saturating: Flags = np.zeros(size, dtype=np.bool_)
+        columns: list[int | None] = []
+        places: list[int] = []
+        for row, (_port, counters, read) in enumerate(rows):
+            for name in read.values:
+                column = self._columns.get(name)
+                columns.append(column)
+                if column is None:
+                    continue
+                width = counters.width(name)
+                places.append(row * len(self._fields) + column)
+                maxima[row, column] = width.maximum
+                known[row, column] = True
+                saturating[row, column] = width.saturates
+        placed: Flags = np.array([column is not None for column in columns], dtype=np.bool_)
+        self._layout = _Layout(key, CounterShape(known, maxima, saturating), np.array(places, dtype=np.intp), placed)
+        return self._layout
 
     def _append_fields(self, rows: list[tuple[_Port, PortCounters, PortValues]], failed: list[DeviceFailure]) -> None:
         new = dict.fromkeys(

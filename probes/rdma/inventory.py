@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from probes.attributes import entries, link_name, numa_node, pci_address, text_of
+from probes.netdev.bonds import BondMember, bond_members
 from probes.netdev.counters import is_counter
 from probes.netdev.inventory import UNKNOWN
-from probes.rdma.attributes import entries, link_name, numa_node, pci_address, text_of
 
 STATE_ACTIVE: Final = "ACTIVE"
 
@@ -48,7 +49,7 @@ class RdmaPort:
     """The network device of the port, of a bond the bond; empty for none in this network namespace."""
     netdevs: tuple[str, ...]
     """All that the port's addresses belong to, VLANs included; `netdev` is the first."""
-    slaves: tuple[str, ...]
+    bond_members: tuple[BondMember, ...]
     """Members of `netdev` where it is a bond: the health of the links is theirs."""
     pci: str
     """PCI address, `0000:18:00.0`; empty where there is none."""
@@ -124,9 +125,7 @@ def _device_ports(sysfs: Path, device: str) -> list[RdmaPort]:
                 link_layer=_one_of(text_of(port / "link_layer"), "InfiniBand", "Ethernet"),
                 netdev=netdevs[0] if netdevs else "",
                 netdevs=netdevs,
-                slaves=tuple(text_of(sysfs / "class" / "net" / netdevs[0] / "bonding" / "slaves").split())
-                if netdevs
-                else (),
+                bond_members=bond_members(sysfs / "class" / "net", netdevs[0]) if netdevs else (),
                 pci=pci,
                 numa_node=numa_node(hardware) if pci else None,
                 driver=driver,

@@ -56,6 +56,12 @@ MLX5_HW_COUNTERS: Final = {
     "rx_write_requests": 9,
 }
 
+STATISTICS: Final = (
+    "rx_bytes tx_bytes rx_packets tx_packets rx_errors tx_errors rx_dropped tx_dropped rx_crc_errors rx_missed_errors "
+    "tx_carrier_errors multicast collisions"
+).split()
+"""Files of a network device's `statistics`; the kernel has a few more."""
+
 DGX_H100_RAILS: Final = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
 """PCI buses of the eight adapters."""
 
@@ -66,7 +72,9 @@ class RdmaTree:
     def __init__(self, root: Path) -> None:
         self.sysfs = root
         self._folders: Iterator[int] = itertools.count()
-        (root / "class" / "infiniband").mkdir(parents=True, exist_ok=True)
+        self._indexes: Iterator[int] = itertools.count(2)
+        for kind in ("infiniband", "net"):
+            (root / "class" / kind).mkdir(parents=True, exist_ok=True)
 
     def device(
         self,
@@ -107,6 +115,15 @@ class RdmaTree:
             (folder / "driver").symlink_to(drivers)
         return folder
 
+    def gpu(self, pci: str, numa_node: int) -> None:
+        """A GPU, as far as its place in the machine goes."""
+        folder = self.function(pci, "nvidia", numa_node)
+        write(folder / "class", "0x030200")
+        write(folder / "vendor", "0x10de")
+        devices = self.sysfs / "bus" / "pci" / "devices"
+        devices.mkdir(exist_ok=True)
+        (devices / pci).symlink_to(folder)
+
     def port(
         self,
         device: Path,
@@ -140,6 +157,60 @@ class RdmaTree:
         for index, netdev in enumerate(netdevs):
             write(ndevs / str(index), netdev)
         return folder
+
+    def netdev(
+        self,
+        name: str,
+        *,
+        pci: str = "",
+        driver: str = "mlx5_core",
+        transmit_bytes: int = 0,
+        receive_bytes: int = 0,
+        statistics: Mapping[str, int] | None = None,
+        speed_megabits: int = 400_000,
+        carrier: bool = True,
+        carrier_changes: int = 1,
+        infiniband: bool = False,
+    ) -> Path:
+        """A network device, of a PCI function or virtual; returns its folder.
+
+        `statistics` are those besides bytes that are not 0.  mlx5's show nothing of RDMA traffic.
+        """
+        function = self.function(pci, driver, 0) if pci else None
+        parent = function or self.sysfs / "devices" / "virtual"
+        folder = parent / "net" / name
+        (folder / "statistics").mkdir(parents=True)
+        facts = {
+            "ifindex": next(self._indexes),
+            "type": 32 if infiniband else 1,
+            "flags": "0x1003",
+            "carrier": int(carrier),
+            "carrier_changes": carrier_changes,
+            "speed": speed_megabits,
+            "mtu": 4092 if infiniband else 9000,
+            "dev_port": 0,
+        }
+        for file, value in facts.items():
+            write(folder / file, str(value))
+        counted = {"tx_bytes": transmit_bytes, "rx_bytes": receive_bytes, **(statistics or {})}
+        for file in STATISTICS:
+            write(folder / "statistics" / file, str(counted.get(file, 0)))
+        if function is not None:
+            (folder / "device").symlink_to(function)
+        link = self.sysfs / "class" / "net" / name
+        link.symlink_to(folder)
+        return folder
+
+    def bonded(self, name: str, members: Mapping[str, str]) -> None:
+        """Make a network device a bond of others, with what it says of each one's link: `up`, `down`, …"""
+        classes = self.sysfs / "class" / "net"
+        bond = classes / name
+        (bond / "bonding").mkdir()
+        write(bond / "bonding" / "slaves", " ".join(members))
+        for member, status in members.items():
+            (classes / member / "master").symlink_to(os.path.realpath(bond))
+            (classes / member / "bonding_slave").mkdir()
+            write(classes / member / "bonding_slave" / "mii_status", status)
 
     def unplug(self, name: str) -> None:
         """Take a device away."""
@@ -182,8 +253,11 @@ def break_kind(file: Path, kind: str) -> None:
 
 
 def mlx5_roce_8rails(root: Path) -> RdmaTree:
-    """Eight RoCE adapters as in a DGX H100, whose numbers are not those of the rails, and one for storage."""
+    """Eight GPUs and eight RoCE adapters as in a DGX H100, whose numbers are not those of the rails; one for storage
+    at half the speed; and eth0.  No PCI switches: NUMA nodes bring GPUs and adapters together."""
     tree = RdmaTree(root)
+    for position, bus in enumerate(("1b", "43", "52", "61", "9d", "c3", "d1", "df")):
+        tree.gpu(f"0000:{bus}:00.0", position // 4)
     numbers = (0, 3, 4, 5, 6, 9, 10, 11)
     for position, (number, bus) in enumerate(zip(numbers, DGX_H100_RAILS, strict=True)):
         pci = f"0000:{bus}:00.0"
@@ -191,8 +265,19 @@ def mlx5_roce_8rails(root: Path) -> RdmaTree:
         counters = MLX5_COUNTERS | {"port_xmit_data": 1_000 + number, "port_rcv_data": 2_000 + number}
         netdev = f"ens{int(bus, 16)}np0"
         tree.port(device, counters=counters, hw_counters={**MLX5_HW_COUNTERS, "lifespan": 10}, netdevs=(netdev, netdev))
+        tree.netdev(netdev, pci=pci, transmit_bytes=700 + number, receive_bytes=800 + number)
     storage = tree.device("mlx5_1", pci="0000:29:00.0")
     tree.port(storage, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, rate="200 Gb/sec (2X NDR)")
+    tree.netdev(
+        "eth0",
+        pci="0000:03:00.0",
+        driver="igb",
+        transmit_bytes=31,
+        receive_bytes=32,
+        statistics={"rx_crc_errors": 5},
+        speed_megabits=1_000,
+        carrier_changes=4,
+    )
     return tree
 
 
@@ -201,8 +286,7 @@ def mlx5_ib_ndr(root: Path) -> RdmaTree:
     tree = RdmaTree(root)
     device = tree.device("ibp24s0", pci="0000:18:00.0")
     tree.port(device, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, link_layer="InfiniBand")
-    (device / "device" / "net" / "ib0").mkdir(parents=True)
-    write(device / "device" / "net" / "ib0" / "dev_port", "0")
+    tree.netdev("ib0", pci="0000:18:00.0", transmit_bytes=41, receive_bytes=42, infiniband=True)
     return tree
 
 
@@ -223,6 +307,14 @@ def bnxt_re(root: Path) -> RdmaTree:
         "duplicate_request": 8,
     }
     tree.port(device, hw_counters=hw_counters, rate="200 Gb/sec (4X HDR)", netdevs=("ens3f0np0",))
+    tree.netdev(
+        "ens3f0np0",
+        pci="0000:3b:00.0",
+        driver="bnxt_en",
+        transmit_bytes=1_111,
+        receive_bytes=2_222,
+        speed_megabits=200_000,
+    )
     return tree
 
 
@@ -241,6 +333,15 @@ def irdma(root: Path) -> RdmaTree:
         "RxECNMrkd": 4,
     }
     tree.port(device, hw_counters=hw_counters, rate="100 Gb/sec (4X EDR)", netdevs=("ens801f0",))
+    tree.netdev(
+        "ens801f0",
+        pci="0000:ca:00.0",
+        driver="ice",
+        transmit_bytes=3_000,
+        receive_bytes=4_000,
+        statistics={"rx_dropped": 6, "tx_packets": 30},
+        speed_megabits=100_000,
+    )
     return tree
 
 
@@ -262,19 +363,22 @@ def vf(root: Path) -> RdmaTree:
     tree.port(physical, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, netdevs=("ens24np0",))
     virtual = tree.device("mlx5_2", pci="0000:18:00.2", physical_function="0000:18:00.0")
     port = tree.port(virtual, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, netdevs=("ens24v0",))
+    tree.netdev("ens24np0", pci="0000:18:00.0", transmit_bytes=61, receive_bytes=62)
+    tree.netdev("ens24v0", pci="0000:18:00.2", transmit_bytes=63, receive_bytes=64)
     break_open(port / "counters" / "symbol_error")
     break_kind(port / "counters" / "link_downed", "folder")
     return tree
 
 
 def bond(root: Path) -> RdmaTree:
-    """Two ports of an adapter bonded into one RDMA device."""
+    """Two ports of an adapter bonded into one RDMA device; one of them has lost its link."""
     tree = RdmaTree(root)
     device = tree.device("mlx5_bond_0", pci="0000:18:00.0")
     tree.port(device, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, netdevs=("bond0", "bond0.100"))
-    bonding = root / "class" / "net" / "bond0" / "bonding"
-    bonding.mkdir(parents=True)
-    write(bonding / "slaves", "ens24f0np0 ens24f1np1")
+    tree.netdev("bond0", transmit_bytes=71, receive_bytes=72, speed_megabits=200_000)
+    tree.netdev("ens24f0np0", pci="0000:18:00.0", transmit_bytes=71, receive_bytes=70, speed_megabits=200_000)
+    tree.netdev("ens24f1np1", pci="0000:18:00.1", receive_bytes=2, speed_megabits=200_000, carrier=False)
+    tree.bonded("bond0", {"ens24f0np0": "up", "ens24f1np1": "down"})
     return tree
 
 
@@ -336,6 +440,7 @@ def rxe(root: Path) -> RdmaTree:
         "retry_exceeded_err": 0,
     }
     tree.port(device, hw_counters=hw_counters, rate="2.5 Gb/sec (1X SDR)")
+    tree.netdev("eth0", pci="0000:00:03.0", driver="virtio_net", transmit_bytes=81, receive_bytes=82, speed_megabits=-1)
     return tree
 
 
@@ -354,6 +459,22 @@ def pinned_counters(root: Path) -> RdmaTree:
     }
     tree.port(device, counters=counters, hw_counters=MLX5_HW_COUNTERS, link_layer="InfiniBand")
     return tree
+
+
+def reset(root: Path) -> RdmaTree:
+    """An adapter that has counted long, its 32-bit counters close to their end; `reload_driver` starts it anew."""
+    tree = RdmaTree(root)
+    device = tree.device("mlx5_0", pci="0000:18:00.0")
+    tree.port(
+        device,
+        counters=MLX5_COUNTERS | {"port_xmit_data": 10**12, "port_rcv_data": 2 * 10**12, "link_downed": 3},
+        hw_counters=MLX5_HW_COUNTERS | {"rx_write_requests": 2**32 - 10, "out_of_sequence": 5},
+    )
+    return tree
+
+
+SCENARIOS: Final = (mlx5_roce_8rails, mlx5_ib_ndr, bnxt_re, irdma, efa, vf, bond, hfi1, rxe, pinned_counters, reset)
+"""Those that the metrics of are kept; `switchdev` and `two_ports` are of single tests."""
 
 
 def reload_driver(tree: RdmaTree, name: str = "mlx5_0", pci: str = "0000:18:00.0") -> None:

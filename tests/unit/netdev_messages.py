@@ -62,13 +62,18 @@ def link(
     master: int = 0,
     hardware_type: int = 1,
     port_name: str = "",
+    bond_status: int | None = None,
 ) -> bytes:
-    """RTM_NEWLINK or RTM_DELLINK of one device."""
+    """RTM_NEWLINK or RTM_DELLINK of one device; `bond_status`: IFLA_BOND_SLAVE_MII_STATUS of a member of a bond."""
     body = struct.pack("=BxHiII", family, hardware_type, index, int(up), 0)
     body += attribute(3, name.encode() + b"\0") + attribute(4, struct.pack("=I", 1500))
     body += attribute(33, bytes([carrier])) + attribute(35, struct.pack("=I", changes))
-    if declared:
-        body += attribute(18 | 0x8000, attribute(1, declared.encode() + b"\0"))
+    info = attribute(1, declared.encode() + b"\0") if declared else b""
+    if bond_status is not None:
+        member = attribute(1, b"\x01") + attribute(2, bytes([bond_status]))  # IFLA_BOND_SLAVE_STATE before it
+        info += attribute(4, b"bond\0") + attribute(5 | 0x8000, member)
+    if info:
+        body += attribute(18 | 0x8000, info)
     if master:
         body += attribute(10, struct.pack("=I", master))
     if port_name:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 
-from agent.ethernet_facts import ethernet_counters, ethernet_gauges
+from agent.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
 from agent.ethernet_rules import lossless_priorities, severity_of, statistic_rule, use_of
 from agent.sampling import Sampler
 from probes.clock import SystemClock
@@ -168,29 +168,37 @@ def test_an_absurd_number_of_statistics_is_refused() -> None:
     assert "claims 32769 statistics" in reading.failed[0].reason
 
 
-def test_increases_never_fall_when_the_driver_is_loaded_again() -> None:
+def test_counts_begin_with_the_driver_s_and_never_fall_when_it_is_loaded_again() -> None:
     driver = SimulatedDriver(eth0=dict(MLX5))
     source = reader(driver)
     clock = SteppedClock()
     sampler = Sampler(clock)
     sampler.add("ethtool", 1, source, 1.0)
 
-    def increase() -> int:
+    def discards() -> int:
         clock.sleep(1)
         sampler.tick(clock.monotonic_ns())
         found = sampler.state().of_source("ethtool", "eth0")
         assert found is not None
         counters = {counter.name: counter for counter in ethernet_counters(source.last[0], found)}
-        return counters["rx_prio0_buf_discard"].increase
+        return counters["rx_prio0_buf_discard"].count
 
-    assert increase() == 0
+    before = MLX5["rx_prio0_buf_discard"]
+    assert before > 0
+    assert discards() == before
     driver.devices["eth0"]["rx_prio0_buf_discard"] += 6
-    assert increase() == 6
+    assert discards() == before + 6
     driver.indexes["eth0"] = 9
     driver.devices["eth0"] = dict.fromkeys(MLX5, 0)
-    assert increase() == 6
+    assert discards() == before + 6
     driver.devices["eth0"]["rx_prio0_buf_discard"] = 1
-    assert increase() == 7
+    assert discards() == before + 7
+
+
+def test_the_part_of_the_time_that_a_card_waits_for_the_bus_is_a_ratio() -> None:
+    shown = {"outbound_pci_stalled_rd": 25, "outbound_pci_stalled_wr": 0, "outbound_pci_stalled_rd_events": 3}
+    gauges = ethernet_gauges(DeviceStatistics("eth0", tuple(shown), tuple(shown.values())))
+    assert pci_stalled(gauges) == (("read", 0.25), ("write", 0.0))
 
 
 def test_a_discard_pages_only_on_a_priority_that_is_seen_to_pause() -> None:

@@ -88,6 +88,11 @@ def test_a_bond_knows_its_members_and_they_know_it(sysfs: Path) -> None:
     devices = by_name(SysfsInventory(sysfs).read())
     assert (devices["bond0"].kind, devices["bond0"].slaves) == ("bond", ("eth0", "eth1"))
     assert devices["eth1"].master == "bond0"
+    assert devices["eth1"].bond_link is None, "an old kernel does not say"
+    for member, status in (("eth0", "up"), ("eth1", "going back")):
+        write(sysfs / "class/net" / member / "bonding_slave", mii_status=status)
+    devices = by_name(SysfsInventory(sysfs).read())
+    assert (devices["eth0"].bond_link, devices["eth1"].bond_link, devices["bond0"].bond_link) == (True, False, None)
 
 
 def test_a_virtio_card_is_found_through_its_own_bus_and_node_minus_one_is_none(sysfs: Path) -> None:

@@ -150,6 +150,13 @@ def test_an_undeclared_device_is_told_by_its_hardware_type_and_port(
     assert only(link(2, "x", hardware_type=hardware_type, port_name=port_name)).kind == kind
 
 
+@pytest.mark.parametrize(("status", "up"), [(0, True), (1, False), (2, False), (3, False)])
+def test_a_member_of_a_bond_tells_what_the_bond_takes_its_link_for(status: int, up: bool) -> None:
+    assert only(link(2, "eth0", master=9, bond_status=status)).bond_link is up
+    assert only(link(3, "veth0", master=9, declared="veth", bond_status=status)).kind == "veth"
+    assert only(link(9, "bond0", declared="bond")).bond_link is None
+
+
 def test_a_message_about_a_port_of_a_bridge_is_no_link() -> None:
     assert parse_links([link(9, "rail1", family=7)]) == []
 
@@ -218,6 +225,13 @@ def test_a_new_device_with_a_used_number_is_told_after_the_old_one_went() -> Non
 def test_a_rename_and_a_switch_off_are_told() -> None:
     events = LinkTable(1, table(RAIL)).changes([RAIL], table(link(9, "ib0", up=False)))
     assert told(events) == [(LinkChange.RENAMED, "ib0", 0), (LinkChange.ADMIN, "ib0", 0)]
+
+
+def test_a_bond_that_gives_a_member_up_is_told_though_its_carrier_stays() -> None:
+    """As with ARP monitoring: the cable is fine, and nobody answers."""
+    table = LinkTable(1, {2: only(link(2, "eth0", bond_status=0))})
+    (event,) = table.changes([], {2: only(link(2, "eth0", bond_status=2))})
+    assert (event.change, event.name, event.carrier, event.flaps) == (LinkChange.CARRIER, "eth0", True, 0)
 
 
 def test_dropped_messages_are_told_and_what_they_said_is_found_in_the_table() -> None:

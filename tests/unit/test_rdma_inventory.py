@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.rdma.attributes import text_of
+from probes.attributes import text_of
+from probes.netdev.bonds import BondMember
 from probes.rdma.inventory import RdmaPort, parse_rate, read_ports
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, break_kind, break_open, write
@@ -32,7 +33,7 @@ def test_eight_rails_of_a_dgx_are_listed_in_natural_order_with_their_places(tmp_
         link_layer="Ethernet",
         netdev="ens220np0",
         netdevs=("ens220np0",),
-        slaves=(),
+        bond_members=(),
         pci="0000:dc:00.0",
         numa_node=1,
         driver="mlx5_core",
@@ -65,7 +66,7 @@ def test_a_virtual_function_names_its_physical_one(tmp_path: Path) -> None:
 def test_a_bond_is_one_port_that_names_its_slaves(tmp_path: Path) -> None:
     port = ports(rdma.bond(tmp_path))["mlx5_bond_0/1"]
     assert (port.netdev, port.netdevs) == ("bond0", ("bond0", "bond0.100"))
-    assert port.slaves == ("ens24f0np0", "ens24f1np1")
+    assert port.bond_members == (BondMember("ens24f0np0", True), BondMember("ens24f1np1", False))
 
 
 def test_soft_roce_has_no_hardware_and_knows_its_parent(tmp_path: Path) -> None:

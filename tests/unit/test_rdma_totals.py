@@ -59,16 +59,18 @@ def of(*values: int) -> dict[str, Row]:
     return {"a/1": dict(zip(FIELDS, values, strict=True))}
 
 
-def test_the_first_reading_counts_nothing_and_the_second_its_increase() -> None:
-    totals = totals_of(reading(1, of(100, 200, 3, 4, 5)), reading(2, of(110, 220, 4, 6, 8)))
-    assert totals.totals[0].tolist() == [10, 20, 1, 2, 3]
+def test_the_first_reading_counts_whole_and_the_second_its_increase() -> None:
+    totals = totals_of(reading(1, of(100, 200, 3, 4, 5)))
+    assert totals.totals[0].tolist() == [100, 200, 3, 4, 5]
+    totals.add(reading(2, of(110, 220, 4, 6, 8)), rates=True)
+    assert totals.totals[0].tolist() == [110, 220, 4, 6, 8]
     assert totals.resets == 0
 
 
 def test_a_32_bit_counter_that_goes_through_its_end_counts_on() -> None:
     totals = totals_of(reading(1, of(1, 1, 0, 2**32 - 6, 0)), reading(2, of(2, 2, 0, 5, 0)))
-    assert total(totals, "out_of_sequence") == 11
-    assert total(totals, "tx_bytes") == 1
+    assert total(totals, "out_of_sequence") == 2**32 + 5
+    assert total(totals, "tx_bytes") == 2
     assert totals.resets == 0
 
 
@@ -80,20 +82,20 @@ def test_a_32_bit_counter_never_loses_an_event_however_often_it_wraps(start: int
     for at, step in enumerate(steps):
         value = (value + step) % 2**32
         readings.append(reading(2 + at, of(at + 1, at + 1, 0, value, at + 1)))
-    assert total(totals_of(*readings), "out_of_sequence") == sum(steps)
+    assert total(totals_of(*readings), "out_of_sequence") == start + sum(steps)
 
 
 def test_a_counter_that_was_set_back_a_little_stands_still() -> None:
     totals = totals_of(reading(1, of(1, 1, 0, 100, 0)), reading(2, of(5, 5, 0, 98, 0)), reading(3, of(6, 6, 0, 99, 0)))
-    assert total(totals, "out_of_sequence") == 1
-    assert total(totals, "tx_bytes") == 5
+    assert total(totals, "out_of_sequence") == 101
+    assert total(totals, "tx_bytes") == 6
 
 
 def test_a_driver_reload_starts_anew_though_a_32_bit_counter_falls_from_high_up() -> None:
     before = of(10**12, 10**12, 3, 3_000_000_000, 50)
     totals = totals_of(reading(1, before), reading(2, of(40, 40, 0, 10, 1)), reading(3, of(44, 45, 1, 12, 2)))
     assert totals.resets == 1
-    assert totals.totals[0].tolist() == [4, 5, 1, 2, 1]
+    assert totals.totals[0].tolist() == [10**12 + 4, 10**12 + 5, 4, 3_000_000_002, 51]
 
 
 def test_another_generation_starts_anew_though_everything_rose() -> None:
@@ -103,7 +105,7 @@ def test_another_generation_starts_anew_though_everything_rose() -> None:
         reading(3, of(91, 92, 9, 9, 9), generation=2),
     )
     assert totals.resets == 1
-    assert totals.totals[0].tolist() == [1, 2, 0, 0, 0]
+    assert totals.totals[0].tolist() == [11, 12, 0, 0, 0]
 
 
 def test_a_counter_that_failed_while_the_driver_was_reloaded_is_not_compared_with_before() -> None:
@@ -113,14 +115,14 @@ def test_a_counter_that_failed_while_the_driver_was_reloaded_is_not_compared_wit
         reading(3, of(6, 6, 0, 7, 7)),
         reading(4, of(7, 7, 0, 8, 9)),
     )
-    assert totals.totals[0].tolist() == [2, 2, 0, 1, 2]
+    assert totals.totals[0].tolist() == [102, 102, 0, 4, 5]
 
 
 def test_a_port_without_bytes_starts_anew_when_all_its_counters_fall() -> None:
     rows = [{"a/1": {"out_of_sequence": x, "sent_pkts": y}} for x, y in ((3_000_000_000, 900), (2, 3), (4, 8))]
     totals = totals_of(*[reading(1 + at, row) for at, row in enumerate(rows)])
     assert totals.resets == 1
-    assert (total(totals, "out_of_sequence"), total(totals, "sent_pkts")) == (2, 5)
+    assert (total(totals, "out_of_sequence"), total(totals, "sent_pkts")) == (3_000_000_002, 905)
 
 
 def test_a_counter_at_its_end_is_pinned_and_one_below_it_is_not() -> None:
@@ -129,12 +131,12 @@ def test_a_counter_at_its_end_is_pinned_and_one_below_it_is_not() -> None:
     totals.add(reading(2, of(2, 2, 255, 2**32 - 1, 0)), rates=True)
     assert pinned(totals, "link_downed")
     assert not pinned(totals, "out_of_sequence")
-    assert total(totals, "link_downed") == 1
+    assert total(totals, "link_downed") == 255
 
 
 def test_a_pinned_counter_that_was_cleared_counts_what_it_shows_since() -> None:
     totals = totals_of(reading(1, of(1, 1, 255, 0, 0)), reading(2, of(2, 2, 2, 0, 0)))
-    assert total(totals, "link_downed") == 2
+    assert total(totals, "link_downed") == 255 + 2
     assert not pinned(totals, "link_downed")
     assert totals.resets == 0
 
@@ -150,7 +152,7 @@ def test_a_counter_that_fails_for_a_while_loses_nothing_and_disturbs_no_other() 
         reading(2, {"a/1": {"tx_bytes": 20, "rx_bytes": 21}}),
         reading(3, of(30, 31, 1, 9, 2)),
     )
-    assert totals.totals[0].tolist() == [20, 21, 1, 4, 2]
+    assert totals.totals[0].tolist() == [30, 31, 1, 9, 2]
     assert totals.counts[0, 0].sum() == 2
 
 
@@ -182,8 +184,8 @@ def test_appended_columns_begin_with_a_baseline_of_their_own_and_others_are_refu
     for second, value in ((2, 40), (3, 42)):
         row = {"a/1": dict(zip(FIELDS, (second, second, 0, 0, 0), strict=True)) | {"cmds_err": value}}
         totals.add(reading(second, row, fields=wider), rates=True)
-    assert total(totals, "cmds_err") == 2
-    assert total(totals, "tx_bytes") == 2
+    assert total(totals, "cmds_err") == 42
+    assert total(totals, "tx_bytes") == 3
     assert not totals.widen(FIELDS)
     assert not totals.widen(("rx_bytes", *wider))
 
@@ -208,6 +210,16 @@ def test_no_total_ever_falls_whatever_devices_and_counters_do(rounds: list[dict[
         for name, values in before.items():
             assert all(new >= old for new, old in zip(now[name], values, strict=True))
         before = now
+
+
+def test_a_driver_that_shows_all_ones_for_a_while_does_not_let_a_total_begin_again() -> None:
+    rows = [{"a/1": {"sent_pkts": value}} for value in (5, 2**64 - 1, 6, 2**63, 7)]
+    totals = ShapedTotals(FIELDS)
+    seen = []
+    for second, row in enumerate(rows):
+        totals.add(reading(1 + second, row), rates=True)
+        seen.append(total(totals, "sent_pkts"))
+    assert seen == [5, *[2**64 - 1] * 4]
 
 
 @settings(deadline=None)
@@ -271,7 +283,7 @@ def test_the_sampler_shows_what_a_device_counts_and_no_more() -> None:
         reading(1, {"a/1": {"sent_pkts": 5, "link_downed": 255}, "b/1": {"tx_bytes": 1}}),
         reading(2, {"a/1": {"sent_pkts": 9, "link_downed": 255}, "b/1": {"tx_bytes": 1}}),
     )
-    assert found.counters == (("link_downed", 0), ("sent_pkts", 4))
+    assert found.counters == (("link_downed", 255), ("sent_pkts", 9))
     assert found.pinned == ("link_downed",)
     assert not found.bytes_counted
 
@@ -284,5 +296,5 @@ def test_the_sampler_takes_in_columns_that_come_later() -> None:
         reading(2, {"a/1": row | {"late": 5}}, fields=wider),
         reading(3, {"a/1": row | {"late": 6}}, fields=wider),
     )
-    assert found.counters == (("late", 1),)
+    assert found.counters == (("late", 6),)
     assert found.bytes_counted

@@ -1,0 +1,42 @@
+"""Which members a bond has, and whether it takes their links for up.
+
+A bond stays up while one of its members does, so that its own carrier hides the loss of half its speed.  What counts
+is the bond's view of each member, which follows the way it was told to watch them (carrier or ARP): `mii_status`.
+
+Sources: Linux drivers/net/bonding/bond_sysfs_slave.c and bond_main.c, include/uapi/linux/if_bonding.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from probes.attributes import text_of
+
+LINK_UP: Final = 0
+"""BOND_LINK_UP of IFLA_BOND_SLAVE_MII_STATUS; 1 to 3: going down, down, coming back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BondMember:
+    """One network device of a bond."""
+
+    name: str
+    up: bool | None
+    """Whether the bond takes its link for up; None where it cannot be known."""
+
+
+def bond_members(class_net: Path, bond: str) -> tuple[BondMember, ...]:
+    """The members of a bond in `SYSFS/class/net`, as the bond lists them; none where `bond` is no bond."""
+    names = text_of(class_net / bond / "bonding" / "slaves").split()
+    return tuple(BondMember(name, member_link(class_net / name)) for name in names if "/" not in name)
+
+
+def member_link(folder: Path) -> bool | None:
+    """Whether the bond that a device belongs to takes its link for up.
+
+    `folder` is the device's in `SYSFS/class/net`.  None: it belongs to no bond, or sysfs does not say.
+    """
+    status = text_of(folder / "bonding_slave" / "mii_status")
+    return status == "up" if status else None

@@ -1,0 +1,133 @@
+"""What real connections of this process look like when the network, the peer, or nobody keeps them waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from probes.clock import SystemClock
+from probes.netdev.connection_state import ConnectionState, ProcessConnections
+from testbed.faults import Fault, FilteredRail, LinkDown
+from testbed.hosts import Fabric
+from testbed.namespaces import entered, tcp_socket
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric]
+
+SERVICE_PORT = 2049
+
+
+class Pair:
+    """A connection on rail 1 from host 0 to host 1; both ends are this process's."""
+
+    def __init__(self, fabric: Fabric, stack: ExitStack, *, port: int = 0) -> None:
+        near, far = fabric.hosts
+        listener = stack.enter_context(tcp_socket(far.namespace))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((far.addresses[1], port))
+        listener.listen(1)
+        self.near = stack.enter_context(tcp_socket(near.namespace))
+        self.near.bind((near.addresses[1], 0))
+        self.near.connect(listener.getsockname())
+        self.far = stack.enter_context(listener.accept()[0])
+        self.near.setblocking(False)
+        with entered(near.namespace):
+            self.connections = ProcessConnections(SystemClock(), Path("/proc"))
+        stack.callback(self.connections.close)
+
+    def fill(self) -> None:
+        """Send until the kernel takes no more."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.near.send(bytes(1 << 16))
+
+    def all(self) -> tuple[ConnectionState, ...]:
+        return self.connections.read([os.getpid()])
+
+    def state(self) -> ConnectionState:
+        (state,) = self.all()
+        return state
+
+    def until(self, true: Callable[[ConnectionState], bool], seconds: float = 20.0) -> ConnectionState:
+        deadline = time.monotonic() + seconds
+        while not true(self.state()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        state = self.state()
+        assert true(state), state
+        return state
+
+
+@pytest.fixture
+def pair(two_hosts: Fabric) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(two_hosts, stack)
+
+
+def test_a_connection_is_told_with_its_rail_and_what_it_moved(pair: Pair) -> None:
+    pair.near.send(bytes(1000))
+    assert len(pair.far.recv(1000, socket.MSG_WAITALL)) == 1000
+    state = pair.until(lambda state: state.bytes_acked >= 1000)
+    assert (state.pid, state.device, state.peer_closed) == (os.getpid(), "rail1", False)
+    assert state.moved_bytes >= 1000
+    assert not state.unanswered
+    assert pair.connections.read([1]) == ()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda fabric: FilteredRail(fabric, 0, 1),
+        lambda fabric: FilteredRail(fabric, 0, 1, in_switch=True),
+        lambda fabric: LinkDown(fabric, 0, 1),
+        lambda fabric: FilteredRail(fabric, 1, 1),
+    ],
+    ids=["own filter", "filter in the switch", "own link down", "the peer's answers are dropped"],
+)
+def test_what_the_network_swallows_is_unanswered_within_two_seconds(
+    fault: Callable[[Fabric], Fault], two_hosts: Fabric, pair: Pair
+) -> None:
+    pair.near.send(bytes(1000))
+    pair.until(lambda state: state.bytes_acked >= 1000)
+    with fault(two_hosts):
+        pair.fill()
+        began = time.monotonic()
+        pair.until(lambda state: state.unanswered)
+        took_seconds = time.monotonic() - began
+    assert took_seconds < 5.0
+    pair.until(lambda state: not state.unanswered, seconds=40)
+
+
+def test_a_peer_that_does_not_read_is_not_the_network_s_fault(pair: Pair) -> None:
+    def full(state: ConnectionState) -> bool:
+        pair.fill()
+        return state.probing and state.unacknowledged_segments == 0
+
+    state = pair.until(full)
+    time.sleep(1.0)
+    assert not pair.state().unanswered
+    assert state.not_sent_bytes > 0
+
+
+def test_what_the_peer_sent_and_nobody_reads_is_counted(pair: Pair) -> None:
+    pair.far.send(bytes(5000))
+    assert pair.until(lambda state: state.unread_bytes == 5000).bytes_received >= 5000
+
+
+def test_a_connection_that_the_peer_closed_is_told(pair: Pair) -> None:
+    pair.far.close()
+    assert pair.until(lambda state: state.peer_closed)
+
+
+def test_a_connection_to_a_service_is_left_out(two_hosts: Fabric) -> None:
+    with ExitStack() as stack:
+        pair = Pair(two_hosts, stack, port=SERVICE_PORT)
+        pair.far.send(bytes(100))
+        pair.far.close()
+        time.sleep(0.2)
+        assert pair.all() == ()
