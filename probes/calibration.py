@@ -6,7 +6,8 @@ with and without it.  The function and the loop are a few machine instructions i
 maps: no other process meets the probe, no mapping of another process is touched, and the first instruction is of the
 kind that NCCL's functions begin with.  It takes about 3 ms of CPU time.
 
-To that a hit adds its program.  Those costs were measured once, on NCCL 2.32.3 at work, and are written down here.
+To that a hit adds its program.  Those costs were measured on NCCL 2.32.3 at work, by a part of the bench
+(tests/bench/program_cost.py), and are written down here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import ctypes
 import mmap
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,18 +42,18 @@ PROGRAM_NS: Final[Mapping[str, float]] = {
     "returns": 150.0,
     "lifecycle": 20_000.0,  # init_entry 10,000, init_return 32,000
     "proxy_post": 2400.0,  # whole: 2900 for 2 operations, 3500 to 4500 for 4, 4800 for 8, 6700 for 16
-    "proxy_stop": 1000.0,  # 800 to 1320
-    "plan_replay": 1200.0,  # 920 to 1950
-    "plan_launch": 600.0,  # 420 to 730
+    "proxy_stop": 1300.0,  # 1110 to 1610
+    "plan_replay": 700.0,  # 640 to 840
+    "plan_launch": 400.0,  # 350 to 460
     "socket_send": 480.0,  # 330 to 620
-    "cuda": 400.0,  # 150 for a query of an event that nobody marked, 1500 for a record behind work
+    "cuda": 650.0,  # 540 to 710 of a job that asks an event until it has happened; a record behind work is dearer
     "ib_send": 1100.0,  # not on a job: what it takes above socket_send on a made-up connection, added to that
 }
 """What each program takes above the trap, ns.
 
 Run times by BPF_ENABLE_STATS, less those of a program that does nothing (60), on NCCL 2.32.3 between two namespace
-hosts: AllReduce, Send and Recv and graph replays of 1 KiB to 1 MiB on 1 to 16 channels.  Jobs call the programs with
-cold caches: tight loops show a fraction of this."""
+hosts: AllReduce, Send and Recv and graph replays of 1 KiB to 1 MiB.  Jobs call the programs with cold caches: tight
+loops show a fraction of this.  `python -m tests.bench --only programs` measures them anew and shows these beside."""
 
 OPERATION_NS: Final = 300.0
 """What `proxy_post` takes for each proxy operation that it walks over, ns; measured likewise."""
@@ -203,4 +203,4 @@ def _call_ns(loop: Loop) -> float:
         before_ns = time.thread_time_ns()
         loop(_CALLS)
         rounds.append((time.thread_time_ns() - before_ns) / _CALLS)
-    return statistics.median(rounds)
+    return np.median(rounds)

@@ -8,6 +8,7 @@ reading, but an entry that nobody deletes is returned, and a counter never appea
 from __future__ import annotations
 
 import errno
+import mmap
 import struct
 from typing import Any
 
@@ -128,3 +129,32 @@ class Map:
         except KernelRefusal as refusal:
             if refusal.errno != errno.ENOENT:
                 raise
+
+
+class MappedArray(Map):
+    """An array whose memory is mapped (BPF_F_MMAPABLE, Linux 5.5): reading it is a copy, and no system call.
+
+    A batch look-up takes 0.3 µs for each element, of which most are free.  No snapshot either: an element may be half
+    written.
+    """
+
+    def __init__(self, fd: int, name: str, value: np.dtype[Any], entries: int) -> None:
+        """
+        Raises:
+            OSError: the array cannot be mapped.
+        """
+        super().__init__(fd, name, np.dtype("<u4"), value)
+        if value.itemsize % 8:
+            raise ValueError(f"map {name}: values of {value.itemsize} bytes are not laid out one after another")
+        size = -(-entries * value.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._numbers = np.arange(entries, dtype="<u4")
+
+    def read(self) -> tuple[Records, Records]:
+        """All elements: their numbers, and their values."""
+        size = len(self._numbers) * self._value.itemsize
+        return self._numbers, np.frombuffer(self._memory[:size], self._value)
+
+    def close(self) -> None:
+        """Unmap the array; its descriptor belongs to whom it was made by."""
+        self._memory.close()

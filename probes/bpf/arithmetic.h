@@ -20,6 +20,12 @@ static __always_inline __u32 log2_floor(__u64 value)
 	return result;
 }
 
+/* Bucket b holds (2^(b-1), 2^b]. */
+static __always_inline __u8 size_bucket(__u64 bytes)
+{
+	return bytes <= 1 ? 0 : log2_floor(bytes - 1) + 1;
+}
+
 /* log2 of an element's bytes, four bits a ncclDataType_t from Int8 (0) to Float8e5m2 (11). */
 #define DATA_TYPE_SHIFTS 0x001321332200ULL
 #define DATA_TYPES 12

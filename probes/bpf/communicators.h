@@ -27,6 +27,7 @@ struct {
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1 << COMMUNICATOR_SLOT_BITS);
 	__type(key, __u32);
 	__type(value, struct communicator_slot);
@@ -227,6 +228,8 @@ static __noinline int renew_communicator(struct communicator_key *key, struct co
 	communicator->library = library;
 	communicator->sequence = 0;
 	communicator->last_ns = 0;
+	communicator->empty_first = 0;
+	communicator->empty_last = 0;
 	communicator->first_ns = bpf_ktime_get_ns();
 	instance = next_instance();
 	claim_slot(key, instance);
@@ -234,6 +237,14 @@ static __noinline int renew_communicator(struct communicator_key *key, struct co
 	__sync_val_compare_and_swap(&communicator->instance, communicator->instance, instance);
 	communicator->attempts = 0;
 	return 1;
+}
+
+/* How many calls a communicator has seen. */
+static __always_inline __u64 calls_so_far(struct communicator_key *key, struct communicator *communicator)
+{
+	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
+
+	return slot && slot->instance == communicator->instance ? slot->sequence : communicator->sequence;
 }
 
 static __always_inline int settled(const struct communicator *communicator)

@@ -13,6 +13,7 @@
 #ifndef RAILSCOPE_COMPLETION_H
 #define RAILSCOPE_COMPLETION_H
 
+#include "history.h"
 #include "posting.h"
 
 static __noinline int add_duration(__u32 op, __u64 duration_ns)
@@ -83,9 +84,12 @@ static __noinline int complete(struct operation *operation, __u32 tgid)
 	if (proxy && proxy->instance == operation->instance) {
 		started = started_ns(proxy, operation->launch, operation->posted_ns, now);
 		__sync_fetch_and_add(&proxy->completed, 1);
+		if (proxy->elsewhere)
+			return 0;
 	}
 	duration_ns = now > started ? now - started : 0;
 	add_duration(operation->op & (OP_COUNT - 1), duration_ns);
+	remember(operation, duration_ns);
 	communicator = bpf_map_lookup_elem(&communicators, &key);
 	if (communicator && communicator->instance == operation->instance && communicator->confirmed)
 		add_bandwidth(operation->op & (OP_COUNT - 1), operation->payload_bytes, communicator->identity.nranks,

@@ -4,12 +4,11 @@
  *
  * What fails outside a call (a peer that went, most of all) is stored in the communicator or in its proxy's state, and
  * waits there for ncclCommGetAsyncError().  NCCL asks that function itself at every call (ncclCommEnsureReady()), so
- * probing it always would cost twice as much again as counting the calls: those two probes are attached on demand.
- * What is always probed are the calls that finalize, revoke, suspend, resume, abort or destroy a communicator: few,
- * and what a job does once it knows of an error.  There the struct tells the error, and the return value tells
- * whether the call itself failed.
+ * probing it would cost twice as much again as counting the calls.  What is probed are the calls that finalize,
+ * revoke, suspend, resume, abort or destroy a communicator: few, and what a job does once it knows of an error.  There
+ * the struct tells the error, and the return value tells whether the call itself failed.
  *
- * An error stays, and is met again and again: only a communicator's change of result is told.
+ * An error stays, and is met again and again: only another one than before is told.
  */
 #ifndef RAILSCOPE_ERRORS_H
 #define RAILSCOPE_ERRORS_H
@@ -21,7 +20,6 @@
 
 /* Where an error was met; from 2 on: enum lifecycle_kind, the result of that call. */
 #define ERROR_ASYNC 0 /* the communicator's asynchronous result */
-#define ERROR_POLL 1 /* ncclCommGetAsyncError() itself failed */
 
 /* Offsets of one library's structs, bytes; filled by the loader from the table of known builds. */
 struct error_layout {
@@ -37,7 +35,7 @@ struct error_event {
 	__u32 tgid;
 	__u32 tid;
 	__u32 instance; /* 0: the communicator is not known */
-	__s32 result; /* of ERROR_ASYNC also "success" and "in progress": the error is gone */
+	__s32 result;
 	__u32 source;
 	__u32 reserved;
 };
@@ -51,7 +49,6 @@ struct async_result {
 /* A probed call under way. */
 struct error_call {
 	__u64 comm;
-	__u64 answer; /* where the asynchronous result will be stored; 0: the call is no question */
 	__u32 tgid;
 	__u32 tid;
 	__u32 instance;
@@ -59,8 +56,7 @@ struct error_call {
 };
 
 enum error_stat {
-	ERROR_STAT_POLLS, /* runs at entry and return of ncclCommGetAsyncError */
-	ERROR_STAT_CALLS, /* the same of the other calls */
+	ERROR_STAT_CALLS, /* runs of the programs */
 	ERROR_STAT_RING_FULL, /* events lost */
 	ERROR_STAT_UNREADABLE,
 	ERROR_STAT_COUNT,
@@ -85,7 +81,7 @@ struct {
 	__type(value, struct async_result);
 } async_results SEC(".maps");
 
-/* By thread and source: NCCL asks for the result within other calls too. */
+/* By thread and source: NCCL makes some of these calls within others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -147,38 +143,23 @@ static __noinline int write_error(struct error_call *call, __u32 instance, __s32
 	return 0;
 }
 
-/* A communicator's result was met: tell it if it is another one than before, and an error or the end of one. */
-static __noinline int meet_result(struct error_call *call, __s32 result, __u32 source, __u32 library)
+/* A communicator's error was met: tell it if it is another one than before. */
+static __noinline int meet_error(struct error_call *call, __s32 result)
 {
 	struct communicator_key key = {};
-	struct communicator *communicator;
 	struct async_result *known;
 	struct async_result fresh = {.result = result};
-	int failed = is_error(result);
 
 	if (!call)
 		return 0;
 	key.comm = call->comm;
 	key.tgid = call->tgid;
+	fresh.instance = call->instance;
 	known = bpf_map_lookup_elem(&async_results, &key);
-	if (!failed && !known)
-		return 0;
-	communicator = bpf_map_lookup_elem(&communicators, &key);
-	/* One that made no call since the probes came is worth knowing now.  At its end it is too late for that. */
-	if (!communicator && failed && source == ERROR_ASYNC && call->answer) {
-		struct thread thread = {.tgid = call->tgid, .tid = call->tid};
-
-		communicator = settle_communicator(&key, library, &thread);
-	}
-	if (communicator)
-		fresh.instance = communicator->instance;
 	if (known && known->instance == fresh.instance && known->result == result)
 		return 0;
-	if (failed)
-		bpf_map_update_elem(&async_results, &key, &fresh, BPF_ANY);
-	else
-		bpf_map_delete_elem(&async_results, &key);
-	write_error(call, fresh.instance, result, source);
+	bpf_map_update_elem(&async_results, &key, &fresh, BPF_ANY);
+	write_error(call, call->instance, result, ERROR_ASYNC);
 	return 0;
 }
 
@@ -210,36 +191,33 @@ static __noinline __s32 stored_result(__u64 comm, __u32 library)
 	return result;
 }
 
-/* Entry of ncclCommGetAsyncError(comm, result*), or of a call that ends or changes its first argument. */
+/* Entry of a call that ends or changes its first argument. */
 SEC("uprobe")
 int async_error_entry(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u32 source = COOKIE_KIND(cookie);
-	__u64 key = error_call_key(source);
+	__u64 key = error_call_key(COOKIE_KIND(cookie));
 	struct error_call call = {};
+	struct communicator_key whose = {};
+	struct communicator *communicator;
 	struct thread thread;
+	__s32 stored;
 
-	count_error_stat(source == ERROR_ASYNC ? ERROR_STAT_POLLS : ERROR_STAT_CALLS);
+	count_error_stat(ERROR_STAT_CALLS);
 	if (!observed_thread(&thread))
 		return 0;
 	call.comm = FIRST_ARGUMENT(ctx);
 	call.tgid = thread.tgid;
 	call.tid = thread.tid;
-	if (source == ERROR_ASYNC) {
-		call.answer = SECOND_ARGUMENT(ctx);
-	} else {
-		struct communicator_key whose = {.comm = call.comm, .tgid = call.tgid};
-		struct communicator *communicator = bpf_map_lookup_elem(&communicators, &whose);
-		__s32 stored;
-
-		/* At the return another communicator may have this address. */
-		if (communicator)
-			call.instance = communicator->instance;
-		stored = stored_result(call.comm, COOKIE_LIBRARY(cookie));
-		if (is_error(stored))
-			meet_result(&call, stored, ERROR_ASYNC, COOKIE_LIBRARY(cookie));
-	}
+	whose.comm = call.comm;
+	whose.tgid = call.tgid;
+	/* Now: at the return another communicator may have this address. */
+	communicator = bpf_map_lookup_elem(&communicators, &whose);
+	if (communicator)
+		call.instance = communicator->instance;
+	stored = stored_result(call.comm, COOKIE_LIBRARY(cookie));
+	if (is_error(stored))
+		meet_error(&call, stored);
 	bpf_map_update_elem(&error_calls, &key, &call, BPF_ANY);
 	return 0;
 }
@@ -253,20 +231,12 @@ int async_error_return(struct registers *ctx)
 	__s32 result = (__s32)RETURN_VALUE(ctx);
 	struct error_call *call;
 
-	count_error_stat(source == ERROR_ASYNC ? ERROR_STAT_POLLS : ERROR_STAT_CALLS);
+	count_error_stat(ERROR_STAT_CALLS);
 	call = bpf_map_lookup_elem(&error_calls, &key);
 	if (!call)
 		return 0;
-	if (source != ERROR_ASYNC) {
-		if (is_error(result))
-			write_error(call, call->instance, result, source);
-	} else if (result != RESULT_SUCCESS) {
-		meet_result(call, result, ERROR_POLL, COOKIE_LIBRARY(cookie));
-	} else if (read_user(&result, sizeof(result), call->answer)) {
-		count_error_stat(ERROR_STAT_UNREADABLE);
-	} else {
-		meet_result(call, result, ERROR_ASYNC, COOKIE_LIBRARY(cookie));
-	}
+	if (is_error(result))
+		write_error(call, call->instance, result, source);
 	bpf_map_delete_elem(&error_calls, &key);
 	return 0;
 }

@@ -27,6 +27,7 @@ struct internals_layout {
 	__u32 comm_local_rank;
 	__u32 state_lists; /* ncclProxyState.proxyOps */
 	__u32 state_own_rank; /* tpRank; NO_OFFSET where lists are numbered by local rank (before 2.30) */
+	__u32 state_list_count; /* peerArraySize; NO_OFFSET before 2.30 */
 	__u32 list_size; /* struct ncclProxyOps */
 	__u32 list_pool;
 	__u32 list_next;
@@ -87,7 +88,7 @@ struct proxy_communicator {
 	__u64 captured; /* collectives captured into CUDA graphs */
 	__u64 replayed; /* collectives that replayed graphs ran: no call is seen for them */
 	__u32 instance;
-	__u32 reserved;
+	__u32 elsewhere; /* 1: parts go to another rank's proxy (PXN), whose end nobody tells here */
 };
 
 struct connection_key {
@@ -183,6 +184,21 @@ struct distribution {
 	__u64 buckets[DISTRIBUTION_BUCKETS];
 };
 
+/* Operations of one communicator, kind and size (as size_bucket() has it, UNKNOWN_SIZE where it cannot be told). */
+#define UNKNOWN_SIZE 255
+struct history_key {
+	__u32 instance;
+	__u8 op;
+	__u8 size_bucket;
+	__u8 reserved[2];
+};
+
+struct history {
+	__u64 operations; /* complete */
+	__u64 duration_ns; /* sum, from hand-over to completion */
+	__u64 payload_bytes; /* sum */
+};
+
 struct launch_key {
 	__u8 op;
 	__u8 algorithm;
@@ -203,6 +219,7 @@ struct sent_key {
 };
 
 struct sent {
+	__u64 last_ns; /* when the latest was handed over */
 	__u64 messages;
 	__u64 bytes;
 };
@@ -220,7 +237,7 @@ enum internal_stat {
 	INTERNAL_STAT_COUNT,
 };
 
-ASSERT_SIZE(internals_layout, 200);
+ASSERT_SIZE(internals_layout, 204);
 ASSERT_SIZE(proxy_communicator, 104);
 ASSERT_SIZE(connection_key, 16);
 ASSERT_SIZE(connection, 56);
@@ -230,8 +247,10 @@ ASSERT_SIZE(part_key, 24);
 ASSERT_SIZE(part, 16);
 ASSERT_SIZE(completion_event, 72);
 ASSERT_SIZE(distribution, 272);
+ASSERT_SIZE(history_key, 8);
+ASSERT_SIZE(history, 24);
 ASSERT_SIZE(launch_key, 4);
 ASSERT_SIZE(sent_key, 8);
-ASSERT_SIZE(sent, 16);
+ASSERT_SIZE(sent, 24);
 
 #endif

@@ -42,6 +42,7 @@ const volatile __u32 sample_shift = 4; /* host time is measured for 1 call in 2^
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1 << AGGREGATE_SLOT_BITS);
 	__type(key, __u32);
 	__type(value, struct aggregate_slot);
@@ -90,12 +91,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct call_under_way);
 } calls_under_way SEC(".maps");
-
-/* Bucket b holds (2^(b-1), 2^b]. */
-static __always_inline __u8 size_bucket(__u64 bytes)
-{
-	return bytes <= 1 ? 0 : log2_floor(bytes - 1) + 1;
-}
 
 struct call {
 	__u64 comm;
@@ -256,6 +251,31 @@ unslotted:
 	add_unslotted(call, tgid, instance);
 }
 
+/* Bit n: collective n is discarded by NCCL where it has no element (taskAppend() in src/enqueue.cc, 2.20 to 2.32). */
+#define DISCARDED_WHEN_EMPTY 0x071f
+
+/* A call without payload: no plan tells of it, so what waits for the calls to complete must know its number. */
+static __noinline int note_empty(struct call *call, __u32 tgid, __u32 sequence)
+{
+	struct communicator_key key = {.tgid = tgid};
+	struct communicator *communicator;
+	__u64 number;
+
+	if (!call || call->data_type == DATA_TYPE_UNKNOWN || !(DISCARDED_WHEN_EMPTY >> (call->op & 31) & 1))
+		return 0;
+	key.comm = call->comm;
+	communicator = bpf_map_lookup_elem(&communicators, &key);
+	if (!communicator)
+		return 0;
+	number = calls_so_far(&key, communicator);
+	number -= (__u32)number - sequence; /* other threads may have called since */
+	/* In this order: the reader may look in between. */
+	if (!communicator->empty_last || communicator->empty_last + 1 != number)
+		communicator->empty_first = number;
+	communicator->empty_last = number;
+	return 0;
+}
+
 /* Spread by a multiplicative hash: every 16th call would always hit the same layer of a model. */
 static __always_inline int sampled(__u32 sequence)
 {
@@ -298,6 +318,10 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 		}
 	}
 	add_aggregate(call, thread->tgid, instance);
+	/* Where no count can be told, none is not zero. */
+	if (!call->payload_bytes && instance &&
+	    (COOKIE_IS_INFO(cookie) || COOKIE_PLACE(cookie, PLACE_COUNT) != PLACE_NONE))
+		note_empty(call, thread->tgid, sequence);
 	if (write_events) {
 		event = bpf_ringbuf_reserve(&call_events, sizeof(*event), 0);
 		if (event) {

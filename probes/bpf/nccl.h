@@ -151,6 +151,8 @@ struct communicator {
 	__u64 first_ns;
 	__u64 last_ns; /* last operation */
 	__u64 destroyed_ns; /* 0: alive */
+	__u64 empty_first; /* the latest collectives in a row without an element, by number: NCCL discards them */
+	__u64 empty_last; /* 0: there were none */
 	__u32 instance; /* unique while the programs are loaded */
 	__u16 library;
 	__u8 confirmed; /* identity was read and its magics held */
@@ -208,7 +210,7 @@ ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);
 ASSERT_SIZE(communicator_key, 16);
-ASSERT_SIZE(communicator, 88);
+ASSERT_SIZE(communicator, 104);
 ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(lifecycle_event, 232);
 ASSERT_SIZE(comm_layout, 48);

@@ -5,6 +5,7 @@
 #ifndef RAILSCOPE_POSTING_H
 #define RAILSCOPE_POSTING_H
 
+#include "elsewhere.h"
 #include "proxy_tables.h"
 
 /* The leading bytes of a ncclProxyOp; everything read of it for each one lies there (2.20 to 2.32). */
@@ -50,6 +51,7 @@ struct walk {
 	__u8 algorithm;
 	__u8 protocol;
 	__u8 point_to_point_op;
+	__u8 learned; /* 1: of a connection that was not known */
 };
 
 /* Learn of a connection, or that its address serves another communicator now. */
@@ -84,6 +86,7 @@ static __noinline int learn_connection(struct walk *walk, __u64 address, __u32 p
 			fresh.net_device = word;
 	}
 	bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY);
+	walk->learned = 1;
 	return 0;
 }
 
@@ -324,11 +327,12 @@ static __noinline int learn_proxy(struct communicator_key *key, __u32 instance, 
 	return !bpf_map_update_elem(&proxy_communicators, key, &fresh, BPF_ANY);
 }
 
-static __always_inline __u64 calls_so_far(struct communicator_key *key, struct communicator *communicator)
+/* Calls that are complete when the first `number` are: NCCL has discarded those behind it that have no element. */
+static __always_inline __u64 with_discarded(const struct communicator *communicator, __u64 number)
 {
-	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
+	__u64 last = communicator->empty_last;
 
-	return slot && slot->instance == communicator->instance ? slot->sequence : communicator->sequence;
+	return last > number && communicator->empty_first <= number + 1 ? last : number;
 }
 
 /* ncclProxyStart(comm): a plan's proxy operations are about to be handed over. */
@@ -367,9 +371,9 @@ int proxy_post(struct registers *ctx)
 		return 0;
 	}
 	if (walk.index == 0xffffffff || !walk.pool)
-		return 0;
+		return look_elsewhere(&key, proxy, library);
 	if (proxy->posted_sequence != walk.sequence)
-		proxy->before_sequence = proxy->posted_sequence;
+		proxy->before_sequence = with_discarded(communicator, proxy->posted_sequence);
 	walk.comm = key.comm;
 	walk.group = proxy->group;
 	walk.now = bpf_ktime_get_ns();
@@ -380,6 +384,8 @@ int proxy_post(struct registers *ctx)
 	bpf_loop(MOST_OPERATIONS, take_operation, &walk, 0);
 	keep_collective(&walk);
 	keep_point_to_point(&walk);
+	if (walk.learned || !(walk.launch & LOOK_AGAIN_MASK))
+		look_elsewhere(&key, proxy, library);
 	__sync_fetch_and_add(&proxy->posted, walk.posted);
 	/* Last: the reader takes all of it for complete of which it finds no operation. */
 	proxy->posted_sequence = walk.sequence;

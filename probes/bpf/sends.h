@@ -40,6 +40,7 @@ static __noinline int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 by
 			return 0;
 		}
 	}
+	sent->last_ns = bpf_ktime_get_ns();
 	__sync_fetch_and_add(&sent->messages, 1);
 	__sync_fetch_and_add(&sent->bytes, bytes);
 	return 0;

@@ -29,7 +29,7 @@ _FIELD_NAMES: Final = {
     "ncclKernelPlan": "comm persistent isSymColl isCeColl isRma channelMask hasProxyOps collOpCount collTaskQueue "
     "proxyOpQueue",
     "ncclTaskColl": "next func count root datatype trafficBytes nMaxChannels nWarps algorithm protocol",
-    "ncclProxyState": "proxyOps tpRank peerArraySize asyncResult",
+    "ncclProxyState": "proxyOps tpRank peerArraySize asyncResult progressState.active",
     "ncclProxyOps": "pool nextOps nextOpsEnd",
     "ncclProxyOpsPool": "ops",
     "ncclProxyOp": "connection nbytes opCount root next nsteps channelId dtype redOp coll collAPI pattern protocol "
@@ -204,7 +204,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{path}: {error}", file=sys.stderr)
             return 2
     order = sorted(table["builds"].items(), key=lambda item: [*map(int, item[1]["nccl_version"].split(".")), item[0]])
-    table = {"layouts": dict(sorted(table["layouts"].items())), "builds": dict(order)}
+    # A build that was read again may have left its former layout to nobody.
+    used = {build["layout"] for build in table["builds"].values()}
+    layouts = {name: layout for name, layout in sorted(table["layouts"].items()) if name in used}
+    table = {"layouts": layouts, "builds": dict(order)}
     options.table.write_text(json.dumps(table, indent=1) + "\n")
     return 0
 

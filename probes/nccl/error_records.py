@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.nccl.layout import Structure
-from probes.nccl.records import NO_OFFSET
+from probes.nccl.records import NO_OFFSET, LifecycleKind
 
 Records = npt.NDArray[Any]
 
@@ -60,32 +60,29 @@ NO_ERRORS: Final = frozenset((Result.SUCCESS, Result.IN_PROGRESS))
 
 
 class ErrorSource(IntEnum):
-    """Where an error was met; from INIT on it is a `LifecycleKind`, whose call returned the error."""
+    """Where an error was met; all but the first are a `LifecycleKind`, whose call returned the error."""
 
     ASYNC = 0
     """It was stored in the communicator: something failed outside a call."""
-    POLL = 1
-    """ncclCommGetAsyncError itself failed."""
-    INIT = 2
-    INIT_ALL = 3
-    SPLIT = 4
-    SHRINK = 5
-    GROW = 6
-    FINALIZE = 7
-    DESTROY = 8
-    ABORT = 9
-    REVOKE = 10
-    SUSPEND = 11
-    RESUME = 12
+    INIT = LifecycleKind.INIT
+    INIT_ALL = LifecycleKind.INIT_ALL
+    SPLIT = LifecycleKind.SPLIT
+    SHRINK = LifecycleKind.SHRINK
+    GROW = LifecycleKind.GROW
+    FINALIZE = LifecycleKind.FINALIZE
+    DESTROY = LifecycleKind.DESTROY
+    ABORT = LifecycleKind.ABORT
+    REVOKE = LifecycleKind.REVOKE
+    SUSPEND = LifecycleKind.SUSPEND
+    RESUME = LifecycleKind.RESUME
 
 
 class ErrorStat(IntEnum):
     """Slots of the programs' `error_stats`; probes/bpf/errors.h says what each counts."""
 
-    POLLS = 0
-    CALLS = 1
-    RING_FULL = 2
-    UNREADABLE = 3
+    CALLS = 0
+    RING_FULL = 1
+    UNREADABLE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ _OFFSETS: Final[Mapping[str, tuple[str, ...]]] = {
     "comm_local_rank": ("ncclComm.localRank",),
     "state_lists": ("ncclProxyState.proxyOps",),
     "state_own_rank": ("ncclProxyState.tpRank", "?"),
+    "state_list_count": ("ncclProxyState.peerArraySize", "?"),
     "list_size": ("sizeof ncclProxyOps",),
     "list_pool": ("ncclProxyOps.pool",),
     "list_next": ("ncclProxyOps.nextOps",),
@@ -110,7 +111,7 @@ PROXY_COMMUNICATOR: Final = np.dtype(
         *((name, "<u8") for name in ("group", "list", "posted_sequence", "before_sequence", "posted", "completed")),
         *((name, "<u8") for name in ("launches", "completed_launch", "completed_ns", "previous_ns")),
         *((name, "<u8") for name in ("captured", "replayed")),
-        *(("instance", "<u4"), ("reserved", "<u4")),
+        *(("instance", "<u4"), ("elsewhere", "<u4")),
     ]
 )
 CONNECTION_KEY: Final = np.dtype([("connection", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
@@ -142,12 +143,16 @@ COMPLETION_EVENT: Final = np.dtype(
 )
 DISTRIBUTION: Final = np.dtype([("count", "<u8"), ("sum", "<u8"), ("buckets", "<u8", BUCKETS)])
 """`sum` and the buckets' bounds: ns in `durations` (2^(10+i)), bytes per second in `bandwidths` (2^(16+i))."""
+UNKNOWN_SIZE: Final = 255
+"""In `size_bucket`: the payload cannot be told."""
+HISTORY_KEY: Final = np.dtype([("instance", "<u4"), ("op", "u1"), ("size_bucket", "u1"), ("reserved", "u1", (2,))])
+HISTORY: Final = np.dtype([(name, "<u8") for name in ("operations", "duration_ns", "payload_bytes")])
 LAUNCH_KEY: Final = np.dtype([(name, "u1") for name in ("op", "algorithm", "protocol", "channels")])
 SENT_KEY: Final = np.dtype([("tgid", "<u4"), ("device", "<i2"), ("network", "u1"), ("library", "u1")])
-SENT: Final = np.dtype([("messages", "<u8"), ("bytes", "<u8")])
+SENT: Final = np.dtype([("last_ns", "<u8"), ("messages", "<u8"), ("bytes", "<u8")])
 
 SIZES: Final = {
-    "internals_layout": (LAYOUT, 200),
+    "internals_layout": (LAYOUT, 204),
     "proxy_communicator": (PROXY_COMMUNICATOR, 104),
     "connection_key": (CONNECTION_KEY, 16),
     "connection": (CONNECTION, 56),
@@ -157,9 +162,11 @@ SIZES: Final = {
     "part": (PART, 16),
     "completion_event": (COMPLETION_EVENT, 72),
     "distribution": (DISTRIBUTION, 272),
+    "history_key": (HISTORY_KEY, 8),
+    "history": (HISTORY, 24),
     "launch_key": (LAUNCH_KEY, 4),
     "sent_key": (SENT_KEY, 8),
-    "sent": (SENT, 16),
+    "sent": (SENT, 24),
 }
 """Every struct of the header: its dtype here, and its bytes."""
 
@@ -173,7 +180,7 @@ def layout_record(structures: Mapping[str, Structure]) -> Records | None:
         if found is None and "?" not in sources:
             return None
         record[field] = NO_OFFSET if found is None else found
-    if _offset(structures, "ncclProxyState.peerArraySize") is None:
+    if record["state_list_count"] == NO_OFFSET:
         record["state_own_rank"] = NO_OFFSET  # lists are numbered by local rank there
     if _offset(structures, "ncclIbSendComm.base.vProps.devs") is not None:
         record["ib_device_stride"] = 4  # an array of int

@@ -24,7 +24,7 @@ from probes.nccl.abi import Op
 from probes.nccl.cuda_events import CudaEvents
 from probes.nccl.cuda_events import attach_types as cuda_attach_types
 from probes.nccl.error_records import ErrorLayout
-from probes.nccl.errors import PROGRAMS, Errors, Reach, error_points
+from probes.nccl.errors import PROGRAMS, Errors, error_points
 from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
 from probes.nccl.internal_records import InternalStat, NetworkKind
 from probes.nccl.programs import ARCHITECTURES, OBJECTS, NcclPrograms, constants, plain_attach_type
@@ -56,6 +56,8 @@ class Sent:
     device: int
     messages: int
     bytes: int
+    last_ns: int = 0
+    """When the latest message was handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Progress:
     instance: int
     completed_sequence: int
     """Calls known to be complete: the number, in the communicator's sequence, of the last one."""
+    posted_sequence: int
+    """Calls made when something was last handed to the network."""
     oldest_posted_ns: int | None
     """When the oldest operation that is not complete was handed to the network; None: all are."""
     oldest_op: int | None
@@ -74,6 +78,20 @@ class Progress:
     captured: int
     """Collectives captured into CUDA graphs so far; their replays are no calls."""
     replayed: int
+    elsewhere: bool
+    """Parts go to another rank's proxy (PXN): their end is not seen, and `completed_sequence` proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyRun:
+    """Calls in a row, by number, that had no element: NCCL discards such collectives, nothing more is seen of them."""
+
+    first: int
+    last: int
+
+    def after(self, completed: int) -> int:
+        """Calls known to be complete once the first `completed` are."""
+        return self.last if self.first <= completed + 1 <= self.last else completed
 
 
 class Internals:
@@ -95,6 +113,7 @@ class Internals:
         self._parts = map_of("parts", layouts.PART_KEY, layouts.PART)
         self._durations = map_of("durations", SLOT, layouts.DISTRIBUTION, per_cpu=True)
         self._bandwidths = map_of("bandwidths", SLOT, layouts.DISTRIBUTION, per_cpu=True)
+        self._histories = map_of("histories", layouts.HISTORY_KEY, layouts.HISTORY)
         self._launches = map_of("launches", layouts.LAUNCH_KEY, np.dtype("<u8"), per_cpu=True)
         self._sent = map_of("sent_bytes", layouts.SENT_KEY, layouts.SENT, per_cpu=True)
         self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
@@ -140,7 +159,7 @@ class Internals:
             KernelRefusal: nothing of this call stays attached.
         """
         self.errors.describe(library, layout)
-        return self.errors.attach(path, error_points(elf, library), Reach.ENDS)
+        return self.errors.attach(path, error_points(elf, library))
 
     def error_events(self) -> Records:
         """Errors met since the last call: dtype ERROR_EVENT."""
@@ -182,14 +201,28 @@ class Internals:
             progress[instance] = Progress(
                 instance=instance,
                 completed_sequence=sequence if first is None else min(sequence, int(first["before_sequence"])),
+                posted_sequence=sequence,
                 oldest_posted_ns=None if first is None else int(first["posted_ns"]),
                 oldest_op=None if first is None else int(first["op"]),
                 posted=int(value["posted"]),
                 completed=int(value["completed"]),
                 captured=int(value["captured"]),
                 replayed=int(value["replayed"]),
+                elsewhere=bool(value["elsewhere"]),
             )
         return progress
+
+    def empty_runs(self) -> dict[int, EmptyRun]:
+        """By instance: the latest calls in a row without an element, of each communicator that had any.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        _, values = self._known.entries()
+        return {
+            int(value["instance"]): EmptyRun(int(value["empty_first"]), int(value["empty_last"]))
+            for value in values[values["empty_last"] != 0]
+        }
 
     def operations(self) -> tuple[Records, Records]:
         """Operations that are not complete: keys of dtype OPERATION_KEY, values of dtype OPERATION."""
@@ -207,6 +240,14 @@ class Internals:
         """Bus bandwidth by op: dtype DISTRIBUTION, bytes per second, nccl-tests' factors."""
         return distributions_by_op(self._bandwidths)
 
+    def histories(self) -> tuple[Records, Records]:
+        """Operations completed so far by communicator, kind and size: keys of HISTORY_KEY, values of HISTORY.
+
+        Raises:
+            KernelRefusal: the map cannot be read.
+        """
+        return self._histories.read()
+
     def launches(self) -> list[Launch]:
         """How collectives were launched."""
         keys, values = self._launches.read()
@@ -220,8 +261,9 @@ class Internals:
         """What was handed to network devices, by process."""
         keys, values = self._sent.read()
         messages, sizes = values["messages"].sum(axis=1).tolist(), values["bytes"].sum(axis=1).tolist()
+        last = values["last_ns"].max(axis=1, initial=0).tolist()
         return [
-            Sent(tgid, library, NetworkKind(network), device, messages[at], sizes[at])
+            Sent(tgid, library, NetworkKind(network), device, messages[at], sizes[at], last[at])
             for at, (tgid, device, network, library) in enumerate(keys.tolist())
         ]
 
@@ -245,6 +287,7 @@ class Internals:
         wanted = np.array(sorted(instances), np.uint32)
         for table in (self._communicators, self._operations, self._parts):
             delete_where(table, lambda _, values: np.isin(values["instance"], wanted))
+        delete_where(self._histories, lambda keys, _: np.isin(keys["instance"], wanted))
         # Connections belong to all that share resources, whoever used them first.  They are read before those who may
         # use them: a connection is never learned before its communicator.
         delete_where(self._connections, lambda keys, values: ~np.isin(_groups(keys, values), self._living_groups()))

@@ -25,7 +25,7 @@ from probes.bpf_syscall import (
     possible_cpus,
 )
 from probes.links import AttachKind, Links, supports_multi
-from probes.maps import Map, Records
+from probes.maps import Map, MappedArray, Records
 from probes.nccl import records
 from probes.nccl.layout import CommLayout
 from probes.nccl.library import ProbePoints
@@ -91,6 +91,7 @@ class NcclPrograms:
         self.enqueue_time = enqueue_time
         self.settings = settings
         self._loaded = loaded
+        self._mapped_arrays: list[MappedArray] = []
         cpus = possible_cpus()
 
         def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
@@ -99,11 +100,11 @@ class NcclPrograms:
         self.aggregates = AggregateTable(
             loaded.map_fds["aggregates"],
             cpus=cpus,
-            slots=map_of("aggregate_slots", records.SLOT, records.AGGREGATE_SLOT),
+            slots=self._mapped("aggregate_slots", records.AGGREGATE_SLOT, records.AGGREGATE_SLOTS),
         )
         self.communicators = CommunicatorTable(
             loaded.map_fds["communicators"],
-            slots=map_of("communicator_slots", records.SLOT, records.COMMUNICATOR_SLOT),
+            slots=self._mapped("communicator_slots", records.COMMUNICATOR_SLOT, records.COMMUNICATOR_SLOTS),
         )
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
@@ -223,7 +224,14 @@ class NcclPrograms:
     def close(self) -> None:
         self.call_events.close()
         self.lifecycle_events.close()
+        for mapped in self._mapped_arrays:
+            mapped.close()
         self._loaded.close()
+
+    def _mapped(self, name: str, value: np.dtype[Any], entries: int) -> MappedArray:
+        mapped = MappedArray(self._loaded.map_fds[name], name, value, entries)
+        self._mapped_arrays.append(mapped)
+        return mapped
 
 
 def _candidates(loader: Loader, settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime]]:

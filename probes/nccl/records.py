@@ -48,6 +48,8 @@ AGGREGATE_KEY: Final[Dtype] = np.dtype(
 AGGREGATE: Final[Dtype] = np.dtype([("calls", "<u8"), ("payload_bytes", "<u8")])
 AGGREGATE_SLOT: Final[Dtype] = np.dtype([("owner", "<u8"), ("kind", "<u8"), ("calls", "<u8"), ("payload_bytes", "<u8")])
 """`owner` and `kind` hold an AGGREGATE_KEY whose `reserved` is 1."""
+AGGREGATE_SLOTS: Final = 1 << 12
+COMMUNICATOR_SLOTS: Final = 1 << 11
 ENQUEUE_TIME: Final[Dtype] = np.dtype([("calls", "<u8"), ("sum_ns", "<u8"), ("buckets", "<u8", (32,))])
 IDENTITY: Final[Dtype] = np.dtype(
     [
@@ -70,6 +72,8 @@ COMMUNICATOR: Final[Dtype] = np.dtype(
         ("first_ns", "<u8"),
         ("last_ns", "<u8"),
         ("destroyed_ns", "<u8"),
+        ("empty_first", "<u8"),
+        ("empty_last", "<u8"),
         ("instance", "<u4"),
         ("library", "<u2"),
         ("confirmed", "u1"),
@@ -129,7 +133,7 @@ SIZES: Final = {
     "enqueue_time": (ENQUEUE_TIME, 272),
     "identity": (IDENTITY, 48),
     "communicator_key": (COMMUNICATOR_KEY, 16),
-    "communicator": (COMMUNICATOR, 88),
+    "communicator": (COMMUNICATOR, 104),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
     "comm_layout": (COMM_LAYOUT, 48),

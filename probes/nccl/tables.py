@@ -104,6 +104,14 @@ class CommunicatorTable(Map):
             values[name][found] = slots[name][order[places[found]]]
         return keys, values
 
+    def entries(self) -> tuple[Records, Records]:
+        """Keys and values without what stands in slots (`sequence`, `last_ns`), which costs a part of `read`.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        return super().read()
+
     def delete(self, key: bytes) -> None:
         """See `Map.delete`."""
         entry = self.lookup(key)

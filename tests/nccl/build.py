@@ -36,7 +36,9 @@ SHARED_OBJECT_SOURCES: Final = (
     "ll.c",
     "reduce.c",
 )
-DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "failures.c", "completion.c", "operations.c")
+DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "families.c", "failures.c", "completion.c", "operations.c")
+MOMENTS: Final = REPOSITORY / "testbed" / "workload" / "driver_moments.c"
+"""What happens between calls: the workload's driver does it too."""
 FLAGS: Final = ("-std=c11", "-D_GNU_SOURCE", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 
 
@@ -108,8 +110,8 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
                 _compile(
                     [*common, *flags, "-Wl,-rpath,$ORIGIN"], [source], library, [f"-L{folder}", f"-l:{needed.name}"]
                 )
-        inputs = [SOURCES / name for name in DRIVER_SOURCES]
-        headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h"]
+        inputs = [*(SOURCES / name for name in DRIVER_SOURCES), MOMENTS]
+        headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h", MOMENTS.with_suffix(".h")]
         if _stale(double.driver, [*inputs, *headers, double.shared_object, recipe]):
             libraries = [
                 f"-L{folder}",
@@ -119,7 +121,7 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
                 f"-Wl,-rpath,$ORIGIN:$ORIGIN/../{nccl.parent.name}",
             ]
             flags = ["-O2", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
-            _compile([*common, *flags], inputs, double.driver, libraries)
+            _compile([*common, f"-I{MOMENTS.parent}", *flags], inputs, double.driver, libraries)
     return double
 
 

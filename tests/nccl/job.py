@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from testbed.hosts import Fabric
+from testbed.job import Moments, SkippedCall, moment_arguments
 from tests.nccl.build import Double
 
 ENVIRONMENT: Final = {
@@ -105,6 +106,8 @@ class RankReport:
     results: tuple[CallResult, ...]
     """In the order of the calls; only patterns in which a peer is missing have any."""
     events: EventCounts
+    in_progress: int
+    """Calls that returned ncclInProgress and were waited for; 0 for communicators that block."""
 
     def count(self, operation: str) -> OperationCount:
         """The calls of one operation; zero calls when it never ran."""
@@ -151,9 +154,15 @@ class Job:
         communicators: int = 1,
         ranks_per_host: int = 1,
         pace_us: int = 0,
+        warm_up_ms: int = 0,
+        pause: Moments | None = None,
+        checkpoint: Moments | None = None,
+        skip: SkippedCall | None = None,
+        destroy: bool = True,
         hold: bool = False,
         events: str | None = None,
         event_poll_us: int = 100,
+        blocking: bool = True,
         environment: Mapping[str, str | None] | None = None,
     ) -> None:
         """Describe a job; nothing runs before the `with` block is entered.
@@ -161,20 +170,30 @@ class Job:
         Args:
             folder: where ids, reports and the ranks' output go; empty, owned by the caller.
             pattern: one of the driver's: allreduce, allgather, reducescatter, broadcast, reduce, alltoall,
-                sendrecv, everything (each with every type and reduction), mixed (all in turn), grouped,
-                split (a communicator for even and one for odd ranks), graph (an AllReduce and an AllGather
-                captured once and replayed `iterations` times), graph-and-live (an AllReduce outside the graph
-                after each replay), graph-of-group (48 AllReduces of one group captured), abandoned (rank 0
-                never comes, the communicator is aborted), revoked (the same, revoked and destroyed), bereaved
-                (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke before the abort).
+                sendrecv, everything (each with every type and reduction), mixed (all in turn), mixed-group (all of
+                them on all communicators in one group), grouped (four AllReduces in one group), empty (an AllReduce
+                and a Send and Recv without an element, with one collective of each kind without an element before and
+                behind), split (a communicator for even and one for odd ranks), families (all but the last rank in
+                a split and in a shrunk communicator; the split one then grown to all ranks, from 2.29), graph
+                (an AllReduce and an AllGather captured once and replayed `iterations` times), graph-and-live (an
+                AllReduce outside the graph after each replay), graph-of-group (48 AllReduces of one group
+                captured), abandoned (rank 0 never comes, the communicator is aborted), revoked (the same, revoked
+                and destroyed), bereaved (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke
+                before the abort).
             iterations: calls of each operation on each communicator.
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.
+            warm_up_ms: how late the last rank comes to the first iteration.
+            pause: all ranks compute, between iterations.
+            checkpoint: rank 0 computes and writes to disk while the others go on to the next collective.
+            skip: a rank leaves out a collective of a single operation, and then waits for ever.
+            destroy: without it ranks leave without finalizing and destroying their communicators.
             events: None, or how the ranks learn that an operation is over, through a libcudart.so.12 that they
                 map: query (ask an event until it has happened), synchronize (wait for the event), stream (wait
                 for the stream), watchdog (go on; a thread asks the events).  For the single operations,
                 everything, mixed and the graphs.
             event_poll_us: pause between two queries of an event.
+            blocking: False: the communicators do not block; each call is waited for with ncclCommGetAsyncError.
             hold: keep the ranks alive after their last operation until `release`.
             environment: overrides of ENVIRONMENT; None takes a variable away.
         """
@@ -186,7 +205,9 @@ class Job:
         self._arguments = [
             *("--pattern", pattern, "--iterations", str(iterations), "--bytes", str(size_bytes)),
             *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
-            *("--pace-us", str(pace_us), "--event-poll-us", str(event_poll_us)),
+            *("--event-poll-us", str(event_poll_us), "--destroy", str(int(destroy))),
+            *moment_arguments(pace_us=pace_us, warm_up_ms=warm_up_ms, pause=pause, checkpoint=checkpoint, skip=skip),
+            *("--blocking", str(int(blocking))),
             *(("--events", events) if events else ()),
         ]
         self._environment: dict[str, str | None] = {**ENVIRONMENT, **(environment or {})}

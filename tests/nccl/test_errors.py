@@ -22,13 +22,12 @@ from probes.nccl.error_records import (
     error_layout,
     stored_result,
 )
-from probes.nccl.errors import ErrorPoints, Errors, Reach, error_points
+from probes.nccl.errors import Errors, error_points
 from probes.nccl.functions import END_FUNCTIONS
 from probes.nccl.internals import Internals
 from probes.nccl.layout import CommLayout, Layouts, Structure
-from probes.nccl.library import ProbePoints, probe_points
+from probes.nccl.library import ProbePoint, ProbePoints, probe_points
 from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import LifecycleKind
 from testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
@@ -51,7 +50,7 @@ class Facts:
 
     path: Path
     points: ProbePoints
-    error_points: ErrorPoints
+    error_points: tuple[ProbePoint, ...]
     layout: CommLayout
     comm: Structure
     error_layout: ErrorLayout
@@ -84,7 +83,7 @@ class Probes:
 
 @contextmanager
 def probed(
-    facts: Facts, *reaches: Reach, pids: tuple[int, ...], attach: AttachKind | None = None, layout: bool = True
+    facts: Facts, *, pids: tuple[int, ...], attach: AttachKind | None = None, layout: bool = True
 ) -> Iterator[Probes]:
     """Probes on some calls, for some processes only."""
     with ExitStack() as stack:
@@ -96,8 +95,7 @@ def probed(
             programs.observe(pid)
         internals.errors.describe(LIBRARY, facts.error_layout if layout else None)
         stack.callback(programs.attach(str(facts.path), facts.points, LIBRARY, facts.layout).close)
-        for reach in reaches:
-            stack.callback(internals.errors.attach(str(facts.path), facts.error_points, reach).close)
+        stack.callback(internals.errors.attach(str(facts.path), facts.error_points).close)
         yield Probes(programs, internals.errors)
 
 
@@ -128,6 +126,11 @@ class Forged:
         self.caller.store(state + PROXY_RESULT, result, 4)
         self.caller.store(self.address + self.facts.comm.offsets["proxyState"], state, 8)
 
+    def refuse(self) -> None:
+        """Let NCCL refuse the communicator instead of taking the forgery apart."""
+        assert self.facts.layout.end_magic is not None
+        self.caller.store(self.address + self.facts.layout.end_magic, 0, 8)
+
     def poll(self, times: int = 1) -> int:
         """What ncclCommGetAsyncError answers."""
         answer = self.caller.memory(8)
@@ -136,73 +139,37 @@ class Forged:
 
 
 def test_every_call_about_errors_of_the_library_is_found_where_a_return_probe_can_be(facts: Facts) -> None:
-    assert {point.symbol for point in facts.error_points.ends} == {function.symbol for function in END_FUNCTIONS}
-    assert [point.symbol for point in facts.error_points.polls] == ["ncclCommGetAsyncError"]
-
-
-@pytest.mark.parametrize("attach", AttachKind)
-@pytest.mark.parametrize("layout", [True, False])
-def test_an_error_is_told_once_however_often_the_job_asks(
-    caller: Caller, facts: Facts, attach: AttachKind, layout: bool
-) -> None:
-    comm = Forged.make(caller, facts)
-    with probed(facts, Reach.POLLS, pids=(caller.pid,), attach=attach, layout=layout) as probes:
-        assert comm.poll(100) == 0
-        comm.fail(Result.IN_PROGRESS)
-        assert comm.poll(100) == Result.IN_PROGRESS
-        assert probes.met() == []
-        comm.fail(REMOTE)
-        assert comm.poll(100) == REMOTE
-        assert probes.met() == [(ErrorSource.ASYNC, REMOTE)]
-        assert comm.poll(100) == REMOTE
-        assert probes.met() == []
-        comm.fail(TIMEOUT)
-        assert comm.poll(100) == TIMEOUT
-        assert probes.met() == [(ErrorSource.ASYNC, TIMEOUT)]
-        comm.fail(0)
-        assert comm.poll(100) == 0
-        comm.fail(TIMEOUT)
-        assert comm.poll() == TIMEOUT
-        assert probes.met() == [(ErrorSource.ASYNC, Result.SUCCESS), (ErrorSource.ASYNC, TIMEOUT)]
-        assert probes.errors.stats()[ErrorStat.POLLS] >= 2 * 601
-
-
-def test_a_communicator_that_was_never_seen_is_known_from_its_error_on(caller: Caller, facts: Facts) -> None:
-    comm = Forged.make(caller, facts)
-    comm.fail_in_proxy(SYSTEM)
-    with probed(facts, Reach.POLLS, pids=(caller.pid,)) as probes:
-        assert comm.poll(10) == SYSTEM
-        (event,) = probes.errors.events.read()
-        (seen,) = probes.programs.lifecycle_events.read()
-    assert (int(event["comm"]), int(event["tgid"]), int(event["tid"])) == (comm.address, caller.pid, caller.pid)
-    assert int(seen["instance"]) == int(event["instance"]) > 0
-    assert (int(seen["kind"]), int(seen["identity"]["comm_hash"])) == (LifecycleKind.SEEN, IDENTITY["comm_hash"])
-
-
-def test_two_communicators_errors_are_told_apart(caller: Caller, facts: Facts) -> None:
-    comms = [Forged.make(caller, facts) for _ in range(2)]
-    with probed(facts, Reach.POLLS, pids=(caller.pid,)) as probes:
-        for _ in range(3):
-            for comm in comms:
-                comm.fail(REMOTE)
-                comm.poll()
-        events = probes.errors.events.read()
-    assert events["comm"].tolist() == [comm.address for comm in comms]
-    assert len(set(events["instance"].tolist())) == 2
-
-
-def test_a_question_that_fails_is_told_as_such_once(caller: Caller, facts: Facts) -> None:
-    with probed(facts, Reach.POLLS, pids=(caller.pid,)) as probes:
-        assert caller.call("ncclCommGetAsyncError", 5, 0, caller.memory(8)) == Result.INVALID_ARGUMENT
-        assert probes.met() == [(ErrorSource.POLL, Result.INVALID_ARGUMENT)]
+    assert {point.symbol for point in facts.error_points} == {function.symbol for function in END_FUNCTIONS}
 
 
 def test_processes_that_are_not_observed_are_left_alone(caller: Caller, facts: Facts) -> None:
     comm = Forged.make(caller, facts)
     comm.fail(REMOTE)
-    with probed(facts, *Reach, pids=()) as probes:
-        comm.poll(5)
+    comm.refuse()
+    with probed(facts, pids=()) as probes:
+        assert caller.call("ncclCommFinalize", 1, comm.address) == Result.INVALID_ARGUMENT
         assert probes.met() == []
+
+
+@pytest.mark.parametrize("layout", [True, False])
+def test_each_of_two_communicators_errors_is_told_once_and_another_one_again(
+    caller: Caller, facts: Facts, layout: bool
+) -> None:
+    comms = [Forged.make(caller, facts) for _ in range(2)]
+    for comm in comms:
+        comm.refuse()
+    told: list[tuple[int, int]] = []
+    with probed(facts, pids=(caller.pid,), layout=layout) as probes:
+        for result in (0, Result.IN_PROGRESS, REMOTE, REMOTE, TIMEOUT):
+            for comm in comms:
+                comm.fail(result)
+                caller.call("ncclCommFinalize", 1, comm.address)
+        for event in probes.errors.events.read():
+            if event["source"] == ErrorSource.ASYNC:
+                told.append((comms.index(Forged(caller, facts, int(event["comm"]))), int(event["result"])))
+        assert probes.errors.stats()[ErrorStat.CALLS] == 2 * 5 * len(comms)
+    # Without a layout nobody knows where a communicator keeps its error.
+    assert told == ([(at, result) for result in (REMOTE, TIMEOUT) for at in range(2)] if layout else [])
 
 
 @pytest.mark.parametrize("attach", AttachKind)
@@ -212,10 +179,8 @@ def test_the_call_that_ends_a_communicator_tells_its_error_and_its_own(
 ) -> None:
     comm = Forged.make(caller, facts)
     (comm.fail if place == "communicator" else comm.fail_in_proxy)(REMOTE)
-    # NCCL then refuses the communicator instead of taking the forgery apart.
-    assert facts.layout.end_magic is not None
-    caller.store(comm.address + facts.layout.end_magic, 0, 8)
-    with probed(facts, Reach.ENDS, pids=(caller.pid,), attach=attach) as probes:
+    comm.refuse()
+    with probed(facts, pids=(caller.pid,), attach=attach) as probes:
         result = caller.call("ncclCommFinalize", 2, comm.address)
         assert result == Result.INVALID_ARGUMENT
         refused = (ErrorSource.FINALIZE, Result.INVALID_ARGUMENT)
@@ -239,7 +204,7 @@ def test_a_stored_error_can_be_read_from_outside(caller: Caller, facts: Facts) -
 def test_an_init_that_fails_without_a_gpu_counts_as_an_error(caller: Caller, facts: Facts) -> None:
     rank, filler, unique_id = 0, (0, 0, 0), (7,) * 16
     events = CommEvents()
-    with probed(facts, Reach.ENDS, pids=(caller.pid,)) as probes:
+    with probed(facts, pids=(caller.pid,)) as probes:
         result = caller.call("ncclCommInitRank", 1, caller.memory(8), 1, rank, *filler, *unique_id)
         assert result not in (Result.SUCCESS, Result.IN_PROGRESS)
         events.take_lifecycle(probes.programs.lifecycle_events.read())
@@ -248,14 +213,13 @@ def test_an_init_that_fails_without_a_gpu_counts_as_an_error(caller: Caller, fac
 
 
 @pytest.mark.fabric
-@pytest.mark.parametrize("reaches", [(Reach.ENDS,), (Reach.POLLS,), tuple(Reach)])
 def test_when_a_peer_dies_the_survivors_error_is_counted_once(
-    two_hosts: Fabric, double: Double, facts: Facts, tmp_path: Path, reaches: tuple[Reach, ...]
+    two_hosts: Fabric, double: Double, facts: Facts, tmp_path: Path
 ) -> None:
     events = CommEvents()
     with Job(two_hosts, tmp_path, double, pattern="bereaved", iterations=ENDLESS, size_bytes=4096) as job:
         pids = job.ready()
-        with probed(facts, *reaches, pids=pids) as probes:
+        with probed(facts, pids=pids) as probes:
             job.start()
             job.under_way()
             job.kill(1)
@@ -273,21 +237,18 @@ def test_when_a_peer_dies_the_survivors_error_is_counted_once(
 
 
 @pytest.mark.fabric
-def test_a_healthy_job_has_events_and_no_errors_and_asks_for_errors_at_every_call(
+def test_a_healthy_job_has_events_and_no_errors(
     two_hosts: Fabric, double: Double, facts: Facts, tmp_path: Path
 ) -> None:
-    """Why `Reach.POLLS` is not for always: NCCL itself calls ncclCommGetAsyncError at each collective."""
     iterations = 50
     events = CommEvents()
     with Job(two_hosts, tmp_path, double, iterations=iterations, size_bytes=4096, hold=True) as job:
-        with probed(facts, *Reach, pids=job.ready()) as probes:
+        with probed(facts, pids=job.ready()) as probes:
             job.start()
             job.finished()
-            polls = probes.errors.stats()[ErrorStat.POLLS]
             job.release()
             job.wait()
             events.take_lifecycle(probes.programs.lifecycle_events.read())
             assert probes.met() == []
-    assert polls >= 2 * 2 * iterations
     assert events.events()["destroy"] == 2
     assert not any(events.errors().values())

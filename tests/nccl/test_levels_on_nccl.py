@@ -190,3 +190,24 @@ def test_each_completed_operation_is_one_event_with_its_times_and_shape(
     assert set(zip(events["op"].tolist(), events["algorithm"].tolist(), events["protocol"].tolist(), strict=True)) == {
         (4, 1, 2)
     }
+
+
+def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_other(
+    probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    """What goes to another rank's proxy is not seen to end (PXN); shared memory needs none."""
+    completion = Completion(probed.internals, Level.COMPLETION)
+    assert completion.follow([probed.library]) == []
+    calls = 20
+    with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=40_000, ranks_per_host=2, hold=True) as job:
+        for pid in job.ready():
+            probed.programs.observe(pid)
+        job.start()
+        job.finished()
+        time.sleep(0.2)  # the proxy threads have done their last step, not their last report
+        completion.read()
+        known = [completion.of(instance) for instance in probed.internals.progress()]
+        job.release()
+        job.wait()
+    assert [one.completed for one in known if one is not None] == [calls] * 4
+    completion.levels.close()

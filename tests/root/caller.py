@@ -27,6 +27,11 @@ def call(name, times, *words):
     for _ in range(times):
         result = function(*arguments)
     return result
+def call_at(address, times, *words):
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * len(words))(address)
+    for _ in range(times):
+        result = function(*words)
+    return result
 def call_from_threads(name, threads, times, *words):
     barrier = threading.Barrier(threads)
     def work():
@@ -84,6 +89,10 @@ class Caller:
     def call(self, name: str, times: int, *words: int) -> int:
         """Call a function so often with these arguments; returns its last result."""
         return int(self._ask(f"call({name!r}, {times}, {', '.join(map(str, words))})"))
+
+    def call_at(self, address: int, times: int, *words: int) -> int:
+        """Call what the library does not export; returns the last result."""
+        return int(self._ask(f"call_at({address}, {times}, {', '.join(map(str, words))})"))
 
     def call_from_threads(self, name: str, threads: int, times: int, *words: int) -> None:
         """Call a function from several threads at once, so often from each."""

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from agent.recording_file import read_recording
 from testbed.job import LIBRARY
 
 SEEN: Final = Path("/seen.json")
@@ -28,6 +29,7 @@ DROP_INS: Final = Path("/etc/systemd/system/railscope.service.d")
 DROP_INS_KEPT: Final = Path("/older-kernels")
 """Where the drop-in waits for its turn."""
 CONFIGURATION: Final = Path("/etc/railscope/railscope.yml")
+RECORDINGS: Final = Path("/var/lib/railscope/recordings")
 METRICS: Final = "http://127.0.0.1:9779/metrics"
 
 SHIPPED: Final = "shipped"
@@ -77,6 +79,7 @@ def service() -> dict[str, Any]:
         saw["process"] = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         saw["first_metrics"] = metrics()
         saw["metrics"] = metrics_with_calls()
+        saw["recording"] = recording()
     saw["stop"] = run("systemctl", "stop", "railscope")
     saw["stopped"] = unit()
     return saw
@@ -114,6 +117,19 @@ def metrics() -> str:
     with urllib.request.urlopen(METRICS, timeout=10) as answer:
         text: bytes = answer.read()
     return text.decode()
+
+
+def recording() -> dict[str, Any]:
+    """What the flight recorder writes when it is signalled; empty: nothing."""
+    before = set(RECORDINGS.glob("*.npz"))
+    run("systemctl", "kill", "--kill-who=main", "--signal=SIGUSR2", "railscope")
+    deadline = time.monotonic() + MOST_SECONDS
+    while not (made := set(RECORDINGS.glob("*.npz")) - before) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if not made:
+        return {}
+    path = made.pop()
+    return {"calls": len(read_recording(path).calls), "mode": oct(path.stat().st_mode & 0o777)}
 
 
 def metrics_with_calls() -> str:

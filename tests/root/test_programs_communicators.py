@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from probes.elf import Elf
@@ -12,13 +14,17 @@ from probes.nccl.layout import Layouts
 from probes.nccl.records import LifecycleKind, Stat
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import (
+    FLOAT32,
     Count,
     Target,
     all_reduce,
+    assemble,
     attached,
     communicators,
     counted,
     loaded,
+    on_x86_64,
+    target,
 )
 
 pytestmark = pytest.mark.root
@@ -145,3 +151,29 @@ def test_when_the_communicators_are_full_calls_still_count(testbed: Target) -> N
         assert programs.stats()[Stat.COMMUNICATORS_FULL] == 20
     for comm in comms:
         assert testbed.caller.call("ncclCommDestroy", 1, comm) == 0
+
+
+@on_x86_64
+@pytest.mark.parametrize("attach", AttachKind)
+def test_the_latest_calls_in_a_row_that_nccl_discards_are_kept_by_number(
+    tmp_path: Path, layouts: Layouts, attach: AttachKind
+) -> None:
+    nothing = "push %rbp; pop %rbp; xor %eax, %eax; ret"
+    path = assemble(tmp_path, **dict.fromkeys(("ncclAllReduce", "ncclBroadcast", "ncclSend", "ncclAllToAllv"), nothing))
+    comm, other = 0x1000, 0x2000
+    with target(path, layouts) as plain, loaded(plain, attach=attach) as programs, attached(programs, plain):
+        call = plain.caller.call
+        told = []
+        for name, times, *words in (
+            ("ncclSend", 2, 0, 0, FLOAT32, 1, comm, 0),  # a message of its own, also of nothing
+            ("ncclAllReduce", 3, 0, 0, 0, FLOAT32, 0, comm, 0),
+            ("ncclAllReduce", 1, 0, 0, 0, FLOAT32, 0, other, 0),
+            ("ncclBroadcast", 300, 0, 0, 0, FLOAT32, 0, comm, 0),  # past the point where it goes on in its slot
+            ("ncclAllReduce", 1, 0, 0, 1, FLOAT32, 0, comm, 0),
+            ("ncclAllToAllv", 1, 0, 0, 0, 0, 0, 0, FLOAT32, comm, 0),  # how many elements cannot be told
+            ("ncclBroadcast", 2, 0, 0, 0, FLOAT32, 0, comm, 0),
+        ):
+            assert call(str(name), int(times), *map(int, words)) == 0
+            entry = communicators(programs)[comm]
+            told.append((int(entry["empty_first"]), int(entry["empty_last"])))
+    assert told == [(0, 0), (3, 5), (3, 5), (3, 305), (3, 305), (3, 305), (308, 309)]

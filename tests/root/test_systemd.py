@@ -260,6 +260,14 @@ def test_another_users_job_with_a_private_library_is_counted(seen: Seen, run: st
 
 
 @pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_a_signal_makes_the_service_write_a_recording_that_others_cannot_read(seen: Seen, run: str) -> None:
+    recording = seen.started(run)["recording"]
+    assert recording, seen["journal"]
+    assert recording["calls"] > 0
+    assert recording["mode"] == "0o600"
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
 def test_stop_ends_the_service_cleanly(seen: Seen, run: str) -> None:
     saw = seen.started(run)
     assert saw["stop"] == {"status": 0, "output": ""}

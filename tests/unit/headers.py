@@ -42,6 +42,19 @@ def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def compare(header: str, name: str, dtype: np.dtype[np.void], size_bytes: int) -> None:
+    """A struct and its dtype have the same fields in the same places, and the size that the header asserts."""
+    found = structure(header, name)
+    assert fields_of(dtype) == fields_of(found)
+    assert dtype.itemsize == found.itemsize == size_bytes
+    assert f"ASSERT_SIZE({name}, {size_bytes});" in header
+
+
+def asserted(header: str) -> set[str]:
+    """The structs whose size a header asserts."""
+    return set(re.findall(r"^ASSERT_SIZE\((\w+),", header, re.MULTILINE))
+
+
 def enumeration(header: str, name: str) -> list[str]:
     body = re.search(rf"^enum {name} {{\n(.*?)^}};", header, re.MULTILINE | re.DOTALL)
     assert body is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,22 @@ RUNTIME, DRIVER = "cudaEventQuery", "cuEventQuery"
 class SimulatedLinks(Links):
     def __init__(self, name: str, log: list[str]) -> None:
         super().__init__()
-        self._name, self._log = name, log
+        self.name, self.log = name, log
 
     def close(self) -> None:
-        self._log.append(f"-{self._name}")
+        self.log.append(f"-{self.name}")
+
+
+@pytest.fixture(autouse=True)
+def closing_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that are closed side by side are told as one entry of the log."""
+
+    def close(groups: Iterable[SimulatedLinks]) -> None:
+        closed = list(groups)
+        for log in {id(links.log): links.log for links in closed}.values():
+            log.append("-" + " and ".join(links.name for links in closed))
+
+    monkeypatch.setattr("agent.cuda.close_together", close)
 
 
 @dataclass(slots=True)
@@ -169,7 +181,7 @@ def test_below_the_highest_level_nothing_is_attached(
     assert programs.told() == []
     cuda.follow([library], Level.ALL)
     cuda.follow([library], level)
-    assert programs.told() == ["+runtime", "+nccl", "-nccl", "-runtime", "forget handles"]
+    assert programs.told() == ["+runtime", "+nccl", "-nccl and runtime", "forget handles"]
 
 
 def test_nccl_is_not_watched_where_no_process_can_be_asked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -12,7 +11,7 @@ from probes.nccl.internal_records import LAYOUT, SIZES, InternalStat, NetworkKin
 from probes.nccl.layout import TABLE, Layouts
 from probes.nccl.records import NO_OFFSET
 from tests.nccl.library import REPOSITORY
-from tests.unit.headers import enumeration, fields_of, structure
+from tests.unit.headers import asserted, compare, enumeration
 
 HEADER = (REPOSITORY / "probes/bpf/internals.h").read_text()
 BUILDS = json.loads(TABLE.read_text())["builds"]
@@ -20,15 +19,11 @@ BUILDS = json.loads(TABLE.read_text())["builds"]
 
 @pytest.mark.parametrize("name", SIZES)
 def test_every_dtype_has_the_fields_of_its_struct(name: str) -> None:
-    dtype, size_bytes = SIZES[name]
-    header = structure(HEADER, name)
-    assert fields_of(dtype) == fields_of(header)
-    assert dtype.itemsize == header.itemsize == size_bytes
-    assert f"ASSERT_SIZE({name}, {size_bytes});" in HEADER
+    compare(HEADER, name, *SIZES[name])
 
 
 def test_every_asserted_struct_has_a_dtype() -> None:
-    assert set(re.findall(r"^ASSERT_SIZE\((\w+),", HEADER, re.MULTILINE)) == set(SIZES)
+    assert asserted(HEADER) == set(SIZES)
 
 
 def test_stats_and_networks_are_numbered_alike() -> None:

@@ -15,7 +15,7 @@ from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_na
 from probes.nccl.layout import CommLayout
 from probes.nccl.programs import EnqueueTime, ProgramSettings
 from tests.nccl.library import REPOSITORY
-from tests.unit.headers import constants, enumeration, fields_of, structure
+from tests.unit.headers import asserted, compare, constants, enumeration
 
 HEADER = (REPOSITORY / "probes/bpf/nccl.h").read_text()
 PROGRAM = (REPOSITORY / "probes/bpf/nccl.bpf.c").read_text()
@@ -24,15 +24,11 @@ ARITHMETIC = (REPOSITORY / "probes/bpf/arithmetic.h").read_text()
 
 @pytest.mark.parametrize("name", records.SIZES)
 def test_every_dtype_has_the_fields_of_its_struct(name: str) -> None:
-    dtype, size_bytes = records.SIZES[name]
-    header = structure(HEADER, name)
-    assert fields_of(dtype) == fields_of(header)
-    assert dtype.itemsize == header.itemsize == size_bytes
-    assert f"ASSERT_SIZE({name}, {size_bytes});" in HEADER
+    compare(HEADER, name, *records.SIZES[name])
 
 
 def test_every_asserted_struct_has_a_dtype() -> None:
-    assert set(re.findall(r"^ASSERT_SIZE\((\w+),", HEADER, re.MULTILINE)) == set(records.SIZES)
+    assert asserted(HEADER) == set(records.SIZES)
 
 
 def test_stats_and_lifecycle_kinds_are_numbered_alike() -> None:
@@ -46,6 +42,8 @@ def test_shared_constants_are_the_same() -> None:
     found = constants(HEADER)
     assert found["UNIQUE_ID_BYTES"] == records.UNIQUE_ID_BYTES
     assert found["NO_OFFSET"] == records.NO_OFFSET
+    assert 1 << found["AGGREGATE_SLOT_BITS"] == records.AGGREGATE_SLOTS
+    assert 1 << found["COMMUNICATOR_SLOT_BITS"] == records.COMMUNICATOR_SLOTS
     assert found["OP_UNKNOWN"] == Op.Unknown
     assert found["OP_COUNT"] == len(Op)
     assert found["DATA_TYPE_UNKNOWN"] == DataType.Unknown

@@ -13,13 +13,16 @@
 
 #include "driver.h"
 
-enum { WAIT_NS = 2000000 };
+enum { WAIT_NS = 2000000, POLL_NS = 50000 };
 
 struct options options = {
     .rank = -1,
     .iterations = 1,
     .communicators = 1,
     .event_poll_us = 100,
+    .destroy = 1,
+    .moments = {.skip_rank = -1, .skip_iteration = -1},
+    .blocking = 1,
     .bytes = 1 << 20,
     .pattern = "allreduce",
     .type = "f32",
@@ -27,9 +30,11 @@ struct options options = {
 };
 
 struct job jobs[COMMS_MAX];
+int open_jobs;
 struct tally replayed[COUNTED];
 bool verified = true;
 static struct tally tallies[COUNTED];
+static int in_progress; /* calls that returned before they were done */
 
 void die(const char *format, ...) {
     va_list arguments;
@@ -41,7 +46,27 @@ void die(const char *format, ...) {
     exit(1);
 }
 
+/* Wait until no communicator has a call under way, as who does not block must before the next one. */
+static void await_communicators(const char *what) {
+    for (int i = 0; i < open_jobs; i++) {
+        ncclResult_t state = jobs[i].comm != NULL ? NCCL_IN_PROGRESS : NCCL_OK;
+        while (state == NCCL_IN_PROGRESS) {
+            if (ncclCommGetAsyncError(jobs[i].comm, &state) != NCCL_OK)
+                die("%s: ncclCommGetAsyncError fails", what);
+            if (state == NCCL_IN_PROGRESS)
+                pause_ns(POLL_NS);
+        }
+        if (state != NCCL_OK)
+            die("%s: %s (%s)", what, ncclGetErrorString(state), ncclGetLastError(NULL));
+    }
+}
+
 void check(ncclResult_t result, const char *what) {
+    /* A split returns success while its parent is still busy. */
+    if (!options.blocking && (result == NCCL_OK || result == NCCL_IN_PROGRESS)) {
+        in_progress += result == NCCL_IN_PROGRESS;
+        return await_communicators(what);
+    }
     if (result != NCCL_OK)
         die("%s: %s (%s)", what, ncclGetErrorString(result), ncclGetLastError(NULL));
 }
@@ -70,15 +95,16 @@ void write_file(const char *path, const void *bytes, size_t size) {
         die("cannot write %s: %m", path);
 }
 
-static ncclUniqueId shared_id(int which) {
+void share_id(int which, const ncclUniqueId *id) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%d", options.id, which);
+    write_file(path, id, sizeof *id);
+}
+
+ncclUniqueId shared_id(int which) {
     ncclUniqueId id;
     char path[4096];
     snprintf(path, sizeof path, "%s.%d", options.id, which);
-    if (options.rank == 0) {
-        check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-        write_file(path, &id, sizeof id);
-        return id;
-    }
     await_file(path);
     FILE *file = fopen(path, "r");
     if (file == NULL || fread(&id, sizeof id, 1, file) != 1)
@@ -96,14 +122,45 @@ int index_of(const char *name, const char *const *names, int count, const char *
     die("unknown %s %s", what, name);
 }
 
+struct job *open_job(void) {
+    if (open_jobs == COMMS_MAX)
+        die("too many communicators");
+    struct job *job = &jobs[open_jobs++];
+    check_cuda(cuda.stream_create(&job->stream), "cudaStreamCreate");
+    job->rank = options.rank;
+    job->ranks = options.ranks;
+    job->tallies = tallies;
+    return job;
+}
+
+void close_job(struct job *job) {
+    ncclComm_t comm = job->comm;
+    check(ncclCommFinalize(comm), "ncclCommFinalize");
+    job->comm = NULL;
+    check(ncclCommDestroy(comm), "ncclCommDestroy");
+}
+
 static void open_communicators(void) {
+    int version = 0;
+    ncclGetVersion(&version);
     for (int i = 0; i < options.communicators; i++) {
-        struct job *job = &jobs[i];
-        check(ncclCommInitRank(&job->comm, options.ranks, shared_id(i), options.rank), "ncclCommInitRank");
-        check_cuda(cuda.stream_create(&job->stream), "cudaStreamCreate");
-        job->rank = options.rank;
-        job->ranks = options.ranks;
-        job->tallies = tallies;
+        struct job *job = open_job();
+        ncclUniqueId id;
+        if (options.rank == 0) {
+            check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+            share_id(i, &id);
+        } else {
+            id = shared_id(i);
+        }
+        if (options.blocking) {
+            check(ncclCommInitRank(&job->comm, options.ranks, id, options.rank), "ncclCommInitRank");
+            continue;
+        }
+        ncclConfig_t config = {sizeof config, NCCL_CONFIG_MAGIC, (unsigned)version, options.blocking,
+                               NCCL_NOT_SET,  NCCL_NOT_SET,      NCCL_NOT_SET,      NULL,
+                               NCCL_NOT_SET};
+        ncclResult_t result = ncclCommInitRankConfig(&job->comm, options.ranks, id, options.rank, &config);
+        check(result, "ncclCommInitRankConfig");
     }
 }
 
@@ -158,8 +215,9 @@ static void report(double took) {
     write_events(file);
     fprintf(file,
             "\"pid\": %d, \"rank\": %d, \"ranks\": %d, \"nccl_version\": %d, \"communicators\": %d, "
-            "\"verified\": %s, \"seconds\": %.6f}\n",
-            getpid(), options.rank, options.ranks, version, options.communicators, verified ? "true" : "false", took);
+            "\"verified\": %s, \"seconds\": %.6f, \"in_progress\": %d}\n",
+            getpid(), options.rank, options.ranks, version, options.communicators, verified ? "true" : "false", took,
+            in_progress);
     if (fclose(file) != 0)
         die("out of memory");
     write_file(options.report, text, length);
@@ -175,7 +233,8 @@ static const struct {
     {"--ranks", NULL, &options.ranks},
     {"--iterations", NULL, &options.iterations},
     {"--communicators", NULL, &options.communicators},
-    {"--pace-us", NULL, &options.pace_us},
+    {"--destroy", NULL, &options.destroy},
+    {"--blocking", NULL, &options.blocking},
     {"--id", &options.id, NULL},
     {"--report", &options.report, NULL},
     {"--ready-file", &options.ready, NULL},
@@ -187,6 +246,20 @@ static const struct {
     {"--pattern", &options.pattern, NULL},
     {"--type", &options.type, NULL},
     {"--op", &options.op, NULL},
+};
+
+static const struct {
+    const char *name;
+    int64_t *number;
+} known_moments[] = {
+    {"--pace-us", &options.moments.pace_us},
+    {"--pause-every", &options.moments.pause_every},
+    {"--pause-ms", &options.moments.pause_ms},
+    {"--checkpoint-every", &options.moments.checkpoint_every},
+    {"--checkpoint-ms", &options.moments.checkpoint_ms},
+    {"--warm-up-ms", &options.moments.warm_up_ms},
+    {"--skip-rank", &options.moments.skip_rank},
+    {"--skip-iteration", &options.moments.skip_iteration},
 };
 
 static void read_option(const char *name, const char *value) {
@@ -201,6 +274,12 @@ static void read_option(const char *name, const char *value) {
             *known_options[i].text = value;
         else
             *known_options[i].number = atoi(value);
+        return;
+    }
+    for (size_t i = 0; i < sizeof known_moments / sizeof *known_moments; i++) {
+        if (strcmp(known_moments[i].name, name) != 0)
+            continue;
+        *known_moments[i].number = strtoll(value, NULL, 10);
         return;
     }
     die("unknown option %s", name);
@@ -231,11 +310,8 @@ int main(int argc, char **argv) {
     report(took);
     if (options.hold != NULL)
         await_file(options.hold);
-    for (int i = 0; i < options.communicators; i++) {
-        if (jobs[i].comm == NULL)
-            continue;
-        check(ncclCommFinalize(jobs[i].comm), "ncclCommFinalize");
-        check(ncclCommDestroy(jobs[i].comm), "ncclCommDestroy");
-    }
+    for (int i = open_jobs - 1; options.destroy && i >= 0; i--)
+        if (jobs[i].comm != NULL)
+            close_job(&jobs[i]);
     return verified ? 0 : 1;
 }

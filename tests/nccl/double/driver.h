@@ -2,15 +2,18 @@
  *
  *   driver.c      options, communicators, the report
  *   patterns.c    which operations a job calls, in which order
+ *   families.c    communicators made from others
  *   failures.c    patterns in which a peer is missing
  *   completion.c  how a rank learns that an operation is over
  *   operations.c  one operation: its input, the call, its result
+ *   driver_moments.c  (of testbed/workload) what happens between calls
  */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "driver_moments.h"
 #include "nccl_abi.h"
 
 enum operation { ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST, REDUCE, ALLTOALL, SENDRECV, OPERATIONS };
@@ -61,15 +64,18 @@ struct request {
 enum { COMMS_MAX = 8 };
 
 extern struct options {
-    int rank, ranks, iterations, communicators, pace_us, event_poll_us;
+    int rank, ranks, iterations, communicators, event_poll_us, blocking, destroy;
+    struct moments moments;
     size_t bytes;
     const char *id, *report, *ready, *start, *progress, *hold, *pattern, *type, *op, *events;
 } options;
-extern struct job jobs[COMMS_MAX];
+extern struct job jobs[COMMS_MAX]; /* first those of --communicators, then what a pattern opens */
+extern int open_jobs;
 extern struct tally replayed[COUNTED]; /* by replays of a captured graph */
 extern bool verified;
 
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Dies of an error.  A call that does not block (--blocking 0) is waited for. */
 void check(ncclResult_t result, const char *what);
 void check_cuda(int result, const char *what);
 /* The place of a name among names; dies, naming what it is, when it is none of them. */
@@ -77,6 +83,13 @@ int index_of(const char *name, const char *const *names, int count, const char *
 void pause_ns(long nanoseconds);
 /* Written under another name first: a reader sees all of it or nothing. */
 void write_file(const char *path, const void *bytes, size_t size);
+/* Give the other ranks a unique id; wait for one. */
+void share_id(int which, const ncclUniqueId *id);
+ncclUniqueId shared_id(int which);
+/* A new entry of jobs, with a stream and without a communicator yet. */
+struct job *open_job(void);
+/* Finalize and destroy a job's communicator. */
+void close_job(struct job *job);
 
 /* ---- operations.c ---- */
 
@@ -106,7 +119,7 @@ void finish_operations(void);
 /* The same, but wait in any case. */
 void finish_all(void);
 
-/* ---- patterns.c, failures.c ---- */
+/* ---- patterns.c, families.c, failures.c ---- */
 
 void run_pattern(void);
 struct request request_of(enum operation operation, int type, int op);
@@ -117,6 +130,8 @@ extern struct result {
     const char *function;
     ncclResult_t result;
 } results[RESULTS_MAX];
+void split(int type);
+void families(int type);
 void abandoned(int type);
 void revoked(int type);
 void bereaved(int type, bool revoke);

@@ -3,7 +3,7 @@
 
 #include "driver.h"
 
-enum { ABANDON_NS = 300000000, POLL_NS = 1000000, POLLS_MAX = 60000, NCCL_IN_PROGRESS = 7 };
+enum { ABANDON_NS = 300000000, POLL_NS = 1000000, POLLS_MAX = 60000 };
 
 struct result results[RESULTS_MAX];
 
@@ -96,7 +96,6 @@ void bereaved(int type, bool revoke_first) {
         verified &= verify(job, &request);
         if (iteration == 0 && options.progress != NULL)
             write_file(options.progress, "under way\n", 10);
-        if (options.pace_us > 0)
-            pause_ns(options.pace_us * 1000l);
+        moments_after(&options.moments, options.rank, (uint64_t)iteration);
     }
 }

@@ -13,8 +13,20 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
-enum { NCCL_OK = 0 };
+enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7 };
 typedef int ncclResult_t;
+enum { NCCL_NO_COLOR = -1 };
+
+/* The beginning of ncclConfig_t; NCCL takes what `size` does not cover as not set. */
+#define NCCL_CONFIG_MAGIC 0xcafebeefu
+enum { NCCL_NOT_SET = -2147483647 - 1 };
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cga_cluster_size, min_ctas, max_ctas;
+    const char *net_name;
+    int split_share;
+} ncclConfig_t;
 
 enum { NCCL_I8, NCCL_U8, NCCL_I32, NCCL_U32, NCCL_I64, NCCL_U64, NCCL_F16, NCCL_F32, NCCL_F64, NCCL_BF16 };
 enum { NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG };
@@ -24,7 +36,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 const char *ncclGetErrorString(ncclResult_t result);
 const char *ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *child, void *config);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config);
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *child, ncclConfig_t *config);
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *child, ncclConfig_t *config,
+                            int flags);
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) __attribute__((weak));
+ncclResult_t ncclCommGrow(ncclComm_t comm, int ranks, const ncclUniqueId *id, int rank, ncclComm_t *child,
+                          ncclConfig_t *config) __attribute__((weak)); /* both from 2.29 on */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);

@@ -33,9 +33,8 @@ static void once(struct job *copies, const struct request *request, bool checked
         verified &= verify(&copies[i], request);
 }
 
-static void pace(void) {
-    if (options.pace_us > 0)
-        pause_ns(options.pace_us * 1000l);
+static void after(int iteration) {
+    moments_after(&options.moments, options.rank, (uint64_t)iteration);
 }
 
 /* The same operation over and over. */
@@ -43,8 +42,11 @@ static void repeat(const struct request *request) {
     for (int i = 0; i < options.communicators; i++)
         give_buffers(&jobs[i], request);
     for (int iteration = 0; iteration < options.iterations; iteration++) {
+        moments_before(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
+        if (moments_skip(&options.moments, options.rank, (uint64_t)iteration))
+            wait_for_ever();
         once(jobs, request, is_checked(iteration));
-        pace();
+        after(iteration);
     }
 }
 
@@ -66,8 +68,25 @@ static void everything(void) {
         }
 }
 
-/* All operations in turn, over and over, as a training step would have them. */
-static void mixed(int type) {
+/* Every operation on every communicator, all in one group. */
+static void together(struct job copies[OPERATIONS][COMMS_MAX], const struct request *requests, bool checked) {
+    finish_all();
+    for (int i = 0; checked && i < OPERATIONS * options.communicators; i++)
+        fill(&copies[i / options.communicators][i % options.communicators], &requests[i / options.communicators]);
+    check(ncclGroupStart(), "ncclGroupStart");
+    for (int operation = 0; operation < OPERATIONS; operation++)
+        for (int i = 0; i < options.communicators; i++)
+            call(&copies[operation][i], &requests[operation]);
+    check(ncclGroupEnd(), "ncclGroupEnd");
+    for (int i = 0; i < options.communicators; i++)
+        finish(&jobs[i]);
+    for (int i = 0; checked && i < OPERATIONS * options.communicators; i++)
+        verified &=
+            verify(&copies[i / options.communicators][i % options.communicators], &requests[i / options.communicators]);
+}
+
+/* All operations in turn, over and over, as a training step would have them; or in one group. */
+static void mixed(int type, bool grouped) {
     static struct job copies[OPERATIONS][COMMS_MAX];
     struct request requests[OPERATIONS];
     for (int operation = 0; operation < OPERATIONS; operation++) {
@@ -79,9 +98,11 @@ static void mixed(int type) {
         }
     }
     for (int iteration = 0; iteration < options.iterations; iteration++) {
-        for (int operation = 0; operation < OPERATIONS; operation++)
+        if (grouped)
+            together(copies, requests, is_checked(iteration));
+        for (int operation = 0; operation < OPERATIONS && !grouped; operation++)
             once(copies[operation], &requests[operation], is_checked(iteration));
-        pace();
+        after(iteration);
     }
     finish_all();
 }
@@ -114,24 +135,27 @@ static void grouped(int type) {
     }
 }
 
-/* Even and odd ranks apart, each half with a communicator split off. */
-static void split(int type) {
-    struct job half = jobs[0];
-    half.send = half.receive = NULL;
-    check(ncclCommSplit(jobs[0].comm, options.rank % 2, options.rank, &half.comm, NULL), "ncclCommSplit");
-    check(ncclCommCount(half.comm, &half.ranks), "ncclCommCount");
-    check(ncclCommUserRank(half.comm, &half.rank), "ncclCommUserRank");
-    struct request request = request_of(ALLREDUCE, type, NCCL_SUM);
-    for (int iteration = 0; iteration < options.iterations; iteration++) {
-        give_buffers(&half, &request);
-        fill(&half, &request);
-        call(&half, &request);
-        finish(&half);
-        verified &= verify(&half, &request);
+/* Calls without an element around those that have some; NCCL discards the collectives among them.  Nothing is waited
+ * for in between. */
+static void empty(int type) {
+    struct request none[OPERATIONS], some = request_of(ALLREDUCE, type, NCCL_SUM);
+    give_buffers(&jobs[0], &some);
+    for (int operation = 0; operation < OPERATIONS; operation++) {
+        none[operation] = request_of((enum operation)operation, type, NCCL_SUM);
+        none[operation].count = 0;
     }
-    free(half.send);
-    free(half.receive);
-    check(ncclCommDestroy(half.comm), "ncclCommDestroy");
+    for (int iteration = 0; iteration < options.iterations; iteration++) {
+        fill(&jobs[0], &some);
+        for (int operation = 0; operation < SENDRECV; operation++)
+            call(&jobs[0], &none[operation]);
+        call(&jobs[0], &some);
+        call(&jobs[0], &none[SENDRECV]);
+        for (int operation = 0; operation < SENDRECV; operation++)
+            call(&jobs[0], &none[operation]);
+        finish(&jobs[0]);
+        verified &= verify(&jobs[0], &some);
+        after(iteration);
+    }
 }
 
 /* ---- CUDA graphs ---- */
@@ -218,7 +242,7 @@ static void graph(int type, enum graph_kind kind) {
             finish_all();
         for (int c = 0; checked && c < options.communicators; c++)
             verified &= verify_parts(&captured[c]) && (kind != GRAPH_LIVE || verify(&jobs[c], &live));
-        pace();
+        after(iteration);
     }
     for (int c = 0; c < options.communicators; c++) {
         check_cuda(cuda.destroy_executable(captured[c].executable), "cudaGraphExecDestroy");
@@ -232,8 +256,11 @@ void run_pattern(void) {
     enum {
         EVERYTHING = OPERATIONS,
         MIXED,
+        MIXED_GROUP,
         GROUPED,
+        EMPTY,
         SPLIT,
+        FAMILIES,
         GRAPH,
         GRAPH_AND_LIVE,
         GRAPH_OF_GROUP,
@@ -245,9 +272,10 @@ void run_pattern(void) {
     };
     static const char *const patterns[PATTERNS] = {
         "allreduce",      "allgather",   "reducescatter", "broadcast", "reduce",
-        "alltoall",       "sendrecv",    "everything",    "mixed",     "grouped",
-        "split",          "graph",       "graph-and-live", "graph-of-group", "abandoned",
-        "revoked", "bereaved", "bereaved-revoke"};
+        "alltoall",       "sendrecv",    "everything",    "mixed",
+        "mixed-group",    "grouped",     "empty",         "split",     "families",
+        "graph",          "graph-and-live", "graph-of-group", "abandoned", "revoked",
+        "bereaved",       "bereaved-revoke"};
     int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
     int pattern = index_of(options.pattern, patterns, PATTERNS, "pattern");
     struct request request;
@@ -255,11 +283,16 @@ void run_pattern(void) {
     case EVERYTHING:
         return everything();
     case MIXED:
-        return mixed(type);
+    case MIXED_GROUP:
+        return mixed(type, pattern == MIXED_GROUP);
     case GROUPED:
         return grouped(type);
+    case EMPTY:
+        return empty(type);
     case SPLIT:
         return split(type);
+    case FAMILIES:
+        return families(type);
     case GRAPH:
     case GRAPH_AND_LIVE:
     case GRAPH_OF_GROUP:

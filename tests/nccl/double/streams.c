@@ -6,9 +6,11 @@
  */
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "double.h"
 
@@ -97,6 +99,17 @@ static bool event_pending(struct event *event, uint64_t *record) {
 
 /* ---- the queue ---- */
 
+/* A GPU that does not come to a kernel: while the file "$CUDA_DOUBLE_HANG.<pid>" exists, none begins. */
+static void hang_on_request(void) {
+    const char *prefix = getenv("CUDA_DOUBLE_HANG");
+    if (prefix == NULL)
+        return;
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%d", prefix, (int)getpid());
+    while (access(path, F_OK) == 0)
+        usleep(10000);
+}
+
 static void perform(struct task *task) {
     switch (task->kind) {
     case TASK_COPY:
@@ -109,6 +122,7 @@ static void perform(struct task *task) {
         task->function(task->to);
         break;
     case TASK_KERNEL:
+        hang_on_request();
         kernel_run(task->kernel);
         kernel_free(task->kernel);
         break;

@@ -1,0 +1,96 @@
+"""Stalls of the real NCCL, as one agent that sees both hosts tells them: who, since when, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.hosts import Fabric
+from tests.fabric.agent_process import AgentProcess
+from tests.nccl.build import Double
+from tests.nccl.job import Job
+
+pytestmark = pytest.mark.nccl
+
+LIMITS = ("--stall.floor", "1s", "--stall.after", "4s")
+
+
+def stalls(agent: AgentProcess) -> dict[str, dict[str, Any]]:
+    """What /stalls says goes on, by rank."""
+    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
+    return {stall["rank"]: stall for stall in found}
+
+
+@pytest.mark.parametrize("level", ["all", "counts"])
+def test_a_stopped_rank_is_named_by_itself_and_by_the_one_that_waits(
+    two_hosts: Fabric, double: Double, tmp_path: Path, level: str
+) -> None:
+    with Job(two_hosts, tmp_path, double, iterations=100_000, size_bytes=1 << 16, pace_us=2_000) as job:
+        pids = job.ready()
+        with AgentProcess("--pid", *map(str, pids), "--level", level, *LIMITS) as agent:
+            job.start()
+            time.sleep(2)
+            assert stalls(agent) == {}
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                agent.until(lambda: stalls(agent).keys() == {"0", "1"})
+                found = stalls(agent)
+                exported = {labels["rank"]: labels["cause"] for labels, _ in agent.samples("railscope_comm_stalled")}
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+            agent.until(lambda: stalls(agent) == {})
+            ended = json.loads(agent.page("/stalls"))["ended"]
+    assert exported == {rank: stall["cause"] for rank, stall in found.items()}
+    assert (found["1"]["cause"], found["1"]["blamed_rank"]) == ("process_stopped", 1)
+    assert (found["0"]["cause"], found["0"]["blamed_rank"]) == ("rank_behind", 1)
+    assert {stall["op"] for stall in found.values()} == {"AllReduce"}
+    assert found["0"]["strength"] == ("strong" if level == "all" else "weak")
+    assert {stall["rank"] for stall in ended} == {"0", "1"}
+    assert all(stall["seconds"] >= 1 for stall in ended)
+
+
+def test_a_gpu_that_never_begins_is_told_from_a_rank_that_waits_for_it(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    hang = tmp_path / "hang"
+    environment = {"CUDA_DOUBLE_HANG": str(hang)}
+    folder = tmp_path / "job"
+    folder.mkdir()
+    with Job(
+        two_hosts, folder, double, iterations=100_000, size_bytes=1 << 16, pace_us=20_000, environment=environment
+    ) as job:
+        pids = job.ready()
+        with AgentProcess("--pid", *map(str, pids), "--level", "all", *LIMITS) as agent:
+            job.start()
+            time.sleep(2)
+            switch = Path(f"{hang}.{pids[1]}")
+            switch.touch()
+            agent.until(lambda: stalls(agent).keys() == {"0", "1"})
+            found = stalls(agent)
+            switch.unlink()
+            agent.until(lambda: stalls(agent) == {})
+    assert (found["1"]["cause"], found["1"]["blamed_rank"]) == ("gpu_not_progressing", 1)
+    assert found["0"]["cause"] == "rank_behind"
+
+
+def test_replays_pauses_and_a_job_that_ends_are_no_stalls(two_hosts: Fabric, double: Double, tmp_path: Path) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="graph", iterations=400, pace_us=10_000, hold=True) as job:
+        pids = job.ready()
+        with AgentProcess("--pid", *map(str, pids), *LIMITS) as agent:
+            job.start()
+            seen: list[dict[str, dict[str, Any]]] = []
+            deadline = time.monotonic() + 8
+            while time.monotonic() < deadline:
+                seen.append(stalls(agent))
+                time.sleep(0.2)
+            job.release()
+            job.wait()
+            time.sleep(1)
+            seen.append(stalls(agent))
+    assert not any(seen)
