@@ -1,0 +1,177 @@
+"""Which ranks send how much to which others in an iteration: wire bytes of every directed pair.
+
+A collective is a single directed ring in the order of its members, as the papers draw it: an AllReduce of b bytes
+among g ranks puts 2b(g−1)/g on each edge, pipeline neighbours send straight to each other, and the two ends of the
+pipeline make a ring of two.  NCCL's own rings may run in another order and several at once, and its trees use other
+pairs: what a rank sends in all is the same, to whom is not.
+
+A ring of g splits the payload into g chunks of whole elements.  The member at place i sends all chunks but the one
+after its own in the reduce-scatter half, and all but the one after that in the all-gather half; so bytes of a ring
+are exact also where g does not divide the payload, and add up to 2b(g−1).
+
+Pairs are kept as a list, not as a matrix: ten thousand ranks have forty thousand pairs that talk, of a hundred
+million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.model.mapping import Mapping
+from agent.model.shape import ELEMENT_BYTES, Mode, Shape, ShapeError
+from agent.model.volumes import StageVolumes, stage_volumes
+
+FLOW: Final = np.dtype([("kind", "u1"), ("source", "i4"), ("destination", "i4"), ("bytes", "i8")])
+"""Wire bytes of one kind from one rank to another; `kind` is a `Kind`."""
+Flows = NDArray[np.void]
+"""An array of FLOW."""
+_MOST_BYTES: Final = (1 << 63) - 1
+
+
+class Kind(IntEnum):
+    """What the bytes are for."""
+
+    TP = 0
+    PP = 1
+    DP = 2
+    EMBEDDING_SYNC = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """Wire bytes between ranks."""
+
+    ranks: int
+    """Of the job; they are numbered from 0."""
+    flows: Flows
+    """Each kind and directed pair once, none empty, in order of kind, source and destination."""
+
+    def only(self, kind: Kind) -> Traffic:
+        """What one parallelism sends."""
+        return Traffic(self.ranks, self.flows[self.flows["kind"] == kind])
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.flows["bytes"].sum())
+
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Source, destination and bytes of each directed pair over all kinds, in order of source and destination."""
+        keys = self.flows["source"].astype(np.int64) * self.ranks + self.flows["destination"]
+        distinct, places = np.unique(keys, return_inverse=True)
+        return distinct // self.ranks, distinct % self.ranks, _sums(places, self.flows["bytes"], len(distinct))
+
+    @property
+    def pair_count(self) -> int:
+        """Directed pairs that talk, each once also where several kinds use it."""
+        return len(self.pairs()[0])
+
+    @property
+    def possible_pairs(self) -> int:
+        """All directed pairs, n(n−1): the denominator of sparsity."""
+        return self.ranks * (self.ranks - 1)
+
+    def sent_bytes(self) -> NDArray[np.int64]:
+        """What each rank sends."""
+        return _sums(self.flows["source"], self.flows["bytes"], self.ranks)
+
+    def received_bytes(self) -> NDArray[np.int64]:
+        """What each rank receives."""
+        return _sums(self.flows["destination"], self.flows["bytes"], self.ranks)
+
+    def peers(self, rank: int) -> dict[int, int]:
+        """Bytes that one rank sends, by the rank that receives them."""
+        sources, destinations, counts = self.pairs()
+        own = sources == rank
+        return dict(zip(destinations[own].tolist(), counts[own].tolist(), strict=True))
+
+    def matrix(self) -> NDArray[np.int64]:
+        """Bytes by source (row) and destination (column); eight bytes for each of n² pairs, so for small jobs only."""
+        dense = np.zeros((self.ranks, self.ranks), dtype=np.int64)
+        sources, destinations, counts = self.pairs()
+        dense[sources, destinations] = counts
+        return dense
+
+
+def traffic(shape: Shape, mapping: Mapping, mode: Mode = Mode.EXACT) -> Traffic:
+    """What the job puts on the wire in an iteration, between ranks as the mapping numbers them.
+
+    By the paper's equations a pipeline link carries equation 3 in each direction, so that a stage in the middle, with
+    two links, sends twice its row in `stage_volumes`.
+
+    Raises:
+        ShapeError: the mapping is not of this shape, or there are more bytes than 64 bits can count.
+    """
+    mapping.check_fits(shape)
+    ranks = mapping.ranks
+    stages = [stage_volumes(shape, mode, stage) for stage in range(shape.pipeline)]
+    _check_countable(shape, stages)
+    parts = []
+    for stage, volumes in enumerate(stages):
+        parts.append(_rings(Kind.TP, ranks[stage], volumes.tp.bytes))
+        parts.append(_rings(Kind.DP, ranks[stage].T, volumes.dp.bytes))
+    if shape.pipeline > 1:
+        one_way = shape.micro_batches * shape.activation_bytes
+        parts.append(_flows(Kind.PP, ranks[:-1], ranks[1:], one_way))
+        parts.append(_flows(Kind.PP, ranks[1:], ranks[:-1], one_way))
+        ends = np.stack([ranks[0].ravel(), ranks[-1].ravel()], axis=1)
+        parts.append(_rings(Kind.EMBEDDING_SYNC, ends, stages[0].embedding_sync.bytes))
+    flows = np.concatenate(parts)
+    return Traffic(mapping.count, flows[np.lexsort((flows["destination"], flows["source"], flows["kind"]))])
+
+
+def ring_edge_bytes(payload_bytes: int, members: int) -> NDArray[np.int64]:
+    """What each member of a ring sends to the next in an AllReduce of `payload_bytes`, by its place in the ring.
+
+    The payload must be of whole elements of two bytes.  A ring of one sends nothing.
+    """
+    if members == 1:
+        return np.zeros(1, dtype=np.int64)
+    elements = payload_bytes // ELEMENT_BYTES
+    whole, over = divmod(elements, members)
+    chunks = np.full(members, whole, dtype=np.int64)
+    chunks[:over] += 1
+    return ELEMENT_BYTES * (2 * elements - np.roll(chunks, -1) - np.roll(chunks, -2))
+
+
+def _rings(kind: Kind, groups: NDArray[np.int64], payload_bytes: int) -> Flows:
+    """An AllReduce in each row of `groups`, whose columns are the places in the ring."""
+    members = groups.shape[1]
+    if members == 1 or not payload_bytes:
+        return np.empty(0, dtype=FLOW)
+    return _flows(kind, groups, np.roll(groups, -1, axis=1), ring_edge_bytes(payload_bytes, members))
+
+
+def _flows(kind: Kind, sources: NDArray[Any], destinations: NDArray[Any], count: NDArray[np.int64] | int) -> Flows:
+    """One flow for each element; `count` is spread over them.  Flows without bytes are left out."""
+    flows = np.empty(sources.shape, dtype=FLOW)
+    flows["kind"] = kind
+    flows["source"] = sources
+    flows["destination"] = destinations
+    flows["bytes"] = count
+    flat = flows.ravel()
+    return flat[flat["bytes"] > 0]
+
+
+def _check_countable(shape: Shape, stages: list[StageVolumes]) -> None:
+    """No sum over flows may pass 64 bits."""
+    replicas = shape.tensor * shape.data
+    total = sum(sum(2 * count for count in _payloads(volumes)) * replicas for volumes in stages)
+    if total > _MOST_BYTES:
+        raise ShapeError("the job sends more bytes in an iteration than 64 bits can count: check its sizes")
+
+
+def _payloads(volumes: StageVolumes) -> Iterator[int]:
+    yield from (volumes.tp.bytes, volumes.pp_send.bytes, volumes.dp.bytes, volumes.embedding_sync.bytes)
+
+
+def _sums(places: NDArray[Any], counts: NDArray[Any], size: int) -> NDArray[np.int64]:
+    """Sums of `counts` by place; whole numbers, where bincount would make floats."""
+    sums = np.zeros(size, dtype=np.int64)
+    np.add.at(sums, places, counts)
+    return sums
