@@ -1,0 +1,21 @@
+"""The options of `railscope diagnose`, apart from its work, so that the command line starts fast."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+
+def add_diagnose_arguments(parser: ArgumentParser) -> None:
+    """The options of `railscope diagnose`."""
+    parser.add_argument("--prometheus", required=True, metavar="URL", help="the store, as in http://prometheus:9090")
+    parser.add_argument("--comm", metavar="HASH", help="only this communicator, and what it waits for")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--time", metavar="T", help="at this moment, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"
+    )
+    parser.add_argument("--window", default="5m", metavar="5m", help="how far back to look for what is usual")
+    parser.add_argument("--bearer-token-file", type=Path, metavar="FILE", help="a file with a token for the store")
+    parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
+    parser.add_argument("--insecure", action="store_true", help="take any certificate of the store")

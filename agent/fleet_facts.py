@@ -1,0 +1,146 @@
+"""What is known of a fleet at one moment, as far as it matters to a stall: agents, ranks, rails.
+
+agent/fleet_reader.py makes these facts from series, agent/verdict.py concludes from them.  A host is called by one
+name everywhere; None is what nobody tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.fleet_sequences import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """railscope's agent on one host, as the store sees it."""
+
+    host: str
+    up: bool
+    """It answered the last scrape, and that was not long ago."""
+    silent_seconds: float | None = None
+    """How long it has said nothing, by its own last time stamp; None: it is up, or was not seen within the hour."""
+    started: float | None = None
+    """Seconds since the Unix epoch; None: not told."""
+    clock_offset_seconds: float | None = None
+    """The host's clock less the store's, as far as one scrape interval can tell; None: not known."""
+    failing: tuple[str, ...] = ()
+    """Collectors whose last run failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What a host says of one of its ranks."""
+
+    op: str
+    cause: str
+    strength: str = "unknown"
+    """`strong`, `weak` or `unknown`."""
+    blamed_rank: str = ""
+    rail: str = ""
+    device: str = ""
+    netns: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's end of one communicator."""
+
+    comm: str
+    rank: str
+    host: str
+    nranks: int | None = None
+    pid: str = ""
+    gpu: str = ""
+    netns: str = ""
+    job: str = ""
+    present: bool = True
+    """False: it was seen within the hour, and is not any more."""
+    enqueued: int | None = None
+    completed: int | None = None
+    """None: this cannot be known."""
+    inflight_seconds: float | None = None
+    position: Position | None = None
+    """Where it stands in the communicator's sequence; None: not comparable with other ranks."""
+    calls_per_second: float | None = None
+    moving: bool = False
+    """It entered an operation between its last scrapes."""
+    usual_calls_per_second: float | None = None
+    """The most within the window, and `mean_` over all of it."""
+    mean_calls_per_second: float | None = None
+    stall: Stall | None = None
+    last_said: Stall | None = None
+    """What its host said of it when it was last seen, of a rank that is not any more."""
+    stalled_seconds: float | None = None
+    """Length of its stalls within the window."""
+    scraped: float | None = None
+    """When its host was last heard: seconds since the Unix epoch, by the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail of one host; None: not known."""
+
+    host: str
+    rail: str
+    device: str
+    netns: str = ""
+    up: bool | None = None
+    speed: float | None = None
+    """Bytes per second."""
+    transmit: float | None = None
+    """Bytes per second now, and `usual_` the most within the window."""
+    receive: float | None = None
+    usual_transmit: float | None = None
+    backlog_bytes: float | None = None
+    unacknowledged_segments: float | None = None
+    unsent_bytes: float | None = None
+    """In the socket buffers of its TCP connections, and never sent."""
+    round_trip_seconds: float | None = None
+    retransmitted_ratio: float | None = None
+    """Of the payload that its TCP connections sent."""
+    events: tuple[tuple[str, str, float], ...] = ()
+    """(counter, severity, increase within the window) of errors that matter."""
+
+    @property
+    def mute(self) -> bool:
+        """Data waits to be sent and nothing is under way: the host itself keeps it back, as its own filter does."""
+        return bool(self.unsent_bytes) and self.unacknowledged_segments == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A communicator that goes on, on a host that a stall touches."""
+
+    comm: str
+    host: str
+    calls_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongWait:
+    """An operation in flight for long that no host calls a stall."""
+
+    comm: str
+    rank: str
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Everything that a verdict may rest on."""
+
+    at: float
+    """Seconds since the Unix epoch, by the store's clock."""
+    window_seconds: float
+    scrape_seconds: float | None
+    """The longest usual time between two scrapes of a host."""
+    agents: tuple[Agent, ...]
+    ranks: tuple[Rank, ...] = ()
+    """Of stalled communicators, and of the one asked for."""
+    rails: tuple[Rail, ...] = ()
+    moving: tuple[Moving, ...] = ()
+    waiting: tuple[LongWait, ...] = ()
+    communicators: int = 0
+    """How many there are in all."""

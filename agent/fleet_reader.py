@@ -1,0 +1,308 @@
+"""Reads from a Prometheus-compatible store what it knows of the fleet at one moment.
+
+Series become facts here, and nothing is concluded yet (agent/verdict.py does that).  What a host says that is heard now
+is kept apart from what it said before it fell silent, or before its agent was started anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall
+from agent.fleet_scrapes import REMEMBERED, Asker, Scrapes, either, rate_seconds_of, scrapes_of
+from agent.fleet_sequences import positions
+from agent.prometheus_query import PrometheusError, Sample, Series, Store
+
+_LONG_SECONDS: Final = 30.0
+"""An operation in flight for longer is worth a word even where no host calls it a stall."""
+_MOST_HOSTS: Final = 64
+"""Rails are asked for on so many hosts at most, those first that a stall names."""
+_MOST_POINTS: Final = 200_000
+"""Of history, over all ranks."""
+
+
+def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, comm: str | None = None) -> Fleet:
+    """Ask the store for everything a verdict needs.
+
+    Raises:
+        PrometheusError: the store does not answer, has no series of railscope, or none of `comm`.
+    """
+    if at is None:
+        clock = store.query("time()")
+        if not clock:
+            raise PrometheusError("the store does not tell its time: is it a Prometheus?")
+        at = clock[0].value
+    ask = Asker(store, at)
+    scrapes = scrapes_of(ask)
+    said = ask.all(
+        stalled="railscope_comm_stalled == 1",
+        info="railscope_comm_stall_info == 1",
+        waiting=f"railscope_comm_inflight_seconds > {_LONG_SECONDS:g}",
+        count="count(count by (comm) (railscope_comm_enqueued_total))",
+    )
+    said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
+    comms = {sample.labels.get("comm", "") for sample in said["stalled"]} | ({comm} if comm else set())
+    rate_seconds = rate_seconds_of(scrapes.interval_seconds)
+    ranks = _ranks(ask, scrapes, comms, said, rate_seconds, window_seconds) if comms else ()
+    if comm and not any(rank.comm == comm for rank in ranks):
+        raise PrometheusError(
+            f"no communicator {comm} within the last hour: see the label comm of railscope_comm_enqueued_total"
+        )
+    instances = _instances_of(said["info"], ranks, scrapes.names)
+    rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
+    hosts = either("instance", instances)
+    going = f"max by (comm, instance) (rate(railscope_comm_enqueued_total{{{hosts}}}[{rate_seconds:.0f}s])) > 0"
+    moving = ask(going) if ranks else ()
+    return Fleet(
+        at=at,
+        window_seconds=window_seconds,
+        scrape_seconds=scrapes.interval_seconds,
+        agents=scrapes.agents,
+        ranks=ranks,
+        rails=rails,
+        moving=tuple(
+            Moving(one.labels.get("comm", ""), scrapes.names.get(one.labels.get("instance", ""), "unknown"), one.value)
+            for one in moving
+            if one.labels.get("comm") not in comms
+        ),
+        waiting=tuple(
+            LongWait(one.labels.get("comm", ""), one.labels.get("rank", ""), _host(one, scrapes.names), one.value)
+            for one in said["waiting"]
+            if one.labels.get("comm") not in comms
+        ),
+        communicators=int(said["count"][0].value) if said["count"] else 0,
+    )
+
+
+def _host(sample: Sample | Series, names: Mapping[str, str]) -> str:
+    instance = sample.labels.get("instance", "")
+    return names.get(instance, instance or "unknown")
+
+
+def _fresh(samples: Iterable[Sample], scrapes: Scrapes) -> tuple[Sample, ...]:
+    return tuple(one for one in samples if one.labels.get("instance", "") in scrapes.fresh or not one.labels)
+
+
+_RankKey = tuple[str, str, str]
+
+
+def _rank_key(sample: Sample | Series) -> _RankKey:
+    labels = sample.labels
+    return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")
+
+
+def _by_rank(samples: Iterable[Sample]) -> dict[_RankKey, float]:
+    found: dict[_RankKey, float] = {}
+    for sample in samples:
+        key = _rank_key(sample)
+        found[key] = max(found.get(key, sample.value), sample.value)
+    return found
+
+
+def _ranks(
+    ask: Asker,
+    scrapes: Scrapes,
+    comms: Collection[str],
+    said: Mapping[str, tuple[Sample, ...]],
+    rate_seconds: float,
+    window_seconds: float,
+) -> tuple[Rank, ...]:
+    """Every rank of these communicators that the store knows."""
+    of = either("comm", comms)
+    enqueued = f"railscope_comm_enqueued_total{{{of}}}"
+    rate = f"rate({enqueued}[{rate_seconds:.0f}s])"
+    seconds = f"railscope_comm_stall_seconds_total{{{of}}}"
+    found = ask.all(
+        info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
+        enqueued=enqueued,
+        completed=f"railscope_comm_completed_total{{{of}}}",
+        inflight=f"railscope_comm_inflight_seconds{{{of}}}",
+        from_start=f"railscope_comm_counted_from_start{{{of}}}",
+        resets=f"resets({enqueued}[{window_seconds:.0f}s])",
+        rate=rate,
+        mean=f"rate({enqueued}[{window_seconds:.0f}s])",
+        moves=f"changes({enqueued}[{2500 * (scrapes.interval_seconds or 15.0):.0f}ms])",
+        usual=f"max_over_time({rate}[{window_seconds:.0f}s:{rate_seconds:.0f}s])",
+        seconds=f"sum by (instance, comm, rank) (increase({seconds}[{window_seconds:.0f}s]))",
+    )
+    numbers = {name: _by_rank(samples) for name, samples in found.items()}
+    now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}
+    placed = positions(
+        ask.store,
+        enqueued,
+        now=now,
+        from_start=numbers["from_start"],
+        resets=numbers["resets"],
+        at=ask.at,
+        seconds=min(window_seconds, (scrapes.interval_seconds or 15.0) * _MOST_POINTS / max(len(now), 1)),
+    )
+    stalls = _stalls(said)
+    infos = {_rank_key(sample): sample.labels for sample in found["info"]}
+
+    def whole(name: str, key: _RankKey) -> int | None:
+        value = numbers[name].get(key)
+        return None if value is None else int(value)
+
+    ranks = []
+    for key in sorted({*infos, *now, *stalls}, key=lambda key: (key[1], _number(key[2]), key[0])):
+        instance, comm, rank = key
+        labels = infos.get(key, {})
+        present = key in now or key in stalls
+        if not present and any(other[1:] == key[1:] for other in now):
+            continue  # it moved to another host, or is told of twice
+        ranks.append(
+            Rank(
+                comm=comm,
+                rank=rank,
+                host=scrapes.names.get(instance, instance or "unknown"),
+                nranks=int(labels["nranks"]) if labels.get("nranks", "").isdigit() else None,
+                pid=labels.get("pid", ""),
+                gpu=labels.get("gpu", ""),
+                netns=labels.get("netns", ""),
+                job=labels.get("exported_job", ""),
+                present=present,
+                enqueued=whole("enqueued", key) if present else None,
+                completed=whole("completed", key) if present else None,
+                inflight_seconds=numbers["inflight"].get(key) if present else None,
+                position=placed.get(key),
+                calls_per_second=numbers["rate"].get(key) if present else None,
+                moving=present and bool(numbers["moves"].get(key)),
+                usual_calls_per_second=numbers["usual"].get(key),
+                mean_calls_per_second=numbers["mean"].get(key) if present else None,
+                stall=stalls.get(key),
+                stalled_seconds=numbers["seconds"].get(key) if present else None,
+                scraped=scrapes.scraped.get(instance) if present else None,
+            )
+        )
+    return _with_history(ask, scrapes, ranks, of, window_seconds)
+
+
+def _with_history(
+    ask: Asker, scrapes: Scrapes, ranks: Sequence[Rank], of: str, window_seconds: float
+) -> tuple[Rank, ...]:
+    """The ranks, those that are not seen any more with what their host said of them at the end."""
+    gone = {rank.host for rank in ranks if not rank.present}
+    if not gone:
+        return tuple(ranks)
+    on = either("instance", (instance for instance, name in scrapes.names.items() if name in gone))
+    stalls = ask.store.scrapes(f"railscope_comm_stall_info{{{of},{on}}}", window_seconds, ask.at)
+    seen = ask.store.scrapes(f"railscope_comm_enqueued_total{{{of},{on}}}", window_seconds, ask.at)
+    last_seen = {_rank_key(one): one.points[-1][0] for one in seen if one.points}
+    said = {}
+    for one in stalls:
+        key = _rank_key(one)
+        # Only what was still said when the rank was last seen: what had ended before is no matter.
+        if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * (scrapes.interval_seconds or 15.0):
+            host = _host(one, scrapes.names)
+            said[host, *key[1:]] = _with_details(Stall("", one.labels.get("cause", "unknown")), one.labels)
+    return tuple(
+        rank if rank.present else replace(rank, last_said=said.get((rank.host, rank.comm, rank.rank))) for rank in ranks
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else -1
+
+
+def _stalls(said: Mapping[str, tuple[Sample, ...]]) -> dict[_RankKey, Stall]:
+    """What each host says of its ranks, with what it rests on."""
+    details = {(_rank_key(one), one.labels.get("cause", "")): one.labels for one in said["info"]}
+    found: dict[_RankKey, Stall] = {}
+    for sample in said["stalled"]:
+        key, cause = _rank_key(sample), sample.labels.get("cause", "unknown")
+        stall = Stall(op=sample.labels.get("op", ""), cause=cause)
+        labels = details.get((key, cause))
+        if labels is not None:
+            stall = _with_details(stall, labels)
+        # Of two for one rank the one that names somebody.
+        if key not in found or found[key].cause in ("unknown", "unseen", "rank_behind"):
+            found[key] = stall
+    return found
+
+
+def _with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
+    return replace(
+        stall,
+        strength=labels.get("strength", "unknown"),
+        blamed_rank=labels.get("blamed_rank", ""),
+        rail=labels.get("rail", ""),
+        device=labels.get("device", ""),
+        netns=labels.get("netns", ""),
+    )
+
+
+def _instances_of(info: Iterable[Sample], ranks: Iterable[Rank], names: Mapping[str, str]) -> list[str]:
+    """Hosts whose rails may matter, those first that a stall's evidence names."""
+    instance_of = {name: instance for instance, name in names.items()}
+    named = [one.labels.get("instance", "") for one in info if one.labels.get("device")]
+    others = [instance_of[rank.host] for rank in ranks if rank.present and rank.host in instance_of]
+    return list(dict.fromkeys([*named, *others]))[:_MOST_HOSTS]
+
+
+_RailKey = tuple[str, str, str, str]
+
+
+def _rails(
+    ask: Asker, scrapes: Scrapes, instances: Collection[str], rate_seconds: float, window_seconds: float
+) -> tuple[Rail, ...]:
+    """Every rail of these hosts."""
+    on = either("instance", instances)
+    window = f"{window_seconds:.0f}s"
+    transmit = f"rate(railscope_rail_transmit_bytes_total{{{on}}}[{rate_seconds:.0f}s])"
+    short = f"{max(rate_seconds, 30):.0f}s"
+    found = ask.all(
+        info=f"railscope_rail_info{{{on}}}",
+        up=f"railscope_rail_up{{{on}}}",
+        speed=f"railscope_rail_speed_bytes_per_second{{{on}}}",
+        transmit=transmit,
+        receive=f"rate(railscope_rail_receive_bytes_total{{{on}}}[{rate_seconds:.0f}s])",
+        usual=f"max_over_time({transmit}[{window}:{rate_seconds:.0f}s])",
+        backlog=f"railscope_rail_queue_backlog_bytes{{{on}}}",
+        unacknowledged=f"railscope_rail_tcp_unacknowledged_segments{{{on}}}",
+        unsent=f"railscope_rail_tcp_unsent_bytes{{{on}}}",
+        round_trip=f'railscope_rail_tcp_round_trip_seconds{{{on},stat="mean"}}',
+        retransmitted=f"increase(railscope_rail_tcp_retransmitted_bytes_total{{{on}}}[{short}])",
+        sent=f"increase(railscope_rail_tcp_sent_bytes_total{{{on}}}[{short}]) > 0",
+        events=f'increase(railscope_rail_events_total{{{on},severity=~"page|warn"}}[{window}]) > 0',
+    )
+    by_rail: dict[str, dict[_RailKey, float]] = {}
+    for name, samples in found.items():
+        numbers = by_rail.setdefault(name, {})
+        for sample in samples:
+            key = _rail_key(sample)
+            numbers[key] = max(numbers.get(key, sample.value), sample.value)
+    events: dict[_RailKey, set[tuple[str, str, float]]] = defaultdict(set)
+    for sample in found["events"]:
+        counter, severity = sample.labels.get("counter", ""), sample.labels.get("severity", "")
+        events[_rail_key(sample)].add((counter, severity, sample.value))
+
+    def rail(key: _RailKey) -> Rail:
+        value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
+        up, sent, again = value("up"), value("sent"), value("retransmitted")
+        return Rail(
+            host=scrapes.names.get(key[0], key[0]),
+            rail=key[1],
+            device=key[2],
+            netns=key[3],
+            up=None if up is None else bool(up),
+            speed=value("speed"),
+            transmit=value("transmit"),
+            receive=value("receive"),
+            usual_transmit=value("usual"),
+            backlog_bytes=value("backlog"),
+            unacknowledged_segments=value("unacknowledged"),
+            unsent_bytes=value("unsent"),
+            round_trip_seconds=value("round_trip"),
+            retransmitted_ratio=again / sent if sent and again is not None else None,
+            events=tuple(sorted(events[key])),
+        )
+
+    return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)
+
+
+def _rail_key(sample: Sample) -> _RailKey:
+    labels = sample.labels
+    return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")

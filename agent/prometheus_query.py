@@ -1,0 +1,310 @@
+"""Questions to Prometheus, or to a store that speaks its HTTP interface (VictoriaMetrics, Thanos, Mimir).
+
+One call, `/api/v1/query`, with types for what comes back: samples of one moment, or every scrape within a time (in a
+range query VictoriaMetrics repeats old values for the last 30 seconds, and both know only a grid).  Redirects are not
+followed, so that credentials go nowhere else; whatever goes wrong is a `PrometheusError` of one line that says what to
+do.
+
+Source: https://prometheus.io/docs/prometheus/latest/querying/api/.  `nocache=1` is VictoriaMetrics': without it its
+answers leave out the last 30 seconds; Prometheus does not look at it.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import math
+import ssl
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+_MOST_BYTES: Final = 256 * 1024 * 1024
+"""A longer answer is not read: it is not one to the questions asked here."""
+
+
+class PrometheusError(Exception):
+    """The store cannot be asked, or does not answer; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series at one moment."""
+
+    labels: Mapping[str, str]
+    """Without `__name__`."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series over a time."""
+
+    labels: Mapping[str, str]
+    points: tuple[tuple[float, float], ...]
+    """(seconds since the Unix epoch, value), ascending; NaN is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the store is, and how to get in."""
+
+    url: str
+    """Prometheus' own address, with the path it is served under: `https://host:9090`, `http://host/prometheus`."""
+    authorization: str = field(default="", repr=False)
+    """Value of the Authorization header; empty: none."""
+    ca_file: Path | None = None
+    """Certificates to trust instead of the system's."""
+    insecure: bool = False
+    """Take any certificate."""
+    timeout_seconds: float = 10.0
+
+
+class Store(Protocol):
+    """What answers; calls may come from several threads at once."""
+
+    def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
+        """An instant query, at a moment in seconds since the Unix epoch; None: at the store's own now."""
+
+    def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
+        """Everything that was scraped of some series in the seconds before a moment."""
+
+
+def bearer(file: Path) -> str:
+    """The Authorization header for a token.
+
+    Raises:
+        PrometheusError: the file cannot be read, or is empty.
+    """
+    return f"Bearer {_secret(file, '--bearer-token-file')}"
+
+
+def basic(user_and_file: str) -> str:
+    """The Authorization header for `USER:FILE`, the file holding the password.
+
+    Raises:
+        PrometheusError: there is no colon, or the file cannot be read.
+    """
+    user, colon, file = user_and_file.partition(":")
+    if not (user and colon and file):
+        raise PrometheusError("--basic-auth: write USER:FILE, the file holding the password")
+    pair = f"{user}:{_secret(Path(file), '--basic-auth')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+
+def _secret(file: Path, option: str) -> str:
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise PrometheusError(f"{option}: {file}: {why}") from None
+    if not secret or not secret.isprintable():
+        raise PrometheusError(f"{option}: {file} does not hold one line with the secret")
+    return secret
+
+
+class PrometheusStore:
+    """A store behind HTTP; every question has a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Raises:
+        PrometheusError: the URL or the certificates cannot be used.
+        """
+        self._endpoint = endpoint
+        text = endpoint.url if "://" in endpoint.url else f"http://{endpoint.url}"
+        try:
+            url = urllib.parse.urlsplit(text)
+            port = url.port
+        except ValueError as error:
+            raise PrometheusError(f"{endpoint.url} is no URL: {error}") from None
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise PrometheusError(f"{endpoint.url} is no URL of a Prometheus: write http://HOST:9090")
+        if url.username or url.password:
+            raise PrometheusError("a URL with a password shows it to everybody: use --basic-auth USER:FILE")
+        self.shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+        """The URL as messages show it."""
+        self._path = url.path.rstrip("/").removesuffix("/api/v1")
+        self._connect = self._connector(url.scheme == "https", url.hostname, port)
+
+    def _connector(self, secure: bool, host: str, port: int | None) -> Callable[[], http.client.HTTPConnection]:
+        timeout = self._endpoint.timeout_seconds
+        if not secure:
+            return lambda: http.client.HTTPConnection(host, port, timeout=timeout)
+        try:
+            context = ssl.create_default_context(cafile=self._endpoint.ca_file)
+        except (OSError, ssl.SSLError):
+            raise PrometheusError(
+                f"--ca-file: {self._endpoint.ca_file} holds no certificate that can be read"
+            ) from None
+        if self._endpoint.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return lambda: http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+
+    def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
+        """Raises:
+        PrometheusError: the store cannot be reached, refuses, or is none.
+        """
+        moment = {} if at is None else {"time": f"{at:.3f}"}
+        return samples_of(self._ask("query", {"query": expression, **moment}), self.shown)
+
+    def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
+        """Raises:
+        PrometheusError: the store cannot be reached, refuses, or is none.
+        """
+        data = self._ask("query", {"query": f"{selector}[{seconds:.0f}s]", "time": f"{at:.3f}"})
+        return series_of(data, self.shown)
+
+    def _ask(self, call: str, parameters: Mapping[str, str]) -> Any:
+        body = urllib.parse.urlencode({**parameters, "nocache": "1"})
+        status, text = self._exchange("POST", call, body)
+        if status == 405:
+            # A proxy in front that lets nobody write.
+            status, text = self._exchange("GET", call, body)
+        return self._data(status, text)
+
+    def _exchange(self, method: str, call: str, parameters: str) -> tuple[int, bytes]:
+        path = f"{self._path}/api/v1/{call}"
+        headers = {"Accept": "application/json", "User-Agent": "railscope"}
+        if self._endpoint.authorization:
+            headers["Authorization"] = self._endpoint.authorization
+        if method == "POST":
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        connection = self._connect()
+        try:
+            connection.request(
+                method,
+                path if method == "POST" else f"{path}?{parameters}",
+                parameters if method == "POST" else None,
+                headers,
+            )
+            response = connection.getresponse()
+            text = response.read(_MOST_BYTES + 1)
+            location = response.headers.get("Location", "")
+        except ssl.SSLCertVerificationError as error:
+            raise PrometheusError(
+                f"the certificate of {self.shown} is not trusted ({error.verify_message}): name its authority with "
+                "--ca-file"
+            ) from None
+        except TimeoutError:
+            raise PrometheusError(
+                f"{self.shown} did not answer within {self._endpoint.timeout_seconds:g} s: is it up, and reachable "
+                "from here?"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+            raise PrometheusError(f"cannot reach {self.shown}: {why}; check the URL given with --prometheus") from None
+        finally:
+            connection.close()
+        if 300 <= response.status < 400:
+            raise PrometheusError(
+                f"{self.shown} sends us to {location or 'another place'}: give that URL, if you trust it"
+            )
+        if len(text) > _MOST_BYTES:
+            raise PrometheusError(f"{self.shown} answers with more than {_MOST_BYTES >> 20} MiB: name one --comm")
+        return response.status, text
+
+    def _data(self, status: int, text: bytes) -> Any:
+        """The `data` of an answer."""
+        if status in (401, 403):
+            given = "the credentials given" if self._endpoint.authorization else "a request without credentials"
+            raise PrometheusError(
+                f"{self.shown} refuses {given} (HTTP {status}): use --bearer-token-file FILE or --basic-auth USER:FILE"
+            )
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or answer.get("status") not in ("success", "error"):
+            raise PrometheusError(
+                f"{self.shown} does not answer as Prometheus does (HTTP {status}): give the address below which "
+                "/api/v1/query is found"
+            )
+        if answer["status"] == "error":
+            why = " ".join(str(answer.get("error", f"HTTP {status}")).split())[:300]
+            raise PrometheusError(f"{self.shown} cannot answer: {why}")
+        return answer.get("data")
+
+
+def samples_of(data: Any, source: str) -> tuple[Sample, ...]:
+    """The samples in the `data` of an instant query; NaN is left out.
+
+    Raises:
+        PrometheusError: this is no vector or scalar.
+    """
+    try:
+        if data["resultType"] == "scalar":
+            found: list[tuple[dict[str, Any], Any]] = [({}, data["result"])]
+        elif data["resultType"] == "vector":
+            found = [(one["metric"], one["value"]) for one in data["result"]]
+        else:
+            raise KeyError(data["resultType"])
+        samples = [Sample(_labels(labels), float(value)) for labels, (_, value) in found]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise PrometheusError(f"{source} answers with something that is no Prometheus vector") from None
+    return tuple(sample for sample in samples if not math.isnan(sample.value))
+
+
+def series_of(data: Any, source: str) -> tuple[Series, ...]:
+    """The series in the `data` of a query for a range.
+
+    Raises:
+        PrometheusError: this is no matrix.
+    """
+    try:
+        if data["resultType"] != "matrix":
+            raise KeyError(data["resultType"])
+        return tuple(
+            Series(
+                _labels(one["metric"]),
+                tuple((float(t), float(value)) for t, value in one["values"] if not math.isnan(float(value))),
+            )
+            for one in data["result"]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise PrometheusError(f"{source} answers with something that is no Prometheus matrix") from None
+
+
+def _labels(given: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in given.items() if name != "__name__"}
+
+
+def moment_of(text: str) -> float:
+    """Seconds since the Unix epoch of `2026-11-21T03:05:00Z` or `1795230300`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        moment = float(text)
+    except ValueError:
+        given = datetime.fromisoformat(text)
+        return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(moment):
+        raise ValueError(f"{text} is no moment")
+    return moment
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a length of time as Prometheus writes it: `90s`, `5m`, `1h30m`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+    total, rest = 0.0, text
+    while rest:
+        number = rest[: len(rest) - len(rest.lstrip("0123456789."))]
+        rest = rest[len(number) :]
+        unit = rest[: len(rest) - len(rest.lstrip("mshdw"))]
+        if unit not in units:
+            raise ValueError(f"{text!r} is no length of time: write 90s, 5m or 1h30m")
+        total += float(number) * units[unit]
+        rest = rest[len(unit) :]
+    if total <= 0:
+        raise ValueError(f"{text!r} is no length of time: write 90s, 5m or 1h30m")
+    return total

@@ -1,0 +1,167 @@
+"""`railscope diagnose` on a real Prometheus that scrapes simulated agents every second."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from agent.prometheus_query import Endpoint, PrometheusStore
+from tests.stack.fleet import SimulatedFleet, served
+from tests.stack.prometheus import prometheus, until
+
+pytestmark = pytest.mark.stack
+
+HISTORY_SECONDS = 12
+"""Scrapes of a healthy fleet before anything happens: enough to learn what is usual."""
+
+
+@dataclass
+class Cluster:
+    """Seven jobs on hosts of their own; each will get a fault, but for one."""
+
+    url: str
+    jobs: dict[str, SimulatedFleet]
+    before: float
+    """A moment at which everything was healthy."""
+
+    def diagnose(self, *arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent.cli", "diagnose", "--prometheus", self.url, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def finding(self, job: str) -> dict[str, Any]:
+        """The root cause that is found for a job's communicator."""
+        _, text = self.diagnose("--json", "--comm", self.jobs[job].comm)
+        findings = json.loads(text)["findings"]
+        return findings[0] if findings else {}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    names = {"stop": 2, "gone": 4, "down": 2, "slow": 2, "skip": 4, "lost": 4, "late": 2, "fine": 2}
+    jobs = {name: SimulatedFleet(name, hosts) for name, hosts in names.items()}
+    with served(list(jobs.values())) as scrapes:
+        with prometheus(tmp_path_factory.mktemp("prometheus"), scrapes) as url:
+            store = PrometheusStore(Endpoint(url))
+            until(lambda: len(store.query("railscope_build_info")) == sum(names.values()), "a scrape of every host")
+            scrapes_seen = "min(count_over_time(railscope_build_info[1m]))"
+            before = store.query("max(count_over_time(railscope_build_info[1m]))")[0].value
+            jobs["late"].restart_agent(1)
+            until(lambda: store.query(scrapes_seen)[0].value >= before + HISTORY_SECONDS, "some history")
+            yield Cluster(url, jobs, store.query("time()")[0].value)
+
+
+def test_a_healthy_cluster_is_fine(cluster: Cluster) -> None:
+    status, text = cluster.diagnose()
+    assert status == 0
+    assert text.startswith("No stall: no host calls any of 8 communicators stalled.\n")
+
+
+@pytest.fixture(scope="module")
+def seconds_until_named(cluster: Cluster) -> dict[str, float]:
+    """All faults at once, and how long each took until the verdict named the right one."""
+    jobs = cluster.jobs
+    jobs["stop"].behind = 1
+    jobs["stop"].stall(rank0="rank_behind", rank1="process_stopped;blamed_rank=1")
+    jobs["gone"].stall(**dict.fromkeys(("rank0", "rank1", "rank3"), "rank_behind"), rank2="process_gone;blamed_rank=2")
+    jobs["down"].rails_down.add((1, 0))
+    jobs["down"].stall(rank0="unknown;strength=weak", rank1="rail_down;rail=0,device=eth0")
+    jobs["slow"].slow.add((0, 1))
+    jobs["slow"].stall(rank0="rail_slow;rail=1,device=eth1", rank1="rail_slow;rail=1,device=eth1")
+    jobs["skip"].behind = 2
+    jobs["skip"].stall(**dict.fromkeys(("rank0", "rank1", "rank3"), "rank_behind"))
+    jobs["lost"].silent.add(3)
+    jobs["lost"].stall(**dict.fromkeys(("rank0", "rank1", "rank2"), "rank_behind"))
+    jobs["late"].behind = 0
+    jobs["late"].stall(rank1="rank_behind")
+    began = time.monotonic()
+    expected = {
+        "stop": ("process_stopped", ["1"], ["stop1"], []),
+        "gone": ("process_gone", ["2"], ["gone2"], []),
+        "down": ("rail_down", [], ["down1"], ["eth0"]),
+        "slow": ("rail_slow", [], ["slow0", "slow1"], ["eth1", "eth1"]),
+        "skip": ("rank_behind", ["2"], ["skip2"], []),
+        "lost": ("rank_missing", ["3"], ["lost3"], []),
+    }
+    named: dict[str, float] = {}
+
+    def all_named() -> bool:
+        _, text = cluster.diagnose("--json")
+        found = {one["comm"]: one for one in json.loads(text)["findings"]}
+        for job, (cause, ranks, hosts, devices) in expected.items():
+            one = found.get(jobs[job].comm)
+            if one and (one["cause"], one["ranks"], one["hosts"], one["devices"]) == (cause, ranks, hosts, devices):
+                named.setdefault(job, time.monotonic() - began)
+        return named.keys() == expected.keys()
+
+    until(all_named, "every fault to be named")
+    return named
+
+
+def test_each_fault_is_named_with_its_rank_or_rail(
+    seconds_until_named: dict[str, float], record_testsuite_property: Any
+) -> None:
+    # The aim is five seconds at one scrape a second; machines that are busy with other tests take longer.
+    record_testsuite_property("diagnose_seconds", seconds_until_named)
+    print({job: f"{seconds:.1f} s" for job, seconds in seconds_until_named.items()})
+    assert len(seconds_until_named) == 6
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_the_text_names_the_rank_first_and_says_what_to_do(cluster: Cluster) -> None:
+    status, text = cluster.diagnose("--comm", cluster.jobs["stop"].comm)
+    assert status == 1
+    assert "rank 1 (pid 4001, stop1) is stopped" in " ".join(text.split("\n\n")[0].split())
+    assert "stop1: kill -CONT 4001" in text
+    assert "rank 1 made 10.0 calls/s before the stall" in text
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_a_silent_host_is_told_as_what_cannot_be_known(cluster: Cluster) -> None:
+    finding = cluster.finding("lost")
+    assert any("rank 3 on lost3: its agent has said nothing for" in line for line in finding["unknown"])
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_a_rank_whose_agent_was_restarted_is_compared_by_what_was_usual(cluster: Cluster) -> None:
+    finding = cluster.finding("late")
+    assert (finding["cause"], finding["ranks"], finding["hosts"]) == ("rank_behind", ["0"], ["late0"])
+    assert any("learnt from history" in line for line in finding["evidence"])
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_the_healthy_job_is_not_among_the_findings_and_can_be_asked_for(cluster: Cluster) -> None:
+    _, text = cluster.diagnose("--json")
+    verdict = json.loads(text)
+    assert cluster.jobs["fine"].comm not in {one["comm"] for one in verdict["findings"]}
+    assert len(verdict["findings"]) == 7
+    status, text = cluster.diagnose("--comm", cluster.jobs["fine"].comm)
+    assert status == 0
+    assert "ranks make" in text
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_the_past_can_be_asked_for(cluster: Cluster) -> None:
+    assert cluster.diagnose("--time", str(cluster.before))[0] == 0
+    assert cluster.diagnose()[0] == 1
+
+
+def test_a_store_without_railscope_and_an_unknown_communicator_are_one_line(cluster: Cluster) -> None:
+    status, text = cluster.diagnose("--time", "2001-01-01T00:00:00Z")
+    assert (status, text.count("\n")) == (2, 1)
+    assert "no series of railscope" in text
+    status, text = cluster.diagnose("--comm", "abcdef")
+    assert (status, text.count("\n")) == (2, 1)
+    assert "no communicator abcdef" in text

@@ -1,0 +1,145 @@
+"""The command: what it prints for people and programs, and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from agent import diagnose as command
+from agent.cli import main
+from agent.diagnose import as_json_text, as_text, endpoint_of, question_from, run_diagnose
+from agent.diagnose_options import add_diagnose_arguments
+from agent.prometheus_query import PrometheusError
+from agent.verdict_words import Verdict, verdict_of
+from tests.unit.fleets import COMM, OTHER, Fleets, stall
+from tests.unit.test_verdict import fleets_of_any_kind
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_diagnose_arguments(parser)
+    return parser.parse_args(["--prometheus", "http://127.0.0.1:9", *arguments])
+
+
+def stopped() -> Verdict:
+    fleets = Fleets(4).communicator().communicator(OTHER, pids=100).all_say("rank_behind").all_say("rank_behind", OTHER)
+    fleets.rank(1, stall=stall("process_stopped")).lose_host(3)
+    return verdict_of(fleets.made())
+
+
+def test_the_first_line_is_the_verdict_and_the_rest_tells_why_and_what_next() -> None:
+    text = as_text(stopped())
+    lines = text.splitlines()
+    assert " ".join(lines[:2]).startswith(
+        f"STALLED for 40 s: AllReduce on {COMM}: rank 1 (pid 101, host1) is stopped (SIGSTOP or a debugger)."
+    )
+    titles = [line for line in lines if line and not line.startswith(" ")][2:]
+    assert titles[:5] == [
+        "Evidence",
+        "Healthy beside it",
+        "Waits only because of this",
+        "Cannot be known",
+        "Check next",
+    ]
+    assert "  2. host1: kill -CONT 101" in lines
+    assert lines[-1] == "As of 1970-01-12 13:46:40 UTC, by the store's clock."
+
+
+def test_of_many_communicators_that_wait_only_a_few_are_printed() -> None:
+    fleets = Fleets()
+    for number in range(50):
+        fleets.communicator(f"{number:016x}").all_say("rank_behind", f"{number:016x}")
+        fleets.rank(1, f"{number:016x}", stall=stall("process_stopped"))
+    verdict = verdict_of(fleets.made())
+    assert "44 more (--json lists all)" in as_text(verdict)
+    assert as_text(verdict).count("the same process") == 5
+    assert as_json_text(verdict).count("the same process") == 49
+
+
+def test_no_stall_is_one_line_and_the_time() -> None:
+    fleets = Fleets().communicator()
+    assert as_text(verdict_of(fleets.made())).splitlines()[0] == (
+        "No stall: no host calls any of 1 communicators stalled."
+    )
+
+
+@given(fleets_of_any_kind())
+def test_nothing_is_wider_than_a_terminal_but_commands(fleets: Fleets) -> None:
+    for line in as_text(verdict_of(fleets.made())).splitlines():
+        assert len(line) <= 80 or re.match(r"  \d+\. \w+: ", line), line
+
+
+def test_colour_only_changes_how_it_looks() -> None:
+    plain, coloured = as_text(stopped()), as_text(stopped(), colour=True)
+    assert "\x1b" not in plain
+    assert coloured.startswith("\x1b[31;1mSTALLED")
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+
+
+def test_json_holds_everything_by_name() -> None:
+    verdict = json.loads(as_json_text(stopped()))
+    assert verdict["problem"] is True
+    (finding,) = verdict["findings"]
+    assert (finding["cause"], finding["ranks"], finding["hosts"], finding["pids"]) == (
+        "process_stopped",
+        ["1"],
+        ["host1"],
+        ["101"],
+    )
+    assert finding["waiting"][0]["comm"] == OTHER
+    assert {"evidence", "healthy", "unknown", "next_steps", "headline"} <= finding.keys()
+
+
+@pytest.mark.parametrize(("verdict", "status"), [(stopped(), 1), (verdict_of(Fleets().made()), 0)])
+def test_the_exit_status_says_whether_something_is_stalled(
+    verdict: Verdict, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "diagnose", lambda *_: verdict)
+    out = io.StringIO()
+    assert run_diagnose(parsed("--json"), out) == status
+    assert json.loads(out.getvalue())["problem"] is bool(status)
+    out = io.StringIO()
+    assert run_diagnose(parsed(), out) == status
+    assert out.getvalue() == as_text(verdict)
+
+
+def test_a_store_that_is_not_there_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--prometheus", "http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        "railscope diagnose: cannot reach http://127.0.0.1:1: Connection refused; check the URL given with "
+        "--prometheus\n"
+    )
+
+
+def test_options_are_understood(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("abc\n")
+    question = question_from(
+        parsed("--comm", "0xAB", "--time", "1795230300", "--window", "10m", "--bearer-token-file", str(secret))
+    )
+    assert (question.comm, question.at, question.window_seconds) == ("ab", 1795230300.0, 600.0)
+    assert endpoint_of(question).authorization == "Bearer abc"
+    with pytest.raises(PrometheusError, match="not both"):
+        endpoint_of(replace(question, basic_auth="me:x"))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--time", "noon"), ("--window", "soon"), ("--window", "0s"), ("--basic-auth", "me")]
+)
+def test_values_that_make_no_sense_name_their_option(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_diagnose(parsed(option, value), io.StringIO()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("railscope diagnose: ")
+    assert option in said
+    assert said.count("\n") == 1

@@ -1,0 +1,363 @@
+"""Series become facts: which hosts count as silent, what they are called, and which sequences can be compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fleet_facts import Fleet, Rank
+from agent.fleet_reader import read_fleet
+from agent.fleet_sequences import Position, difference, positions
+from agent.prometheus_query import PrometheusError, Sample, Series
+
+NOW = 1_000_000.0
+COMM = "00000000000000aa"
+
+Labels = dict[str, str]
+
+
+@dataclass
+class CannedStore:
+    """Answers by the metric a question is about, and by the function around it; all other answers are empty."""
+
+    canned: dict[str, list[Sample]] = field(default_factory=dict)
+    history: list[Series] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def say(self, expression: str, value: float, **labels: str) -> CannedStore:
+        """`expression` as asked, without matchers, ranges and spaces: `max_over_time(x)`."""
+        self.canned.setdefault(expression, []).append(Sample(labels, value))
+        return self
+
+    def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
+        self.asked.append(expression)
+        assert at is None or at == NOW
+        if expression == "time()":
+            return (Sample({}, NOW),)
+        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\s", "", expression)
+        return tuple(self.canned.get(bare, ()))
+
+    def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
+        self.asked.append(selector)
+        assert seconds > 0
+        assert at == NOW
+        metric = selector.partition("{")[0]
+        return tuple(one for one in self.history if one.labels.get("__for__", metric) == metric)
+
+
+def agent(store: CannedStore, instance: str, *, scraped: float = NOW - 0.5, up: int | None = 1, **labels: str) -> None:
+    """A host with an agent that was last scraped then."""
+    store.say("last_over_time(railscope_build_info)", 1, instance=instance, **labels)
+    store.say("max_over_time(railscope_snapshot_timestamp_seconds)", scraped, instance=instance)
+    store.say("count_over_time(railscope_snapshot_timestamp_seconds)", 301, instance=instance)
+    span = "max_over_time(railscope_snapshot_timestamp_seconds)-min_over_time(railscope_snapshot_timestamp_seconds)"
+    store.say(span, 300, instance=instance)
+    if up is not None:
+        found = "upandon(job)groupby(job)(last_over_time(railscope_build_info))"
+        store.say(found, up, instance=instance, **labels)
+    if up != 0:
+        store.say("railscope_snapshot_timestamp_seconds", scraped - 0.1, instance=instance)
+        store.say("timestamp(railscope_snapshot_timestamp_seconds)", scraped, instance=instance)
+
+
+def rank(store: CannedStore, instance: str, number: int, *, enqueued: float | None = 10, **info: str) -> None:
+    labels: Labels = {"instance": instance, "comm": COMM, "rank": str(number)}
+    known = {"nranks": "2", "pid": str(100 + number), "gpu": "0"} | info
+    store.say("last_over_time(railscope_comm_info)", 1, **labels, **known)
+    if enqueued is not None:
+        store.say("railscope_comm_enqueued_total", enqueued, **labels)
+        store.say("railscope_comm_counted_from_start", 1, **labels)
+
+
+def stalled(store: CannedStore, instance: str, number: int, cause: str, **more: str) -> None:
+    labels = {"instance": instance, "comm": COMM, "rank": str(number), "cause": cause}
+    store.say("railscope_comm_stalled==1", 1, op="AllReduce", **labels)
+    if more:
+        store.say("railscope_comm_stall_info==1", 1, **labels, **more)
+
+
+@pytest.fixture
+def store() -> CannedStore:
+    """Two hosts, a communicator over both, stalled as seen by the first."""
+    made = CannedStore()
+    for number in (0, 1):
+        agent(made, f"host{number}:9779")
+        rank(made, f"host{number}:9779", number)
+    stalled(made, "host0:9779", 0, "rank_behind", strength="weak", blamed_rank="1")
+    return made
+
+
+def read(store: CannedStore, comm: str | None = None) -> Fleet:
+    return read_fleet(store, window_seconds=300, comm=comm)
+
+
+def ranks_of(fleet: Fleet) -> dict[str, Rank]:
+    return {one.rank: one for one in fleet.ranks}
+
+
+def test_ranks_have_host_process_sequence_and_what_is_said_of_them(store: CannedStore) -> None:
+    fleet = read(store)
+    first, second = fleet.ranks
+    assert (first.host, first.pid, first.nranks, first.enqueued) == ("host0", "100", 2, 10)
+    assert first.position == Position(10)
+    assert first.stall is not None
+    assert (first.stall.cause, first.stall.op, first.stall.strength, first.stall.blamed_rank) == (
+        "rank_behind",
+        "AllReduce",
+        "weak",
+        "1",
+    )
+    assert second.stall is None
+    assert first.completed is None
+    assert (fleet.at, fleet.scrape_seconds) == (NOW, 1.0)
+
+
+def test_a_failed_scrape_makes_a_host_silent_and_its_ranks_history(store: CannedStore) -> None:
+    agent(store, "host2:9779", scraped=NOW - 40, up=0)
+    rank(store, "host2:9779", 2, enqueued=None)
+    fleet = read(store)
+    silent = next(one for one in fleet.agents if one.host == "host2")
+    assert (silent.up, silent.silent_seconds) == (False, 40.0)
+    assert not ranks_of(fleet)["2"].present
+    assert ranks_of(fleet)["2"].pid == "102"
+
+
+def test_series_that_were_pushed_and_are_old_count_as_silent(store: CannedStore) -> None:
+    # Nothing marks them stale: the store goes on to show them for minutes.
+    agent(store, "host2:9779", scraped=NOW - 60, up=None)
+    rank(store, "host2:9779", 2)
+    stalled(store, "host2:9779", 2, "process_stopped")
+    fleet = read(store)
+    assert not ranks_of(fleet)["2"].present
+    assert ranks_of(fleet)["2"].stall is None
+
+
+@pytest.mark.parametrize(("ended", "known"), [(NOW - 40, True), (NOW - 200, False)])
+def test_what_was_said_of_a_rank_when_it_was_last_seen_is_kept(store: CannedStore, ended: float, known: bool) -> None:
+    agent(store, "host2:9779", scraped=NOW - 40, up=0)
+    rank(store, "host2:9779", 2, enqueued=None)
+    labels = {"instance": "host2:9779", "comm": COMM, "rank": "2"}
+    details = labels | {"cause": "rail_down", "device": "eth0", "__for__": "railscope_comm_stall_info"}
+    store.history = [
+        Series(labels | {"__for__": "railscope_comm_enqueued_total"}, ((NOW - 240, 1.0), (NOW - 40, 2.0))),
+        Series(details, ((NOW - 240, 1.0), (ended, 1.0))),
+    ]
+    said = ranks_of(read(store))["2"].last_said
+    assert (said is not None) == known
+    if said is not None:
+        assert (said.cause, said.device) == ("rail_down", "eth0")
+
+
+def test_a_target_that_never_answered_is_a_silent_host(store: CannedStore) -> None:
+    up = "upandon(job)groupby(job)(last_over_time(railscope_build_info))"
+    store.say(up, 0, instance="host9:9779")
+    (silent,) = (one for one in read(store).agents if not one.up)
+    assert (silent.host, silent.silent_seconds) == ("host9", None)
+
+
+def test_hosts_are_called_by_the_label_that_the_scrape_configuration_gives() -> None:
+    store = CannedStore()
+    agent(store, "10.0.0.1:9779", node="gpu-17")
+    agent(store, "10.0.0.2:9779")
+    agent(store, "10.0.0.3:1111")
+    agent(store, "10.0.0.3:2222")
+    assert {one.host for one in read(store).agents} == {"gpu-17", "10.0.0.2", "10.0.0.3:1111", "10.0.0.3:2222"}
+
+
+def test_two_replicas_of_a_store_count_once(store: CannedStore) -> None:
+    for number in (0, 1):
+        labels = {"instance": f"host{number}:9779", "comm": COMM, "rank": str(number), "replica": "b"}
+        store.say("railscope_comm_enqueued_total", 11, **labels)
+    fleet = read(store)
+    assert [one.enqueued for one in fleet.ranks] == [11, 11]
+
+
+def test_a_rank_that_moved_to_another_host_is_not_missing_on_the_old_one(store: CannedStore) -> None:
+    agent(store, "host2:9779")
+    rank(store, "host2:9779", 1, enqueued=None)
+    assert [(one.rank, one.host) for one in read(store).ranks] == [("0", "host0"), ("1", "host1")]
+
+
+def test_a_gone_process_is_a_rank_though_only_its_stall_is_left(store: CannedStore) -> None:
+    store.canned["railscope_comm_enqueued_total"].pop()
+    stalled(store, "host1:9779", 1, "process_gone", strength="strong")
+    found = ranks_of(read(store))["1"]
+    assert found.present
+    assert found.stall is not None
+    assert found.stall.cause == "process_gone"
+    assert found.enqueued is None
+
+
+def test_of_two_stalls_of_one_rank_the_one_that_names_somebody_is_kept(store: CannedStore) -> None:
+    stalled(store, "host0:9779", 0, "rail_down", device="eth0", rail="0")
+    found = ranks_of(read(store))["0"].stall
+    assert found is not None
+    assert (found.cause, found.device) == ("rail_down", "eth0")
+
+
+def test_rails_are_read_for_the_hosts_of_the_stall(store: CannedStore) -> None:
+    rail = {"instance": "host1:9779", "rail": "0", "device": "eth0"}
+    store.say("railscope_rail_info", 1, **rail).say("railscope_rail_up", 0, **rail)
+    store.say("increase(railscope_rail_tcp_retransmitted_bytes_total)", 5, **rail)
+    store.say("increase(railscope_rail_tcp_sent_bytes_total)>0", 100, **rail)
+    store.say("increase(railscope_rail_events_total)>0", 3, **rail, counter="link_downed", severity="page")
+    (found,) = read(store).rails
+    assert (found.host, found.up, found.retransmitted_ratio) == ("host1", False, 0.05)
+    assert found.events == (("link_downed", "page", 3.0),)
+    assert found.backlog_bytes is None
+    (asked,) = (one for one in store.asked if one.startswith("railscope_rail_up"))
+    assert asked == 'railscope_rail_up{instance=~"host0:9779|host1:9779"}'
+
+
+def test_names_with_special_characters_are_matched_literally(store: CannedStore) -> None:
+    agent(store, 'a.b"c:1')
+    rank(store, 'a.b"c:1', 5)
+    read(store)
+    assert any(r"a\\.b\"c:1" in one for one in store.asked)
+
+
+def test_nothing_is_asked_about_rails_where_nothing_is_stalled() -> None:
+    store = CannedStore()
+    agent(store, "host0:9779")
+    fleet = read(store)
+    assert fleet.ranks == ()
+    assert not any("rail_" in one for one in store.asked)
+
+
+def test_a_store_without_railscope_says_so() -> None:
+    with pytest.raises(PrometheusError, match="no series of railscope"):
+        read(CannedStore())
+
+
+def test_a_communicator_that_is_not_there_says_so(store: CannedStore) -> None:
+    with pytest.raises(PrometheusError, match="no communicator ffff"):
+        read(store, "ffff")
+    assert len(read(store, COMM).ranks) == 2
+
+
+def test_clock_and_start_of_an_agent_are_told(store: CannedStore) -> None:
+    store.say("railscope_agent_start_time_seconds", NOW - 100, instance="host0:9779")
+    store.say("railscope_collector_success==0", 0, instance="host0:9779", collector="rdma")
+    first = next(one for one in read(store).agents if one.host == "host0")
+    assert first.started == NOW - 100
+    assert first.failing == ("rdma",)
+    assert first.clock_offset_seconds == pytest.approx(-0.1)
+
+
+# Sequences
+
+
+def advancing(
+    offset: float, *, moments: int = 20, per_moment: float = 10, stands_at: int = 15
+) -> list[tuple[float, float]]:
+    """A counter that advances evenly and then stands."""
+    return [(float(t), offset + per_moment * min(t, stands_at)) for t in range(moments)]
+
+
+def test_the_difference_is_learnt_while_both_advance() -> None:
+    assert difference(advancing(100), advancing(40)) == (-60, 0)
+
+
+def test_a_rank_that_fell_behind_while_the_others_stood_does_not_change_the_difference() -> None:
+    stuck = advancing(40, stands_at=14)
+    assert difference(advancing(100), stuck) == (-60, 0)
+
+
+def test_the_moment_at_which_a_rank_fell_behind_is_not_learnt_from() -> None:
+    late = [(t, value - (1 if t >= 15 else 0)) for t, value in advancing(40)]
+    assert difference(advancing(100), late) == (-60, 0)
+
+
+def test_hosts_are_scraped_at_different_instants() -> None:
+    # Half a second later each time: at an even pace that is known.
+    assert difference(advancing(100), [(t + 0.5, value + 5) for t, value in advancing(40)]) == (-60, 0)
+
+
+def test_the_difference_s_spread_is_its_uncertainty() -> None:
+    jittered = [(t, value + (3 if int(t) % 2 and t < 15 else 0)) for t, value in advancing(40)]
+    found = difference(advancing(100), jittered)
+    assert found is not None
+    assert found[1] >= 2
+
+
+def test_only_what_came_after_a_restart_counts() -> None:
+    restarted = [(t, value if t < 8 else value - 80) for t, value in advancing(0)]
+    assert difference(advancing(100), restarted) == (-180, 0)
+
+
+def test_too_little_history_says_nothing() -> None:
+    assert difference(advancing(100), advancing(40)[-6:]) is None
+    assert difference((), advancing(40)) is None
+
+
+KEYS = [(f"host{number}:9779", COMM, str(number)) for number in range(3)]
+
+
+def placed(store: CannedStore, *, now: list[float], from_start: list[int | None]) -> list[Position | None]:
+    found = positions(
+        store,
+        "x",
+        now=dict(zip(KEYS, now, strict=False)),
+        from_start={key: flag for key, flag in zip(KEYS, from_start, strict=False) if flag is not None},
+        resets={},
+        at=NOW,
+        seconds=300,
+    )
+    return [found.get(key) for key in KEYS[: len(now)]]
+
+
+def history(offsets: list[float]) -> list[Series]:
+    return [
+        Series({"instance": key[0], "comm": key[1], "rank": key[2]}, tuple(advancing(offset)))
+        for key, offset in zip(KEYS, offsets, strict=False)
+    ]
+
+
+def test_counts_from_the_first_operation_need_no_history() -> None:
+    store = CannedStore()
+    assert placed(store, now=[250, 249], from_start=[1, 1]) == [Position(250), Position(249)]
+    assert store.asked == []
+
+
+def test_a_rank_counted_since_later_is_put_on_the_scale_of_the_others() -> None:
+    store = CannedStore(history=history([100, 100, 40]))
+    assert placed(store, now=[250, 250, 189], from_start=[1, 1, 0]) == [
+        Position(250),
+        Position(250),
+        Position(249, 0, learnt=True),
+    ]
+
+
+def test_where_nobody_counts_from_the_first_operation_one_of_them_is_the_scale() -> None:
+    store = CannedStore(history=history([100, 40]))
+    first, second = placed(store, now=[250, 189], from_start=[0, 0])
+    assert first is not None
+    assert second is not None
+    assert first.entered - second.entered == 1
+    assert first.learnt
+    assert second.learnt
+
+
+def test_without_history_such_a_rank_is_not_compared() -> None:
+    assert placed(CannedStore(), now=[250, 189], from_start=[1, 0]) == [Position(250), None]
+    assert placed(CannedStore(), now=[250, 189], from_start=[0, 0]) == [None, None]
+
+
+def test_agents_that_do_not_say_since_when_they_count_are_trusted_unless_they_started_anew() -> None:
+    assert placed(CannedStore(), now=[250, 249], from_start=[None, None]) == [Position(250), Position(249)]
+
+
+@given(st.integers(-1000, 1000), st.lists(st.integers(0, 30), min_size=8, max_size=40))
+def test_a_constant_difference_is_found_whatever_the_pace(offset: int, steps: list[int]) -> None:
+    scale, value = [], 0.0
+    for t, step in enumerate(steps):
+        value += step
+        scale.append((float(t), value))
+    found = difference(scale, [(t, v + offset) for t, v in scale])
+    advances = sum(step > 0 and following > 0 for step, following in pairwise(steps[1:]))
+    assert found == ((offset, 0) if advances >= 5 else None)

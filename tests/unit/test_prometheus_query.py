@@ -1,0 +1,293 @@
+"""The client against a real HTTP server with canned answers: right requests, typed results, errors of one line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.prometheus_query import (
+    Endpoint,
+    PrometheusError,
+    PrometheusStore,
+    Sample,
+    basic,
+    bearer,
+    moment_of,
+    samples_of,
+    seconds_of,
+    series_of,
+)
+
+
+@dataclass
+class Answers:
+    """What the server says next, and what it was asked."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    refuse_post: bool = False
+    asked: list[tuple[str, str, dict[str, list[str]], dict[str, str]]] = field(default_factory=list)
+
+    def result(self, kind: str, result: object) -> None:
+        self.body = json.dumps({"status": "success", "data": {"resultType": kind, "result": result}}).encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    answers: Answers
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        url = urlsplit(self.path)
+        given = parse_qs(self.rfile.read(length).decode() or url.query)
+        self.answers.asked.append((self.command, url.path, given, {k.lower(): v for k, v in self.headers.items()}))
+        status = 405 if self.answers.refuse_post and self.command == "POST" else self.answers.status
+        self.send_response(status)
+        for name, value in self.answers.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(self.answers.body)))
+        self.end_headers()
+        self.wfile.write(self.answers.body)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answers() -> Answers:
+    made = Answers()
+    made.result("vector", [])
+    return made
+
+
+@pytest.fixture
+def server(answers: Answers) -> Iterator[ThreadingHTTPServer]:
+    handler = type("Handler", (_Handler,), {"answers": answers})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def refusal(store: PrometheusStore) -> str:
+    with pytest.raises(PrometheusError) as refused:
+        store.query("up")
+    text = str(refused.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_instant_query_carries_expression_and_moment_and_gives_typed_samples(answers: Answers, url: str) -> None:
+    metric = {"__name__": "up", "instance": "a:1"}
+    answers.result("vector", [{"metric": metric, "value": [1.5, "0.25"]}, {"metric": {}, "value": [1.5, "NaN"]}])
+    assert PrometheusStore(Endpoint(url)).query('up{a="ü&="}', 12.5) == (Sample({"instance": "a:1"}, 0.25),)
+    method, path, given, _ = answers.asked[0]
+    assert (method, path) == ("POST", "/api/v1/query")
+    assert given == {"query": ['up{a="ü&="}'], "time": ["12.500"], "nocache": ["1"]}
+
+
+def test_without_a_moment_the_store_s_own_now_is_asked_for(answers: Answers, url: str) -> None:
+    answers.result("scalar", [7.0, "7"])
+    assert PrometheusStore(Endpoint(url)).query("time()") == (Sample({}, 7.0),)
+    assert "time" not in answers.asked[0][2]
+
+
+def test_scrapes_are_points_without_what_is_not_a_number(answers: Answers, url: str) -> None:
+    answers.result("matrix", [{"metric": {"rank": "1"}, "values": [[1, "1"], [2, "NaN"], [3, "+Inf"]]}])
+    (series,) = PrometheusStore(Endpoint(f"{url}/")).scrapes('x{rank="1"}', 90.0, 3)
+    assert (series.labels, series.points) == ({"rank": "1"}, ((1.0, 1.0), (3.0, float("inf"))))
+    assert answers.asked[0][1] == "/api/v1/query"
+    assert answers.asked[0][2]["query"] == ['x{rank="1"}[90s]']
+
+
+@pytest.mark.parametrize("suffix", ["/select/0/prometheus", "/select/0/prometheus/", "/select/0/prometheus/api/v1"])
+def test_a_store_may_live_below_a_path(answers: Answers, url: str, suffix: str) -> None:
+    PrometheusStore(Endpoint(url + suffix)).query("up")
+    assert answers.asked[0][1] == "/select/0/prometheus/api/v1/query"
+
+
+def test_a_proxy_that_takes_no_post_is_asked_with_get(answers: Answers, url: str) -> None:
+    answers.refuse_post = True
+    PrometheusStore(Endpoint(url)).query("up")
+    assert [(method, given["query"]) for method, _, given, _ in answers.asked] == [("POST", ["up"]), ("GET", ["up"])]
+
+
+def test_credentials_are_sent_and_never_shown(answers: Answers, url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("pass:word\n")
+    endpoint = Endpoint(url, basic(f"me:{secret}"))
+    PrometheusStore(endpoint).query("up")
+    sent = answers.asked[0][3]["authorization"].removeprefix("Basic ")
+    assert base64.b64decode(sent) == b"me:pass:word"
+    assert bearer(secret) == "Bearer pass:word"
+    assert sent not in repr(endpoint)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_refused_credentials_say_which_option_gives_them(answers: Answers, url: str, status: int) -> None:
+    answers.status, answers.body = status, b"no"
+    said = refusal(PrometheusStore(Endpoint(url)))
+    assert "without credentials" in said
+    assert "--bearer-token-file" in said
+    assert "the credentials given" in refusal(PrometheusStore(Endpoint(url, "Bearer x")))
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>hello</html>", b"", b"[]", b'{"ok":true}', b'{"status":"fine","data":1}', b"\xff\xfe"]
+)
+def test_what_is_no_prometheus_is_called_so(answers: Answers, url: str, body: bytes) -> None:
+    answers.status, answers.body = 404, body
+    assert "does not answer as Prometheus does (HTTP 404)" in refusal(PrometheusStore(Endpoint(url)))
+
+
+def test_an_error_of_the_store_is_passed_on_in_one_line(answers: Answers, url: str) -> None:
+    answers.status = 422
+    answers.body = (
+        b'{"status":"error","errorType":"execution","error":"query\\nprocessing would load too many samples"}'
+    )
+    assert "query processing would load too many samples" in refusal(PrometheusStore(Endpoint(url)))
+
+
+@pytest.mark.parametrize("data", [None, 7, {}, {"resultType": "vector"}, {"resultType": "string", "result": [1, "x"]}])
+def test_an_answer_of_another_kind_is_an_error(data: object) -> None:
+    with pytest.raises(PrometheusError, match="no Prometheus vector"):
+        samples_of(data, "store")
+    with pytest.raises(PrometheusError, match="no Prometheus matrix"):
+        series_of(data, "store")
+
+
+def test_redirects_are_not_followed_so_that_credentials_stay(answers: Answers, url: str) -> None:
+    answers.status, answers.headers = 302, {"Location": "https://elsewhere.example/login"}
+    assert "sends us to https://elsewhere.example/login" in refusal(PrometheusStore(Endpoint(url, "Bearer x")))
+    assert len(answers.asked) == 1
+
+
+def test_nobody_listening_names_the_url() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert f"cannot reach {url}: Connection refused" in refusal(PrometheusStore(Endpoint(url)))
+
+
+def test_a_store_that_never_answers_times_out() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        assert "did not answer within 0.2 s" in refusal(PrometheusStore(Endpoint(url, timeout_seconds=0.2)))
+
+
+def test_a_plain_url_may_leave_the_scheme_out(server: ThreadingHTTPServer, answers: Answers) -> None:
+    PrometheusStore(Endpoint(f"127.0.0.1:{server.server_port}")).query("up")
+    assert len(answers.asked) == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1"])
+def test_what_is_no_url_is_called_so(url: str) -> None:
+    with pytest.raises(PrometheusError, match="is no URL"):
+        PrometheusStore(Endpoint(url))
+
+
+def test_a_password_in_the_url_is_refused() -> None:
+    with pytest.raises(PrometheusError, match="--basic-auth"):
+        PrometheusStore(Endpoint("http://me:secret@host:9090"))
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two\nlines"])
+def test_a_file_without_one_secret_is_an_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text(text)
+    with pytest.raises(PrometheusError, match="one line with the secret"):
+        bearer(file)
+
+
+def test_missing_files_are_named_with_their_option(tmp_path: Path) -> None:
+    with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*no: No such file"):
+        bearer(tmp_path / "no")
+    with pytest.raises(PrometheusError, match="USER:FILE"):
+        basic("me")
+    with pytest.raises(PrometheusError, match=r"--ca-file: .*no holds no certificate"):
+        PrometheusStore(Endpoint("https://host", ca_file=tmp_path / "no"))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}".split(),
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+def test_tls_trusts_the_given_authority_and_no_other(
+    server: ThreadingHTTPServer, certificate: tuple[Path, Path]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = f"https://127.0.0.1:{server.server_port}"
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the refused handshake
+    assert "is not trusted" in refusal(PrometheusStore(Endpoint(url)))
+    assert PrometheusStore(Endpoint(url, ca_file=certificate[0])).query("up") == ()
+    assert PrometheusStore(Endpoint(url, insecure=True)).query("up") == ()
+
+
+def test_moments_and_lengths_of_time_as_people_write_them() -> None:
+    assert moment_of("1795230300") == moment_of("2026-11-21T03:05:00Z") == moment_of("2026-11-21T03:05:00")
+    assert moment_of("2026-11-21T03:05:00+01:00") == moment_of("1795226700")
+    assert [seconds_of(text) for text in ("90s", "5m", "1h30m", "250ms", "1.5m")] == [90, 300, 5400, 0.25, 90]
+
+
+@pytest.mark.parametrize("text", ["", "5", "m", "5x", "-5m", "0s", "5m3", "1..5s"])
+def test_what_is_no_length_of_time_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "nan", "inf"])
+def test_what_is_no_moment_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        moment_of(text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["resultType", "result", "metric", "value", "values"]), inner, max_size=4)
+    ),
+)
+
+
+@given(JSON, st.sampled_from(["vector", "scalar", "matrix"]))
+def test_whatever_a_store_answers_it_is_samples_or_one_error(result: object, kind: str) -> None:
+    for read in (samples_of, series_of):
+        with suppress(PrometheusError):
+            read({"resultType": kind, "result": result}, "store")
