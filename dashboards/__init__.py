@@ -1,0 +1,1 @@
+"""Dashboards, rules and runbooks: what people look at, kept as code."""

@@ -1,0 +1,218 @@
+"""The dashboard *Agent*: what railscope itself costs, what it loses, and where it sees less than it should."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards import page, variables
+from dashboards.page import Section
+from dashboards.panels import (
+    BAD,
+    FINE_OR_FAILED,
+    GOOD,
+    NEVER_FINE,
+    WATCH,
+    AnyPanel,
+    query,
+    stat,
+    states,
+    table,
+    timeseries,
+)
+from dashboards.variables import HOST
+
+_COST = ((None, GOOD), (0.005, WATCH), (0.02, BAD))
+_AGENTS = f"and on (job, instance) last_over_time(railscope_build_info{{{HOST}}}[1h])"
+
+
+def dashboard() -> Dashboard:
+    return page.page(
+        page.AGENT,
+        "railscope itself: its cost to jobs and to Prometheus, what it lost, what is attached and which source fails.",
+        [variables.host()],
+        [
+            Section("Agents", _agents()),
+            Section("Cost", _cost()),
+            Section("Losses", _losses()),
+            Section("What is observed", _observed()),
+        ],
+    )
+
+
+def _agents() -> list[AnyPanel]:
+    return [
+        stat("Agents", "Agents that answer.", "short", f"count(railscope_build_info{{{HOST}}})"),
+        stat(
+            "Silent",
+            "Agents that told of themselves within the last hour and do not answer now.",
+            "short",
+            f"count(up{{{HOST}}} == 0 {_AGENTS}) or vector(0)",
+            thresholds=NEVER_FINE,
+        ),
+        stat(
+            "Failing sources",
+            "Sources (collectors) whose last run failed; the others are unaffected.",
+            "short",
+            f"count(railscope_collector_success{{{HOST}}} == 0) or vector(0)",
+            thresholds=NEVER_FINE,
+        ),
+        stat(
+            "Simulated inputs",
+            "Agents of which an input is recorded or synthesised: their values are of no real job.",
+            "short",
+            f'count(railscope_build_info{{simulated="true",{HOST}}}) or vector(0)',
+            thresholds=((None, GOOD), (1.0, WATCH)),
+        ),
+        stat(
+            "Oldest values",
+            "Age of the values of the agent that is furthest behind, the time since the last scrape included.",
+            "s",
+            f"max(time() - railscope_snapshot_timestamp_seconds{{{HOST}}})",
+        ),
+        stat(
+            "Processes",
+            "Processes with NCCL that are observed.",
+            "short",
+            f"sum(railscope_processes_observed{{{HOST}}})",
+        ),
+        table(
+            "Versions",
+            "railscope's version and the kernel's, by host.",
+            "instance version kernel simulated",
+            f"railscope_build_info{{{HOST}}}",
+        ),
+        states(
+            "Answers",
+            "Whether each agent answered the scrape.",
+            query(f"up{{{HOST}}} {_AGENTS}", "{{instance}}"),
+            words=FINE_OR_FAILED,
+        ),
+        timeseries(
+            "Running for",
+            "Time since each agent began: where it falls to 0 it began anew, and ranks that ran before count from "
+            "then on.",
+            "s",
+            query(f"time() - railscope_agent_start_time_seconds{{{HOST}}}", "{{instance}}"),
+            width=24,
+        ),
+    ]
+
+
+def _cost() -> list[AnyPanel]:
+    overhead, calls = "railscope_overhead_seconds_total", "railscope_collective_calls_total"
+    return [
+        timeseries(
+            "Cost to jobs",
+            "Time that the eBPF programs take of observed processes, calibrated: the share of one CPU, by host.",
+            "percentunit",
+            query(f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{instance}}"),
+            thresholds=_COST,
+        ),
+        timeseries(
+            "Cost by program",
+            "The same by eBPF program, over all hosts.",
+            "percentunit",
+            query(f"sum by (program) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{program}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "Cost of one NCCL call",
+            "Time that the programs took over the calls that were observed.",
+            "s",
+            query(
+                f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
+                f"/ (sum by (instance) (rate({calls}{{{HOST}}}[$__rate_interval])) > 0)",
+                "{{instance}}",
+            ),
+        ),
+        timeseries(
+            "Time of a source",
+            "How long the last run of each source took: the longest of all hosts.",
+            "s",
+            query(f"max by (collector) (railscope_collector_duration_seconds{{{HOST}}})", "{{collector}}"),
+        ),
+        timeseries(
+            "Series",
+            "Series that each agent shows, as Prometheus counts them.",
+            "short",
+            query(f"scrape_samples_scraped{{{HOST}}} {_AGENTS}", "{{instance}}"),
+        ),
+        timeseries(
+            "Time of a scrape",
+            "How long Prometheus waited for each agent's answer.",
+            "s",
+            query(f"scrape_duration_seconds{{{HOST}}} {_AGENTS}", "{{instance}}"),
+        ),
+    ]
+
+
+def _losses() -> list[AnyPanel]:
+    return [
+        timeseries(
+            "Events lost",
+            "Events that railscope itself lost, by reason; counts and bytes stay exact.",
+            "cps",
+            query(
+                f"sum by (instance, reason) (rate(railscope_events_lost_total{{{HOST}}}[$__rate_interval]))",
+                "{{instance}} {{reason}}",
+            ),
+        ),
+        timeseries(
+            "Series left out",
+            "Series that the limit kept out of expositions, added up over expositions: 0 unless something is missing.",
+            "cps",
+            query(
+                f"sum by (instance, reason) (rate(railscope_series_dropped_total{{{HOST}}}[$__rate_interval]))",
+                "{{instance}} {{reason}}",
+            ),
+        ),
+        timeseries(
+            "Reads missed",
+            "Reads of sources that were due and left out because the reader came too late.",
+            "cps",
+            query(
+                f"sum by (instance, collector) (rate(railscope_collector_reads_missed_total{{{HOST}}}"
+                "[$__rate_interval]))",
+                "{{instance}} {{collector}}",
+            ),
+        ),
+        timeseries(
+            "Flight recordings",
+            "Recordings made on a stall or on a signal, by whether they were written.",
+            "short",
+            query(
+                f"sum by (reason, result) (increase(railscope_recordings_total{{{HOST}}}[$__rate_interval]))",
+                "{{reason}} {{result}}",
+            ),
+        ),
+    ]
+
+
+def _observed() -> list[AnyPanel]:
+    return [
+        states(
+            "Sources",
+            "Whether the last run of each source worked.",
+            query(f"railscope_collector_success{{{HOST}}}", "{{instance}} {{collector}}"),
+            words=FINE_OR_FAILED,
+        ),
+        timeseries(
+            "Level",
+            "What is observed of each NCCL library: 0 calls, 1 what completes, 2 messages too, 3 every launch too.",
+            "short",
+            query(f"railscope_probe_level{{{HOST}}}", "{{instance}} {{nccl_version}} {{library}}"),
+            largest=3,
+        ),
+        table(
+            "Programs that are not attached",
+            "eBPF programs that are not attached to an NCCL library that is in use: what they tell is missing there.",
+            "instance library nccl_version program",
+            f"railscope_probe_attached{{{HOST}}} == 0",
+        ),
+        table(
+            "NCCL libraries",
+            "Libraries that are observed, and how their struct layouts are known.",
+            "instance library nccl_version layout_source",
+            f"railscope_probe_layout_info{{{HOST}}}",
+        ),
+    ]

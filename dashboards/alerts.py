@@ -1,0 +1,127 @@
+"""The alerting rules for Prometheus, as alert rules that Grafana itself evaluates.
+
+For places where Prometheus loads the recording rules and Grafana does the alerting.  A rule of Prometheus fires for
+every series that its expression gives, whatever the value; Grafana wants a number above a threshold, so that each is
+asked whether it is a number at all.  This is how Grafana's own import of such rules writes them.
+
+Grafana's templates differ: `$value` is a text there, the number is `$values.query.Value`; and they cannot query, so
+that what a template fetches (`{{ range … | query }}` to its end) is left out.
+
+Source: Grafana's "Alerting provisioning HTTP API" and "Template annotations and labels" (11.6).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dashboards.page import AGENT, NODE, STALL
+from dashboards.rules_files import Alert
+
+EVALUATED_EVERY_SECONDS: Final = 10
+"""The shortest that Grafana evaluates by default."""
+_LOOKS_BACK_SECONDS: Final = 600
+_ACTION: Final = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
+_OPENS: Final = re.compile(r"\{\{-?\s*(range|with|if|block|define)\b")
+_ENDS: Final = re.compile(r"\{\{-?\s*end\b")
+_QUERIES: Final = re.compile(r"\|\s*query\s*-?\}\}$")
+_VALUE: Final = re.compile(r"\$value\b")
+
+SHOWN_BY: Final = {
+    "railscope-stalls": (STALL, "What the hosts say"),
+    "railscope-rails": (NODE, "Links"),
+    "railscope-itself": (AGENT, "Answers"),
+}
+"""The dashboard and panel that an alert leads to, by the group of its rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelAddress:
+    """A panel of a dashboard."""
+
+    dashboard: str
+    number: int
+
+
+def group(
+    name: str, rules: Iterable[Alert], folder: str, datasource: str, panel: PanelAddress | None, runbooks: str
+) -> dict[str, Any]:
+    """A group of alert rules in the form of Grafana's provisioning interface.
+
+    `datasource` is the uid of the Prometheus, `runbooks` the address before a runbook's name; empty: without runbooks.
+    """
+    return {
+        "title": name,
+        "folderUid": folder,
+        "interval": EVALUATED_EVERY_SECONDS,
+        "rules": [_rule(one, name, folder, datasource, panel, runbooks) for one in rules],
+    }
+
+
+def _rule(
+    alert: Alert, group_name: str, folder: str, datasource: str, panel: PanelAddress | None, runbooks: str
+) -> dict[str, Any]:
+    annotations = {key: template(text) for key, text in alert.annotations if key != "runbook_url"}
+    page = dict(alert.annotations).get("runbook_url", "")
+    if runbooks and page:
+        annotations["runbook_url"] = f"{runbooks.rstrip('/')}/{page.rsplit('/', 1)[-1]}"
+    if panel is not None:
+        annotations |= {"__dashboardUid__": panel.dashboard, "__panelId__": str(panel.number)}
+    return {
+        "uid": f"railscope-{alert.name}",
+        "title": alert.name,
+        "folderUID": folder,
+        "ruleGroup": group_name,
+        "condition": "fires",
+        "data": _queries(alert.expression, datasource),
+        "noDataState": "OK",
+        "execErrState": "Error",
+        "for": alert.holds_for,
+        "labels": dict(alert.labels),
+        "annotations": annotations,
+    }
+
+
+def _queries(expression: str, datasource: str) -> Sequence[dict[str, Any]]:
+    back = {"from": _LOOKS_BACK_SECONDS, "to": 0}
+    is_given = "is_number($query) || is_nan($query) || is_inf($query)"
+    return [
+        {
+            "refId": "query",
+            "relativeTimeRange": back,
+            "datasourceUid": datasource,
+            "model": {"refId": "query", "expr": expression, "instant": True, "range": False},
+        },
+        {
+            "refId": "given",
+            "relativeTimeRange": back,
+            "datasourceUid": "__expr__",
+            "model": {"refId": "given", "type": "math", "expression": is_given},
+        },
+        {
+            "refId": "fires",
+            "relativeTimeRange": back,
+            "datasourceUid": "__expr__",
+            "model": {
+                "refId": "fires",
+                "type": "threshold",
+                "expression": "given",
+                "conditions": [{"evaluator": {"type": "gt", "params": [0]}}],
+            },
+        },
+    ]
+
+
+def template(text: str) -> str:
+    """A template of Prometheus in Grafana's terms."""
+    kept, inside = [], 0
+    for part in _ACTION.split(text):
+        if inside:
+            inside += bool(_OPENS.match(part)) - bool(_ENDS.match(part))
+        elif _QUERIES.search(part) and _OPENS.match(part):
+            inside = 1
+        else:
+            kept.append(_VALUE.sub("$values.query.Value", part) if part.startswith("{{") else part)
+    return " ".join("".join(kept).split())

@@ -1,0 +1,180 @@
+"""`railscope dashboards build|check|publish`.
+
+What it needs beside the core (the SDK that builds, the parser that checks, the client that publishes) is the extra
+`grafana`, imported only when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
+
+_OF_EXTRA: Final = frozenset({"grafana_foundation_sdk", "grafana_client", "niquests", "promql_parser"})
+COMMITTED: Final = Path(__file__).parent / "json"
+_TOKEN: Final = "GRAFANA_TOKEN"
+
+
+def add_dashboards_arguments(parser: ArgumentParser) -> None:
+    """The options of `railscope dashboards`."""
+    actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
+    build = actions.add_parser(
+        "build",
+        help="write the dashboards' JSON",
+        description="Write the dashboards, as Grafana reads them, into a folder.",
+        epilog="example: railscope dashboards build --output /etc/grafana/railscope",
+    )
+    build.add_argument(
+        "--output", type=Path, default=COMMITTED, metavar="FOLDER", help="where to (default: beside the code)"
+    )
+    build.set_defaults(act=_build, parser=build)
+    check = actions.add_parser(
+        "check",
+        help="look for queries that find nothing, and panels that say nothing",
+        description="Check dashboards: every query parses and asks only for what railscope exports or records, "
+        "every panel has a description and a unit, none overlap, links lead somewhere; without FOLDER also whether the "
+        "files are what the code builds.",
+        epilog="example: railscope dashboards check",
+    )
+    check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="check these (default: those shipped)")
+    check.set_defaults(act=_check, parser=check)
+    publish = actions.add_parser(
+        "publish",
+        help="bring dashboards and alert rules to a Grafana",
+        description="Make folder, data source, dashboards and alert rules in a Grafana (11 or newer).  What is there "
+        "already and equal is left alone.  The recording rules stay Prometheus' own: load "
+        "dashboards/rules/railscope-recording.yml there.",
+        epilog=f"The token is read from --token-file, or from the environment variable {_TOKEN}.  "
+        "example: railscope dashboards publish --url https://grafana:3000 --prometheus http://prometheus:9090 "
+        "--token-file /etc/railscope/grafana-token",
+    )
+    _add_publish_arguments(publish)
+    publish.set_defaults(act=_publish, parser=publish)
+
+
+def _add_publish_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, metavar="URL", help="Grafana's address, its path included")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prometheus", default="", metavar="URL", help="make a data source for this Prometheus")
+    source.add_argument("--datasource", default="", metavar="UID", help="use this data source of Grafana's")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with a service account's token")
+    parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
+    parser.add_argument("--insecure", action="store_true", help="take any certificate of Grafana's")
+    parser.add_argument(
+        "--scrape-interval", default="15s", metavar="15s", help="how often that Prometheus scrapes (default: 15s)"
+    )
+    parser.add_argument(
+        "--no-alerts",
+        action="store_true",
+        help="no alert rules in Grafana: Prometheus does the alerting",
+    )
+    parser.add_argument("--runbooks", default="", metavar="URL", help="where dashboards/runbooks are served")
+    parser.add_argument("--folder", type=Path, default=COMMITTED, metavar="FOLDER", help="publish these dashboards")
+
+
+def run_dashboards(parsed: argparse.Namespace, out: TextIO) -> int:
+    """Build, check or publish; returns the exit status."""
+    act: Callable[[Any, TextIO], int] = parsed.act
+    try:
+        return act(parsed, out)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_EXTRA:
+            raise
+        return _cannot(f"{error.name} is missing: run: {sys.executable} -m pip install 'railscope[grafana]'")
+
+
+def _cannot(what: str) -> int:
+    print(f"railscope dashboards: {what}", file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+def _build(parsed: argparse.Namespace, out: TextIO) -> int:
+    from dashboards import build
+
+    try:
+        changed = build.write(parsed.output)
+    except OSError as error:
+        return _cannot(f"{error.filename}: cannot write the dashboards: {error.strerror}")
+    for file in changed:
+        print(f"wrote {file}", file=out)
+    if not changed:
+        print(f"{parsed.output}: nothing to do", file=out)
+    return FINE
+
+
+def _check(parsed: argparse.Namespace, out: TextIO) -> int:
+    from dashboards import check, documents
+
+    folder = parsed.folder or COMMITTED
+    try:
+        found = documents.read_all(folder)
+    except documents.DocumentError as error:
+        return _cannot(str(error))
+    wrong = list(check.problems(found))
+    if parsed.folder is None:
+        wrong += check.differences(folder)
+    for line in wrong:
+        print(line, file=out)
+    if wrong:
+        return PROBLEM
+    panels = sum(panel.kind != "row" for one in found.values() for panel in one.panels)
+    queries = sum(len(panel.queries) for one in found.values() for panel in one.panels)
+    print(f"{len(found)} dashboards, {panels} panels, {queries} queries: nothing wrong", file=out)
+    return FINE
+
+
+def _publish(parsed: argparse.Namespace, out: TextIO) -> int:
+    from dashboards.documents import DocumentError
+    from dashboards.publish import PublishError, Target, publish
+
+    try:
+        credential = _credential(parsed)
+    except (OSError, ValueError) as error:
+        return _cannot(str(error))
+    target = Target(
+        url=parsed.url,
+        credential=credential,
+        prometheus=parsed.prometheus,
+        datasource=parsed.datasource,
+        scrape_interval=parsed.scrape_interval,
+        with_alerts=not parsed.no_alerts,
+        runbooks=parsed.runbooks,
+        verify=False if parsed.insecure else str(parsed.ca_file) if parsed.ca_file else True,
+    )
+    try:
+        for done in publish(target, parsed.folder):
+            print(f"{done.how:9} {done.what}", file=out)
+    except (PublishError, DocumentError) as error:
+        return _cannot(str(error))
+    return FINE
+
+
+def _credential(parsed: argparse.Namespace) -> str | tuple[str, str]:
+    if parsed.token_file is not None:
+        return _secret(parsed.token_file)
+    if parsed.basic_auth:
+        user, _, file = parsed.basic_auth.partition(":")
+        if not user or not file:
+            raise ValueError("--basic-auth: write USER:FILE, with the password in the file")
+        return user, _secret(Path(file))
+    token = os.environ.get(_TOKEN, "").strip()
+    if not token:
+        raise ValueError(f"no token: give --token-file FILE, or set {_TOKEN}")
+    return token
+
+
+def _secret(file: Path) -> str:
+    try:
+        secret = file.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from None
+    if not secret:
+        raise ValueError(f"{file}: is empty")
+    return secret

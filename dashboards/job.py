@@ -1,0 +1,243 @@
+"""The dashboard *Job*: which communicators a job has, what it sends in which sizes, how fast, and who comes late.
+
+Calls, sizes and times of operations are told for a host as a whole: where several jobs share a host they are added.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards import page, variables
+from dashboards.page import Section
+from dashboards.panels import NEVER_FINE, AnyPanel, heatmap, query, stat, table, timeseries
+from dashboards.variables import HOST, hosts_of_job, ranks_of_job
+
+_ON_HOSTS = "  Told for a host as a whole: jobs that share a host are added."
+_RANK = "{{comm}} rank {{rank}}"
+_INFO = f'railscope_comm_info{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
+
+
+def _of_ranks(metric: str) -> str:
+    return ranks_of_job(f"rate({metric}{{{HOST}}}[$__rate_interval])")
+
+
+def _of_hosts(metric: str, function: str = "rate") -> str:
+    return hosts_of_job(f"{function}({metric}{{{HOST}}}[$__rate_interval])")
+
+
+def _quantile(quantile: float, metric: str, by: str) -> str:
+    return f"histogram_quantile({quantile}, sum by (le, {by}) ({_of_hosts(f'{metric}_bucket')}))"
+
+
+def dashboard() -> Dashboard:
+    return page.page(
+        page.JOB,
+        "One job: its communicators, what it gives to NCCL in which sizes, how long that takes, and who is late.",
+        [variables.job(), variables.communicator(of_job=True), variables.host()],
+        [
+            Section("Job", _job()),
+            Section("Operations", _operations()),
+            Section("Sizes and times", _sizes()),
+            Section("Stragglers", _stragglers()),
+        ],
+    )
+
+
+def _job() -> list[AnyPanel]:
+    return [
+        stat("Communicators", "Communicators of the job.", "short", f"count(count by (comm) ({_INFO}))"),
+        stat("Processes", "Processes of the job.", "short", f"count(count by (instance, pid) ({_INFO}))"),
+        stat("Hosts", "Hosts on which the job runs.", "short", f"count(count by (instance) ({_INFO}))"),
+        stat(
+            "Stalled ranks",
+            "Ranks of the job that say that an operation does not come to its end.",
+            "short",
+            f"count({ranks_of_job(f'railscope_comm_stalled{{{HOST}}} == 1')}) or vector(0)",
+            thresholds=NEVER_FINE,
+        ),
+        stat(
+            "Oldest operation in flight",
+            "Age of the oldest operation that was handed to the network and is not complete.",
+            "s",
+            f"max({ranks_of_job(f'railscope_comm_inflight_seconds{{{HOST}}}')})",
+        ),
+        stat(
+            "Operations behind",
+            "How many operations the hindmost rank entered less than the foremost, of the worst communicator.  It may "
+            "be above 0 for a moment at any time.",
+            "short",
+            f"max({ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})",
+        ),
+        table(
+            "Communicators",
+            "Every rank's end of every communicator, with its process.  A communicator opens its incidents.",
+            "comm rank nranks gpu exported_job user nccl_version pid identity_source instance",
+            f"{_INFO}",
+            links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
+            width=24,
+        ),
+    ]
+
+
+def _operations() -> list[AnyPanel]:
+    calls, payload = "railscope_collective_calls_total", "railscope_collective_payload_bytes_total"
+    bus, seconds = "railscope_collective_completed_bus_bytes_total", "railscope_collective_completed_seconds_total"
+    algorithm = "railscope_collective_completed_payload_bytes_total"
+    return [
+        timeseries(
+            "Calls",
+            "NCCL calls by operation, exact." + _ON_HOSTS,
+            "cps",
+            query(f"sum by (op) ({_of_hosts(calls)})", "{{op}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "Payload",
+            "Payload (count x dtype size) by operation and type, exact: not what crossed the network." + _ON_HOSTS,
+            "Bps",
+            query(f"sum by (op, dtype) ({_of_hosts(payload)})", "{{op}} {{dtype}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "Bus bandwidth by size",
+            "busbw of completed operations: payload x nccl-tests' factor over their time, by operation and payload "
+            "rounded up to a power of two." + _ON_HOSTS,
+            "Bps",
+            query(
+                f"sum by (op, size) ({_of_hosts(bus)}) / sum by (op, size) ({_of_hosts(seconds)})", "{{op}} {{size}}"
+            ),
+        ),
+        timeseries(
+            "Algorithm bandwidth by size",
+            "algbw of completed operations: payload over their time, by operation and payload rounded up to a power of "
+            "two." + _ON_HOSTS,
+            "Bps",
+            query(
+                f"sum by (op, size) ({_of_hosts(algorithm)}) / sum by (op, size) ({_of_hosts(seconds)})",
+                "{{op}} {{size}}",
+            ),
+        ),
+        timeseries(
+            "Bus bandwidth of single operations",
+            "Median and best tenth of the bus bandwidth of completed collectives." + _ON_HOSTS,
+            "Bps",
+            query(_quantile(0.5, "railscope_collective_bus_bandwidth_bytes_per_second", "op"), "{{op}} median"),
+            query(_quantile(0.9, "railscope_collective_bus_bandwidth_bytes_per_second", "op"), "{{op}} best tenth"),
+        ),
+        timeseries(
+            "Operations under way",
+            "Time that operations of a rank took, in sum, per second: 1 where one is always under way, more where they "
+            "overlap, and the nearer to 0 the less the rank waits for the network.",
+            "short",
+            query(f"sum by (comm, rank) ({_of_ranks('railscope_comm_operation_seconds_total')})", _RANK),
+        ),
+        timeseries(
+            "Algorithms",
+            "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose." + _ON_HOSTS,
+            "cps",
+            query(
+                f"sum by (op, algorithm, protocol, channels) ({_of_hosts('railscope_collective_launches_total')})",
+                "{{op}} {{algorithm}} {{protocol}} {{channels}} channels",
+            ),
+        ),
+        timeseries(
+            "CUDA graphs",
+            "Collectives that replays of CUDA graphs ran, for which no call is made, and those that were captured.",
+            "cps",
+            query(f"sum by (comm) ({_of_ranks('railscope_comm_graph_replayed_total')})", "{{comm}} replayed"),
+            query(f"sum by (comm) ({_of_ranks('railscope_comm_graph_captured_total')})", "{{comm}} captured"),
+        ),
+    ]
+
+
+def _sizes() -> list[AnyPanel]:
+    def spread(metric: str) -> str:
+        return f"sum by (le) ({_of_hosts(f'{metric}_bucket', 'increase')})"
+
+    return [
+        heatmap(
+            "Message sizes",
+            "Payload of NCCL calls, in powers of two: how many calls were how large." + _ON_HOSTS,
+            "bytes",
+            spread("railscope_collective_size_bytes"),
+        ),
+        heatmap(
+            "How long operations took",
+            "Start to completion where that can be known; an upper bound." + _ON_HOSTS,
+            "s",
+            spread("railscope_collective_duration_seconds"),
+        ),
+        heatmap(
+            "Bus bandwidth of single operations",
+            "How many collectives reached which bus bandwidth." + _ON_HOSTS,
+            "Bps",
+            spread("railscope_collective_bus_bandwidth_bytes_per_second"),
+        ),
+        heatmap(
+            "Time inside NCCL calls",
+            "Host time inside the call, sampled: the enqueue, not how long the collective took." + _ON_HOSTS,
+            "s",
+            spread("railscope_collective_enqueue_seconds"),
+        ),
+        timeseries(
+            "Duration",
+            "Median and slowest hundredth, by operation and how it was learned (proxy: the network part; cuda: as the "
+            "job learned it, queueing included)." + _ON_HOSTS,
+            "s",
+            query(_quantile(0.5, "railscope_collective_duration_seconds", "op, source"), "{{op}} {{source}} median"),
+            query(
+                _quantile(0.99, "railscope_collective_duration_seconds", "op, source"),
+                "{{op}} {{source}} slowest hundredth",
+            ),
+        ),
+        timeseries(
+            "Time inside NCCL calls",
+            "Median and slowest hundredth of the host time inside the call, sampled." + _ON_HOSTS,
+            "s",
+            query(_quantile(0.5, "railscope_collective_enqueue_seconds", "op"), "{{op}} median"),
+            query(_quantile(0.99, "railscope_collective_enqueue_seconds", "op"), "{{op}} slowest hundredth"),
+        ),
+    ]
+
+
+def _stragglers() -> list[AnyPanel]:
+    return [
+        timeseries(
+            "Who waits least",
+            "Mean time from hand-over to completion, the ten ranks with the least: the rank that waits least comes "
+            "last, and the others wait for it.",
+            "s",
+            query(f"bottomk(10, {ranks_of_job(f'comm_rank:railscope_operation_seconds:mean5m{{{HOST}}}')})", _RANK),
+        ),
+        timeseries(
+            "Operations behind",
+            "Operations that a rank entered less than the foremost of its communicator: the ten worst.",
+            "short",
+            query(f"topk(10, {ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})", _RANK),
+        ),
+        timeseries(
+            "Last on its host",
+            "How often a rank made a call last among the ranks on its host: the ten that do most.",
+            "cps",
+            query(f"topk(10, {_of_ranks('railscope_comm_last_arrivals_total')})", _RANK),
+        ),
+        timeseries(
+            "How late the last is",
+            "By how much the last rank on its host came after the one before it, in sum, per second: the share of "
+            "time that it cost.",
+            "percentunit",
+            query(f"topk(10, {_of_ranks('railscope_comm_arrival_lag_seconds_total')})", _RANK),
+        ),
+        timeseries(
+            "Operations",
+            "Operations that each rank gave to NCCL: ranks of one communicator go together.",
+            "ops",
+            query(_of_ranks("railscope_comm_enqueued_total"), _RANK),
+        ),
+        timeseries(
+            "Age of the oldest operation in flight",
+            "How long the oldest operation that was handed to the network is not complete: the ten oldest.",
+            "s",
+            query(f"topk(10, {ranks_of_job(f'railscope_comm_inflight_seconds{{{HOST}}}')})", _RANK),
+        ),
+    ]

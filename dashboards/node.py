@@ -1,0 +1,405 @@
+"""The dashboard *Node*: the rails, NVLinks and counters of a host, and what its processes send."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from dashboards import page, variables
+from dashboards.page import Section
+from dashboards.panels import (
+    BAD,
+    FULLNESS,
+    GOOD,
+    NEVER_FINE,
+    UP_OR_DOWN,
+    WATCH,
+    AnyPanel,
+    heatmap,
+    query,
+    states,
+    table,
+    timeseries,
+)
+from dashboards.variables import HOST, RAIL
+
+_RAIL = "{{instance}} {{device}} {{netns}}"
+_LINK = "{{instance}} GPU {{gpu}} link {{link}}"
+
+
+def _rate(metric: str, chosen: str = RAIL) -> str:
+    return f"rate({metric}{{{chosen}}}[$__rate_interval])"
+
+
+def _lines(title: str, description: str, unit: str, metric: str, more: str = "") -> AnyPanel:
+    """The metric's increase each second, a line a rail."""
+    return timeseries(title, description, unit, query(_rate(metric), _RAIL + more))
+
+
+def dashboard() -> Dashboard:
+    return page.page(
+        page.NODE,
+        "One host: what its rails carry and where it comes from, bursts, queues, TCP, errors, GPUs and NVLinks.",
+        [variables.host(), variables.rail()],
+        [
+            Section("Rails", _rails()),
+            Section("Where bytes come from", _origins()),
+            Section("Bursts and queues", _bursts()),
+            Section("Counters", _counters()),
+            Section("TCP", _tcp()),
+            Section("GPUs and NVLinks", _gpus()),
+            Section("Processes", _processes()),
+        ],
+    )
+
+
+def _rails() -> list[AnyPanel]:
+    return [
+        table(
+            "Rails",
+            "The network port behind each rail; gpu is the nearest GPU.",
+            "instance rail device port netdev netns pci gpu numa link_layer driver",
+            f"railscope_rail_info{{{RAIL}}}",
+            width=24,
+        ),
+        timeseries(
+            "Sent",
+            "Port bytes sent, as the device counts them.",
+            "Bps",
+            query(_rate("railscope_rail_transmit_bytes_total"), _RAIL),
+        ),
+        timeseries(
+            "Received",
+            "Port bytes received, as the device counts them.",
+            "Bps",
+            query(_rate("railscope_rail_receive_bytes_total"), _RAIL),
+        ),
+        timeseries(
+            "How full",
+            "Port bytes over what the line rate allows, in each direction.",
+            "percentunit",
+            query(f"railscope_rail_utilization_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            thresholds=FULLNESS,
+            largest=1,
+        ),
+        timeseries(
+            "Line rate",
+            "What the link was negotiated to, one direction: a step down is a link that came up slower.",
+            "Bps",
+            query(f"railscope_rail_speed_bytes_per_second{{{RAIL}}}", _RAIL),
+        ),
+        states(
+            "Links",
+            "Whether each rail's link is up.",
+            query(f"railscope_rail_up{{{RAIL}}}", _RAIL),
+            words=UP_OR_DOWN,
+        ),
+        states(
+            "Members of bonds",
+            "Whether the bond takes each of its members' links for up.",
+            query(f"railscope_rail_bond_member_up{{{RAIL}}}", _RAIL + " {{member}}"),
+            words=UP_OR_DOWN,
+        ),
+    ]
+
+
+def _origins() -> list[AnyPanel]:
+    def by_origin(direction: str) -> str:
+        chosen = f'direction="{direction}",{RAIL}'
+        return f"sum by (origin) ({_rate('railscope_rail_bytes_by_origin_total', chosen)})"
+
+    return [
+        *(
+            timeseries(
+                title,
+                "Port bytes by where they come from: collective, overhead (headers), retransmission, unseen (of "
+                "observed processes and no observed collective), offload (by the network itself), foreign (of others).",
+                "Bps",
+                query(by_origin(direction), "{{origin}}"),
+                stacked=True,
+            )
+            for title, direction in (("Sent, by origin", "transmit"), ("Received, by origin", "receive"))
+        ),
+        timeseries(
+            "How sure that is",
+            "Half the width of the band that an origin's bytes may lie in, over all of them.",
+            "percentunit",
+            query(f"railscope_rail_ledger_error_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+        ),
+        timeseries(
+            "Explained",
+            "Wire bytes that the observed collectives should have sent over port bytes: 1 when they explain it all.",
+            "percentunit",
+            query(f"railscope_rail_explained_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+        ),
+        _lines(
+            "Given to the rail by collectives",
+            "Bytes that NCCL handed to the network device, exact.",
+            "Bps",
+            "railscope_rail_collective_bytes_total",
+        ),
+        _lines(
+            "Expected of collectives",
+            "Wire bytes that the observed collectives should put on the rail (payload x algorithm factor).",
+            "Bps",
+            "railscope_rail_expected_wire_bytes_total",
+            " {{direction}}",
+        ),
+    ]
+
+
+def _bursts() -> list[AnyPanel]:
+    buckets = "railscope_rail_rate_bytes_per_second_bucket"
+
+    def burst(direction: str) -> str:
+        chosen = f'direction="{direction}",{RAIL}'
+        return f"sum by (le) (increase({buckets}{{{chosen}}}[$__rate_interval]))"
+
+    def peak(direction: str) -> str:
+        chosen = _rate(buckets, f'direction="{direction}",{RAIL}')
+        return f"histogram_quantile(0.99, sum by (le, instance, device, netns) ({chosen}))"
+
+    return [
+        heatmap(
+            "Bursts sent",
+            "Port bytes per second over short intervals: bursts that the time between scrapes averages away.",
+            "Bps",
+            burst("transmit"),
+        ),
+        heatmap("Bursts received", "Port bytes per second over short intervals.", "Bps", burst("receive")),
+        timeseries(
+            "Highest hundredth of short intervals",
+            "The rate that one short interval in a hundred exceeds.",
+            "Bps",
+            query(peak("transmit"), _RAIL + " transmit"),
+            query(peak("receive"), _RAIL + " receive"),
+        ),
+        timeseries(
+            "Waiting to be sent",
+            "Bytes in the rail's queueing discipline.",
+            "bytes",
+            query(f"railscope_rail_queue_backlog_bytes{{{RAIL}}}", _RAIL),
+        ),
+        timeseries(
+            "Packets waiting to be sent",
+            "Packets in the rail's queueing discipline.",
+            "short",
+            query(f"railscope_rail_queue_backlog_packets{{{RAIL}}}", _RAIL),
+        ),
+        timeseries(
+            "Queue drops",
+            "Packets that the rail's queueing discipline dropped, held back, or took back from the device.",
+            "pps",
+            query(_rate("railscope_rail_queue_drops_total"), _RAIL + " dropped"),
+            query(_rate("railscope_rail_queue_requeues_total"), _RAIL + " put back"),
+            query(_rate("railscope_rail_queue_overlimits_total"), _RAIL + " held back"),
+        ),
+    ]
+
+
+def _counters() -> list[AnyPanel]:
+    def events(severity: str) -> str:
+        chosen = f'severity="{severity}",{RAIL}'
+        return f"increase(railscope_rail_events_total{{{chosen}}}[$__rate_interval]) > 0"
+
+    legend = _RAIL + " {{counter}}"
+    return [
+        timeseries(
+            "Counters of which any increase matters",
+            "Increase of link downs, retries exceeded, drops on a lossless priority and so on.",
+            "short",
+            query(events("page"), legend),
+            thresholds=NEVER_FINE,
+        ),
+        timeseries(
+            "Counters of which lasting increase matters",
+            "Increase of congestion marks, retransmissions, discards and so on.",
+            "short",
+            query(events("warn"), legend),
+        ),
+        timeseries(
+            "The other counters",
+            "Increase of what else the device counts, such as packets: context for the others.",
+            "short",
+            query(f"topk(20, {events('context')})", legend),
+        ),
+        table(
+            "Counters at their end",
+            "Counters that show the most they can: more may have happened since, and nothing says how much.",
+            "instance rail device netns counter",
+            f"railscope_rail_pinned{{{RAIL}}} == 1",
+        ),
+        timeseries(
+            "Waiting for PCIe",
+            "Part of the last second in which the card waited for the PCIe bus: read (of memory, to send) or write "
+            "(what was received).",
+            "percentunit",
+            query(f"railscope_rail_pci_stalled_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            thresholds=((None, GOOD), (0.05, WATCH), (0.25, BAD)),
+            largest=1,
+        ),
+    ]
+
+
+def _tcp() -> list[AnyPanel]:
+    return [
+        timeseries(
+            "Round trips",
+            "Smoothed round trip of the observed processes' sending connections.",
+            "s",
+            query(f"railscope_rail_tcp_round_trip_seconds{{{RAIL}}}", _RAIL + " {{stat}}"),
+        ),
+        timeseries(
+            "Sent again",
+            "Of the payload that observed connections sent, what they sent again.",
+            "percentunit",
+            query(f"rail:railscope_retransmitted:ratio1m{{{RAIL}}}", _RAIL),
+            thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
+        ),
+        timeseries(
+            "Segments",
+            "Segments with payload that observed connections sent, and those of them that were sent again.",
+            "pps",
+            query(_rate("railscope_rail_tcp_sent_segments_total"), _RAIL + " sent"),
+            query(_rate("railscope_rail_tcp_retransmitted_segments_total"), _RAIL + " again"),
+        ),
+        timeseries(
+            "Payload",
+            "Payload that observed connections sent, that peers acknowledged, that was received, and that was sent "
+            "again.",
+            "Bps",
+            query(_rate("railscope_rail_tcp_sent_bytes_total"), _RAIL + " sent"),
+            query(_rate("railscope_rail_tcp_acknowledged_bytes_total"), _RAIL + " acknowledged"),
+            query(_rate("railscope_rail_tcp_received_bytes_total"), _RAIL + " received"),
+            query(_rate("railscope_rail_tcp_retransmitted_bytes_total"), _RAIL + " sent again"),
+        ),
+        timeseries(
+            "Connections",
+            "Connections of observed processes: all, those that send, and those that go only as fast as the "
+            "application gives.",
+            "short",
+            query(f"railscope_rail_tcp_connections{{{RAIL}}}", _RAIL + " {{state}}"),
+        ),
+        timeseries(
+            "Under way",
+            "Segments that are not acknowledged yet.",
+            "short",
+            query(f"railscope_rail_tcp_unacknowledged_segments{{{RAIL}}}", _RAIL),
+        ),
+        timeseries(
+            "Not sent yet",
+            "Bytes in socket buffers of observed processes that wait to be sent.",
+            "bytes",
+            query(f"railscope_rail_tcp_unsent_bytes{{{RAIL}}}", _RAIL),
+        ),
+        timeseries(
+            "Delivery rate",
+            "Sum of the sending connections' delivery rates, as TCP estimates them.",
+            "Bps",
+            query(f"railscope_rail_tcp_delivery_rate_bytes_per_second{{{RAIL}}}", _RAIL),
+        ),
+        _lines(
+            "What held connections back",
+            "Connections that had data under way (nothing: all of them) or were held back by the receiver's window or "
+            "their own buffer: seconds per second, in sum.",
+            "short",
+            "railscope_rail_tcp_busy_seconds_total",
+            " {{limited_by}}",
+        ),
+    ]
+
+
+def _gpus() -> list[AnyPanel]:
+    return [
+        table(
+            "GPUs",
+            "GPUs by NVML's index; fabric is the state of the NVLink fabric.",
+            "instance gpu name uuid pci numa fabric",
+            f"railscope_gpu_info{{{HOST}}}",
+        ),
+        table(
+            "NVLinks",
+            "What is at the other end of each NVLink, and which bytes its counters hold.",
+            "instance gpu link remote remote_type counted",
+            f"railscope_nvlink_info{{{HOST}}}",
+        ),
+        timeseries(
+            "NVLink sent",
+            "Bytes sent on each NVLink, as the GPU counts them.",
+            "Bps",
+            query(_rate("railscope_nvlink_transmit_bytes_total", HOST), _LINK),
+        ),
+        timeseries(
+            "NVLink received",
+            "Bytes received on each NVLink, as the GPU counts them.",
+            "Bps",
+            query(_rate("railscope_nvlink_receive_bytes_total", HOST), _LINK),
+        ),
+        timeseries(
+            "How full NVLinks are",
+            "Bytes over what the NVLink's speed allows.",
+            "percentunit",
+            query(f"railscope_nvlink_utilization_ratio{{{HOST}}}", _LINK + " {{direction}}"),
+            thresholds=FULLNESS,
+            largest=1,
+        ),
+        timeseries(
+            "NVLink speed",
+            "Nominal speed of each NVLink, one direction.",
+            "Bps",
+            query(f"railscope_nvlink_speed_bytes_per_second{{{HOST}}}", _LINK),
+        ),
+        states(
+            "NVLinks up",
+            "Whether each NVLink is active or asleep.",
+            query(f"railscope_nvlink_up{{{HOST}}}", _LINK),
+            words=UP_OR_DOWN,
+        ),
+        timeseries(
+            "NVLink errors",
+            "Increase of each NVLink's error counters, by kind.",
+            "short",
+            query(f"increase(railscope_nvlink_errors_total{{{HOST}}}[$__rate_interval])", _LINK + " {{kind}}"),
+            thresholds=NEVER_FINE,
+        ),
+        timeseries(
+            "PCIe of GPUs",
+            "Bytes that each GPU sent and received over PCIe.",
+            "Bps",
+            query(_rate("railscope_gpu_pcie_transmit_bytes_total", HOST), "{{instance}} GPU {{gpu}} transmit"),
+            query(_rate("railscope_gpu_pcie_receive_bytes_total", HOST), "{{instance}} GPU {{gpu}} receive"),
+        ),
+        table(
+            "Complaints of the NVLink fabric",
+            "What the health of a GPU's NVLink fabric complains of.",
+            "instance gpu reason",
+            f"railscope_gpu_fabric_unhealthy{{{HOST}}} == 1",
+        ),
+        timeseries(
+            "How often NVLink counters are renewed",
+            "The time between two renewals by the GPU, measured: bursts shorter than it are not seen.",
+            "s",
+            query(f"railscope_nvlink_refresh_seconds{{{HOST}}}", "{{instance}} GPU {{gpu}}"),
+        ),
+    ]
+
+
+def _processes() -> list[AnyPanel]:
+    return [
+        timeseries(
+            "Payload by GPU",
+            "Payload (count x dtype size) that processes gave to NCCL, by GPU and operation.",
+            "Bps",
+            query(
+                f"sum by (instance, gpu, op) ({_rate('railscope_collective_payload_bytes_total', HOST)})",
+                "{{instance}} GPU {{gpu}} {{op}}",
+            ),
+            stacked=True,
+        ),
+        table(
+            "Communicators",
+            "Communicators of this host's processes.",
+            "instance exported_job comm rank nranks gpu pid",
+            f"railscope_comm_info{{{HOST}}}",
+            links={"comm": page.TO_COMMUNICATOR, "job": page.TO_JOB},
+        ),
+    ]

@@ -1,0 +1,249 @@
+"""The kinds of panels that the dashboards are made of: one function a kind, each with what every panel must have.
+
+Title, description and unit are positional, so that none is forgotten.  Positions and numbers are given by `page`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from grafana_foundation_sdk.builders import common
+from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
+from grafana_foundation_sdk.builders.heatmap import HeatmapColorOptions, YAxisConfig
+from grafana_foundation_sdk.builders.heatmap import Panel as HeatmapPanel
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.builders.stat import Panel as StatPanel
+from grafana_foundation_sdk.builders.statetimeline import Panel as StateTimelinePanel
+from grafana_foundation_sdk.builders.table import Panel as TablePanel
+from grafana_foundation_sdk.builders.timeseries import Panel as TimeseriesPanel
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    BigValueTextMode,
+    GraphThresholdsStyleMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.dashboard import (
+    DataTransformerConfig,
+    DynamicConfigValue,
+    FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
+    ValueMap,
+    ValueMapping,
+    ValueMappingResult,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from dashboards.variables import DATASOURCE
+
+AnyPanel = StatPanel | TimeseriesPanel | TablePanel | HeatmapPanel | StateTimelinePanel
+
+GOOD, WATCH, BAD = "green", "orange", "red"
+NEVER_FINE: Final = ((None, GOOD), (1.0, BAD))
+"""Thresholds of counts of which any is a problem."""
+BETTER_NONE: Final = ((None, GOOD), (1.0, WATCH))
+FULLNESS: Final = ((None, GOOD), (0.8, WATCH), (0.95, BAD))
+NEUTRAL: Final = ((None, "blue"),)
+
+Thresholds = Sequence[tuple[float | None, str]]
+"""(from this value on, colour); the first from None, which is everything below."""
+
+
+def query(expression: str, legend: str = "") -> Dataquery:
+    """A query over time; `legend` names each series: `{{label}}` is replaced."""
+    return Dataquery().expr(expression).legend_format(legend or "__auto").range().datasource(DATASOURCE)
+
+
+def stat(
+    title: str, description: str, unit: str, expression: str, *, thresholds: Thresholds = NEUTRAL, width: int = 4
+) -> StatPanel:
+    """One number: the value now."""
+    return (
+        StatPanel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(DATASOURCE)
+        .with_target(Dataquery().expr(expression).instant().datasource(DATASOURCE).ref_id("A"))
+        .thresholds(_thresholds(thresholds))
+        .color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS))
+        .color_mode(BigValueColorMode.VALUE)
+        .graph_mode(BigValueGraphMode.NONE)
+        .text_mode(BigValueTextMode.AUTO)
+        .reduce_options(_last())
+        .span(width)
+        .height(4)
+    )
+
+
+def timeseries(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Dataquery,
+    thresholds: Thresholds = NEUTRAL,
+    stacked: bool = False,
+    largest: float | None = None,
+    width: int = 12,
+) -> TimeseriesPanel:
+    """Lines over time; stacked where the parts make a whole, `largest` where the scale has an end."""
+    panel = (
+        TimeseriesPanel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(DATASOURCE)
+        .targets([one.ref_id(chr(ord("A") + at)) for at, one in enumerate(queries)])
+        .min(0)
+        .thresholds(_thresholds(thresholds))
+        .legend(
+            common.VizLegendOptions()
+            .show_legend(True)
+            .display_mode(LegendDisplayMode.TABLE)
+            .placement(LegendPlacement.BOTTOM)
+            .calcs(["lastNotNull", "max"])
+        )
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
+        .show_points(VisibilityMode.NEVER)
+        .fill_opacity(40 if stacked else 0)
+        .span(width)
+        .height(9)
+    )
+    if len(thresholds) > 1:
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    if largest is not None:
+        panel.max(largest)
+    return panel
+
+
+def table(
+    title: str,
+    description: str,
+    columns: str,
+    series: str,
+    *,
+    aggregate: str = "max",
+    links: Mapping[str, str] | None = None,
+    value: str = "",
+    width: int = 12,
+) -> TablePanel:
+    """The series of this moment, a row each: these labels in this order, and their value where `value` heads it.
+
+    Other labels, such as the scrape's own, are aggregated away.  `links` gives a column's cells an address.
+    """
+    labels = columns.split()
+    rename = {"exported_job": "job"} | ({"Value": value} if value else {})
+    panel = (
+        TablePanel()
+        .title(title)
+        .description(description)
+        .unit("none")
+        .datasource(DATASOURCE)
+        .with_target(
+            Dataquery()
+            .expr(f"{aggregate} by ({', '.join(labels)}) ({series})")
+            .instant()
+            .format(PromQueryFormat.TABLE)
+            .datasource(DATASOURCE)
+            .ref_id("A")
+        )
+        .with_transformation(
+            DataTransformerConfig(
+                id_val="organize",
+                options={
+                    "excludeByName": {"Time": True} | ({} if value else {"Value": True}),
+                    "indexByName": {label: at for at, label in enumerate([*labels, "Value"])},
+                    "renameByName": rename,
+                },
+            )
+        )
+        .filterable(True)
+        .thresholds(_thresholds(NEUTRAL))
+        .span(width)
+        .height(9)
+    )
+    for field, url in (links or {}).items():
+        panel.override_by_name(
+            field, [DynamicConfigValue(id_val="links", value=[{"title": f"Open this {field}", "url": url}])]
+        )
+    return panel
+
+
+def heatmap(title: str, description: str, unit: str, buckets: str, *, width: int = 12) -> HeatmapPanel:
+    """How a histogram's observations spread over time; `buckets` are increases by the label `le`; `unit` is theirs."""
+    return (
+        HeatmapPanel()
+        .title(title)
+        .description(description)
+        .unit("short")
+        .datasource(DATASOURCE)
+        .with_target(
+            Dataquery()
+            .expr(buckets)
+            .legend_format("{{le}}")
+            .range()
+            .format(PromQueryFormat.HEATMAP)
+            .datasource(DATASOURCE)
+            .ref_id("A")
+        )
+        .calculate(False)
+        .y_axis(YAxisConfig().unit(unit))
+        .color(HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Viridis").steps(64))
+        .show_legend()
+        .span(width)
+        .height(9)
+    )
+
+
+def states(
+    title: str,
+    description: str,
+    *queries: Dataquery,
+    words: Mapping[str, tuple[str, str]],
+    width: int = 12,
+) -> StateTimelinePanel:
+    """What state things were in, a line each; `words` gives each value a word and a colour."""
+    return (
+        StateTimelinePanel()
+        .title(title)
+        .description(description)
+        .unit("none")
+        .datasource(DATASOURCE)
+        .targets([one.ref_id(chr(ord("A") + at)) for at, one in enumerate(queries)])
+        .mappings([_mapping(words)])
+        .thresholds(_thresholds(NEUTRAL))
+        .color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS))
+        .show_value(VisibilityMode.NEVER)
+        .row_height(0.8)
+        .span(width)
+        .height(9)
+    )
+
+
+UP_OR_DOWN: Final = {"0": ("down", BAD), "1": ("up", GOOD)}
+FINE_OR_FAILED: Final = {"0": ("failed", BAD), "1": ("fine", GOOD)}
+STALLED: Final = {"0": ("moving", GOOD), "1": ("stalled", BAD)}
+
+
+def _mapping(words: Mapping[str, tuple[str, str]]) -> ValueMapping:
+    options = {value: ValueMappingResult(text=text, color=colour) for value, (text, colour) in words.items()}
+    return ValueMap(options=options)
+
+
+def _thresholds(thresholds: Thresholds) -> ThresholdsConfig:
+    steps = [Threshold(value=value, color=colour) for value, colour in thresholds]
+    return ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"])

@@ -1,0 +1,96 @@
+"""The variables of the dashboards, and the selectors that use them.
+
+`datasource` is a variable too, so that one set of dashboards serves any number of Prometheus servers.  Prometheus keeps
+the label `job` for the scrape and calls the series' own `exported_job`: a training job is found through
+`railscope_comm_info`, which alone has that label, and other series are joined to it.  The joins are by `and`, which
+asks for no uniqueness: a rank that is not known may stand for several processes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana_foundation_sdk.builders.dashboard import DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    VariableOption,
+    VariableRefresh,
+    VariableSort,
+)
+
+DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+HOST: Final = 'instance=~"$host"'
+RAIL: Final = 'instance=~"$host",rail=~"$rail"'
+COMM: Final = 'comm=~"$comm"'
+_INFO_OF_JOB: Final = 'railscope_comm_info{exported_job=~"$job",comm=~"$comm"}'
+_INFO_OF_JOBS: Final = 'railscope_comm_info{exported_job=~"$job"}'
+_INFO_OF_COMM: Final = 'railscope_comm_info{comm=~"$comm"}'
+
+
+def ranks_of_job(expression: str) -> str:
+    """Of series that have comm and rank: those of the chosen jobs' ranks."""
+    return f"{expression} and on (job, instance, comm, rank) {_INFO_OF_JOB}"
+
+
+def hosts_of_job(expression: str) -> str:
+    """Of series that belong to a host as a whole: those of hosts on which a chosen job runs."""
+    return f"{expression} and on (job, instance) {_INFO_OF_JOBS}"
+
+
+def hosts_of_communicator(expression: str) -> str:
+    """Of series that belong to a host as a whole: those of hosts with a rank of the chosen communicators."""
+    return f"{expression} and on (job, instance) {_INFO_OF_COMM}"
+
+
+def datasource() -> DatasourceVariable:
+    return (
+        DatasourceVariable("datasource")
+        .label("Prometheus")
+        .description("The Prometheus (or store with its HTTP interface) that scrapes the agents.")
+        .type("prometheus")
+    )
+
+
+def _choice(name: str, label: str, description: str, query: str) -> QueryVariable:
+    return (
+        QueryVariable(name)
+        .label(label)
+        .description(description)
+        .datasource(DATASOURCE)
+        .query(query)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.NATURAL_ASC)
+        .multi(True)
+        .include_all(True)
+        # Also for what has no value: hosts without a job.
+        .all_value(".*")
+        .current(VariableOption(text=["All"], value=["$__all"]))
+    )
+
+
+def job() -> QueryVariable:
+    return _choice(
+        "job",
+        "Job",
+        "The batch system's identifier of the job.",
+        "label_values(railscope_comm_info, exported_job)",
+    )
+
+
+def communicator(*, of_job: bool) -> QueryVariable:
+    chosen = '{exported_job=~"$job"}' if of_job else ""
+    return _choice(
+        "comm",
+        "Communicator",
+        "NCCL's own hash of the communicator.",
+        f"label_values(railscope_comm_info{chosen}, comm)",
+    )
+
+
+def host() -> QueryVariable:
+    return _choice("host", "Host", "The agent, as Prometheus calls it.", "label_values(railscope_build_info, instance)")
+
+
+def rail() -> QueryVariable:
+    return _choice("rail", "Rail", "The number of the rail.", f"label_values(railscope_rail_info{{{HOST}}}, rail)")

@@ -1,0 +1,210 @@
+"""Every query of every dashboard against a real Prometheus: it parses, runs, and finds what there is to find.
+
+The metrics are simulated: two hosts serve what the exporter makes of a made-up snapshot, with counters that rise.  No
+Grafana server takes part: its variables are put in as Grafana would, and Prometheus is asked what Grafana would ask.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+import pytest
+
+from agent.prometheus_query import Endpoint, PrometheusStore, Sample
+from agent.snapshot import Snapshot
+from dashboards import build, documents, expressions, rules_files
+from exporters.families import families
+from exporters.metric import Family
+from exporters.text import Format, Renderer
+from tests.stack.prometheus import prometheus, until
+from tests.unit.exporters_snapshots import full_snapshot, rail
+
+pytestmark = pytest.mark.stack
+
+HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
+INTERVAL: Final = "5s"
+"""`$__rate_interval` for a scrape interval of one second."""
+DOCUMENTS: Final = documents.read_all(build.COMMITTED)
+WITHOUT_DATA: Final[dict[tuple[str, str], str]] = {}
+"""(uid, title) of panels that cannot have data on these metrics, with the reason."""
+COUNTED_FROM_NOTHING: Final = "or vector(0)"
+
+
+def snapshot() -> Snapshot:
+    """Something of everything, a rail that is down and counters of every severity among it."""
+    full = full_snapshot()
+    counters = (("link_downed", "page", 1), ("np_cnp_sent", "warn", 42), ("rx_packets", "context", 7))
+    first, *others = full.rails
+    rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
+    return replace(full, rails=rails, realtime_ns=time.time_ns())
+
+
+def risen(family: Family, seconds: float) -> Family:
+    """The family after some time in which every counter rose."""
+    more = int(seconds * 1_000_000)
+    histograms = tuple(
+        (
+            labels,
+            replace(
+                one,
+                counts=tuple(count + int(seconds * 10) for count in one.counts),
+                sum=None if one.sum is None else one.sum + seconds,
+            ),
+        )
+        for labels, one in family.histograms
+    )
+    if family.metric.kind != "counter":
+        return replace(family, histograms=histograms)
+    return replace(family, samples=tuple((labels, value + more) for labels, value in family.samples))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        seconds = time.monotonic() - self.server.began
+        body = Renderer().render([risen(one, seconds) for one in families(snapshot())], Format.PROMETHEUS)
+        self.send_response(200)
+        self.send_header("Content-Type", Format.PROMETHEUS.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    began = 0.0
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """Serve the metrics; yields the scrape configuration."""
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.began = time.monotonic()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
+    thread.start()
+    targets = "".join(
+        f"      - targets: ['127.0.0.1:{server.server_port}']\n        labels: {{instance: '{host}'}}\n"
+        for host in HOSTS
+    )
+    try:
+        yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore]:
+    """A Prometheus with the shipped rules, which has seen both hosts for a while."""
+    rules = sorted(rules_files.SHIPPED.glob("*.yml"))
+    with served() as scrapes, prometheus(tmp_path_factory.mktemp("prometheus"), scrapes, rules) as url:
+        store = PrometheusStore(Endpoint(url))
+        until(lambda: [one.value for one in store.query("up")] == [1.0] * len(HOSTS), "both hosts to be scraped")
+        # Made from two scrapes by one rule, and from that by another one.
+        last = f"count_over_time(rail:railscope_transmit_utilization:ratio[{INTERVAL}]) > 3"
+        until(lambda: len({one.labels["instance"] for one in store.query(last)}) == 2, "the recording rules")
+        yield store
+
+
+def asked(store: PrometheusStore, expression: str, **values: str) -> list[Sample]:
+    return list(store.query(expressions.substituted(expression, INTERVAL, values)))
+
+
+QUERIES: Final = [
+    pytest.param(document.identifier, panel, query, id=f"{document.identifier}: {panel.title} {at}")
+    for document in DOCUMENTS.values()
+    for panel in document.panels
+    for at, query in enumerate(panel.queries)
+]
+
+
+@pytest.mark.parametrize(("identifier", "panel", "query"), QUERIES)
+def test_a_panel_shows_what_there_is(
+    store: PrometheusStore, identifier: str, panel: documents.Panel, query: documents.PanelQuery
+) -> None:
+    found = asked(store, query.expression)
+    if (identifier, panel.title) in WITHOUT_DATA:
+        assert not found
+        return
+    assert any(not math.isnan(one.value) for one in found)
+    # Device names are alone in their host, but for one rail: no other has the label netns.
+    named = set(re.findall(r"\{\{(\w+)\}\}", query.legend)) - {"netns"}
+    assert named <= {label for one in found for label in one.labels}
+
+
+def test_numbers_are_those_of_the_metrics(store: PrometheusStore) -> None:
+    """Known values come out at the other end of some queries, so that they ask what their titles say."""
+
+    def shown(identifier: str, title: str) -> list[float]:
+        panel = next(one for one in DOCUMENTS[f"{identifier}.json"].panels if one.title == title)
+        return [one.value for one in asked(store, panel.queries[0].expression)]
+
+    assert shown("railscope-fleet", "Hosts") == [2]
+    assert shown("railscope-fleet", "Stalled communicators") == [1]
+    assert shown("railscope-fleet", "Rails down") == [2]
+    assert shown("railscope-fleet", "Silent hosts") == [0]
+    assert shown("railscope-fleet", "Communicators") == [2]
+    assert shown("railscope-job", "Oldest operation in flight") == [0.25]
+    assert shown("railscope-stall", "Ranks stalled") == [1]
+    assert shown("railscope-agent", "Failing sources") == [2]
+    assert shown("railscope-agent", "Simulated inputs") == [2]
+
+
+def test_a_job_that_is_chosen_is_the_only_one_that_is_shown(store: PrometheusStore) -> None:
+    job = DOCUMENTS["railscope-job.json"]
+    for panel in job.panels:
+        for query in panel.queries:
+            assert asked(store, query.expression, job="pretrain"), panel.title
+            if COUNTED_FROM_NOTHING not in query.expression:
+                assert not asked(store, query.expression, job="of-nobody"), panel.title
+
+
+def test_a_host_that_is_chosen_is_the_only_one_that_is_shown(store: PrometheusStore) -> None:
+    for document in DOCUMENTS.values():
+        if "host" not in {variable.name for variable in document.variables}:
+            continue
+        for panel in document.panels:
+            for query in panel.queries:
+                hosts = {one.labels.get("instance") for one in asked(store, query.expression, host="gpu-a:9779")}
+                # What is told of a communicator as a whole is so whatever host is chosen.
+                if "$host" in query.expression:
+                    assert hosts <= {"gpu-a:9779", None}, panel.title
+
+
+def test_variables_offer_what_there_is(store: PrometheusStore) -> None:
+    offered: dict[str, set[str]] = {}
+    for document in DOCUMENTS.values():
+        for variable in document.variables:
+            if variable.kind == "query":
+                selector, label = expressions.of_variable(variable.query)
+                found = {one.labels.get(label, "") for one in asked(store, selector)}
+                assert offered.setdefault(variable.name, found) == found
+    assert offered == {
+        "job": {"pretrain", ""},
+        "comm": {"00c0ffee00c0ffee", "unknown"},
+        "host": set(HOSTS),
+        "rail": {"0", "1", "2"},
+    }
+
+
+def test_stalls_are_marked_in_every_dashboard(store: PrometheusStore) -> None:
+    for document in DOCUMENTS.values():
+        assert [one.labels["cause"] for query in document.annotations for one in asked(store, query)] == ["rail_down"]
+
+
+def test_alert_rules_ask_what_prometheus_understands(store: PrometheusStore) -> None:
+    fires = {one.name for one in rules_files.alerts() if store.query(one.expression)}
+    assert {"CollectiveStalled", "RailCounterPinned", "CollectorFailing"} <= fires
