@@ -1,0 +1,344 @@
+"""What a node did between two scrapes: rates of ranks, operations and rails, as facts to be shown.
+
+A rate is None where it cannot be known: a series that is new, gone, or fell (the agent or the device began again).  The
+time between two scrapes is the agent's own, so that a slow network does not bend the rates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from exporters.scraped import CompletedCounts, NodeScrape, OpCounts, RailKey, ScrapedRail, ScrapedRank, ScrapedStall
+
+_UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank's end of a communicator."""
+
+    comm: str
+    rank: str
+    nranks: str
+    gpu: str
+    pid: str
+    job: str
+    op: str
+    """What it stalls in, else what it called most between the scrapes, else what it called most of all; empty:
+    cannot be known."""
+    calls_per_second: float | None
+    """Calls and what replayed graphs ran."""
+    payload_bytes_per_second: float | None
+    mean_seconds: float | None
+    """How long the operations took that completed between the scrapes."""
+    inflight_seconds: float | None
+    """Age of the oldest operation that is not complete, 0: none."""
+    incomplete: int | None
+    """Operations given to NCCL that are not complete."""
+    behind: int | None
+    """Calls that another rank of the communicator on this node has made and this one has not."""
+    late_ratio: float | None
+    """Time per time by which it came after the rank before it, in the calls that it made last on this node."""
+    stall: ScrapedStall | None
+
+
+@dataclass(frozen=True, slots=True)
+class RailView:
+    """One network port."""
+
+    rail: str
+    device: str
+    netns: str
+    up: bool | None
+    speed_bytes_per_second: float | None
+    transmit_bytes_per_second: float | None
+    receive_bytes_per_second: float | None
+    transmit_explained_ratio: float | None
+    receive_explained_ratio: float | None
+    new_errors: tuple[tuple[str, int], ...]
+    """What grew between the scrapes, by how much; the most first."""
+    past_errors: tuple[tuple[str, int], ...]
+    """What grew since the first scrape, and not between the last two."""
+    blamed: bool
+    """A stall names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpView:
+    """One kind of operation on the whole node."""
+
+    op: str
+    calls_per_second: float | None
+    payload_bytes_per_second: float | None
+    mean_payload_bytes: float | None
+    """Of the calls between the scrapes."""
+    algorithm_bandwidth: float | None
+    """Bytes per second of the operations that completed between the scrapes: payload over time."""
+    bus_bandwidth: float | None
+    """Likewise, with nccl-tests' factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node between two moments."""
+
+    at_seconds: float
+    """Of the later scrape, since the Unix epoch."""
+    span_seconds: float | None
+    """Between the scrapes; None: there is only one, and no rate is known."""
+    version: str
+    simulated: bool
+    processes: int | None
+    ranks: tuple[RankView, ...]
+    rails: tuple[RailView, ...]
+    ops: tuple[OpView, ...]
+    stalls: tuple[ScrapedStall, ...]
+    """The longest first."""
+    last_ended: ScrapedStall | None
+    failing_collectors: tuple[str, ...]
+
+
+def node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | None = None) -> NodeView:
+    """The node between `before` and `now`; `first` is the oldest scrape there is, from which errors are remembered.
+
+    A `before` that is not older than `now` says nothing: rates are unknown then.
+    """
+    span = None if before is None or now.at_seconds <= before.at_seconds else now.at_seconds - before.at_seconds
+    compared = before if span is not None else None
+    return NodeView(
+        at_seconds=now.at_seconds,
+        span_seconds=span,
+        version=now.version,
+        simulated=now.simulated,
+        processes=now.processes,
+        ranks=_ranks(compared, now, span),
+        rails=_rails(compared, now, span, first or compared),
+        ops=_ops(compared, now, span),
+        stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
+        last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
+        failing_collectors=now.failing_collectors,
+    )
+
+
+def _grown(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None or now < before else now - before
+
+
+def _per_second(before: float | None, now: float | None, span: float | None) -> float | None:
+    grown = _grown(before, now)
+    return None if grown is None or span is None else grown / span
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tuple[RankView, ...]:
+    stalls = {(stall.comm, stall.rank): stall for stall in reversed(now.stalls)}
+    furthest: dict[str, float] = {}
+    for rank in now.ranks.values():
+        if rank.enqueued is not None and rank.comm != _UNKNOWN:
+            furthest[rank.comm] = max(furthest.get(rank.comm, 0.0), rank.enqueued)
+    ops_of = _OpsOfRanks(before, now)
+    views = []
+    for key, rank in now.ranks.items():
+        old = before.ranks.get(key) if before is not None else None
+        if old is not None and old.pid != rank.pid:
+            old = None
+        called, payload = ops_of(rank)
+        stall = stalls.get(key)
+        ahead = furthest.get(rank.comm)
+        views.append(
+            RankView(
+                comm=rank.comm,
+                rank=rank.rank,
+                nranks=rank.nranks,
+                gpu=rank.gpu,
+                pid=rank.pid,
+                job=rank.job,
+                op=stall.op if stall is not None else called,
+                calls_per_second=_calls_per_second(old, rank, span),
+                payload_bytes_per_second=None if payload is None or span is None else payload / span,
+                mean_seconds=None
+                if old is None
+                else _ratio(
+                    _grown(old.operation_seconds, rank.operation_seconds), _grown(old.operations, rank.operations)
+                ),
+                inflight_seconds=rank.inflight_seconds,
+                incomplete=_whole(_grown(rank.completed, rank.enqueued)),
+                behind=None if ahead is None or rank.enqueued is None else int(ahead - rank.enqueued),
+                late_ratio=None
+                if old is None
+                else _per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
+                stall=stall,
+            )
+        )
+    return tuple(views)
+
+
+def _calls_per_second(old: ScrapedRank | None, rank: ScrapedRank, span: float | None) -> float | None:
+    if old is None:
+        return None
+    called = _per_second(old.enqueued, rank.enqueued, span)
+    # Shown from the first replay on.
+    replayed = _per_second(old.replayed or 0.0, rank.replayed or 0.0, span)
+    return None if called is None or replayed is None else called + replayed
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+class _OpsOfRanks:
+    """Which operations a rank called, from what the agent tells of it, or of its GPU.
+
+    An agent that has no page of communicators counts operations by GPU: where one rank alone can have called on a GPU
+    between the scrapes, what was called is that rank's.
+    """
+
+    def __init__(self, before: NodeScrape | None, now: NodeScrape) -> None:
+        self._told = bool(now.rank_ops)
+        by_rank: dict[tuple[str, str], dict[str, OpCounts]] = defaultdict(dict)
+        by_rank_before: dict[tuple[str, str], dict[str, OpCounts]] = defaultdict(dict)
+        for scrape, found in ((now, by_rank), (before, by_rank_before)):
+            for (comm, rank, op), counts in scrape.rank_ops.items() if scrape is not None else ():
+                found[comm, rank][op] = counts
+        self._by_rank, self._by_rank_before = by_rank, by_rank_before
+        self._by_gpu = _by_gpu(now)
+        self._by_gpu_before = _by_gpu(before) if before is not None else {}
+        self._lonely = _lonely_ranks([*now.ranks.values(), *(before.ranks.values() if before is not None else ())])
+
+    def __call__(self, rank: ScrapedRank) -> tuple[str, float | None]:
+        """What it called most (empty: cannot be known), and its payload between the scrapes."""
+        key = (rank.comm, rank.rank)
+        if self._told:
+            return _most(self._by_rank_before.get(key), self._by_rank.get(key, {}))
+        before = self._by_gpu_before.get(rank.gpu)
+        if before is not None and self._lonely.get(rank.gpu) == key:
+            called, payload = _most(before, self._by_gpu.get(rank.gpu, {}))
+            # What the GPU did before may have been another process's.
+            return called if payload else "", payload
+        return "", None
+
+
+def _by_gpu(scrape: NodeScrape) -> dict[str, dict[str, OpCounts]]:
+    found: dict[str, dict[str, OpCounts]] = defaultdict(dict)
+    for (gpu, op), counts in scrape.ops.items():
+        found[gpu][op] = counts
+    return found
+
+
+def _lonely_ranks(ranks: Iterable[ScrapedRank]) -> dict[str, tuple[str, str]]:
+    """The only rank of each GPU that has called anything, by GPU."""
+    by_gpu: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for rank in ranks:
+        if rank.enqueued and rank.gpu != _UNKNOWN:
+            by_gpu[rank.gpu].add((rank.comm, rank.rank))
+    return {gpu: next(iter(found)) for gpu, found in by_gpu.items() if len(found) == 1}
+
+
+def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) -> tuple[str, float | None]:
+    if not now:
+        return "", None
+    of_all = max(now, key=lambda op: now[op].calls)
+    if before is None:
+        return of_all, None
+    calls: dict[str, float] = {}
+    payload: float | None = 0.0
+    for op, counts in now.items():
+        old = before.get(op, OpCounts(0.0, 0.0))
+        grown = _grown(old.calls, counts.calls)
+        moved = _grown(old.payload_bytes, counts.payload_bytes)
+        calls[op] = grown or 0.0
+        payload = None if payload is None or grown is None or moved is None else payload + moved
+    lately = max(calls, key=lambda op: calls[op])
+    return (lately if calls[lately] else of_all), payload
+
+
+def _rails(
+    before: NodeScrape | None, now: NodeScrape, span: float | None, first: NodeScrape | None
+) -> tuple[RailView, ...]:
+    blamed = {(stall.rail, stall.netns) for stall in now.stalls if stall.rail}
+    views = []
+    for key, rail in now.rails.items():
+        old = _rail_of(before, key)
+        new_errors = _errors(old, rail)
+        shown = {name for name, _ in new_errors}
+        views.append(
+            RailView(
+                rail=rail.rail,
+                device=rail.device,
+                netns=rail.netns,
+                up=rail.up,
+                speed_bytes_per_second=rail.speed_bytes_per_second,
+                transmit_bytes_per_second=_per_second(old.transmit_bytes if old else None, rail.transmit_bytes, span),
+                receive_bytes_per_second=_per_second(old.receive_bytes if old else None, rail.receive_bytes, span),
+                transmit_explained_ratio=rail.transmit_explained_ratio,
+                receive_explained_ratio=rail.receive_explained_ratio,
+                new_errors=new_errors,
+                past_errors=tuple(one for one in _errors(_rail_of(first, key), rail) if one[0] not in shown),
+                blamed=(rail.rail, rail.netns) in blamed,
+            )
+        )
+    return tuple(views)
+
+
+def _rail_of(scrape: NodeScrape | None, key: RailKey) -> ScrapedRail | None:
+    return scrape.rails.get(key) if scrape is not None else None
+
+
+def _errors(old: ScrapedRail | None, rail: ScrapedRail) -> tuple[tuple[str, int], ...]:
+    if old is None:
+        return ()
+    grown = ((name, _grown(old.errors.get(name), value)) for name, value in rail.errors.items())
+    return tuple(sorted(((name, int(more)) for name, more in grown if more), key=lambda one: (-one[1], one[0])))
+
+
+def _ops(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tuple[OpView, ...]:
+    counts, old_counts = _by_op(now), _by_op(before) if before is not None else {}
+    views = []
+    for op in dict.fromkeys((*counts, *now.completed)):
+        new = counts.get(op)
+        # A kind of operation is shown from its first call on.
+        old = old_counts.get(op, OpCounts(0.0, 0.0)) if before is not None else None
+        calls = _grown(old.calls, new.calls) if old is not None and new is not None else None
+        payload = _grown(old.payload_bytes, new.payload_bytes) if old is not None and new is not None else None
+        algorithm, bus = _bandwidths(op, before, now)
+        views.append(
+            OpView(
+                op=op,
+                calls_per_second=None if calls is None or span is None else calls / span,
+                payload_bytes_per_second=None if payload is None or span is None else payload / span,
+                mean_payload_bytes=_ratio(payload, calls),
+                algorithm_bandwidth=algorithm,
+                bus_bandwidth=bus,
+            )
+        )
+    return tuple(views)
+
+
+def _by_op(scrape: NodeScrape) -> dict[str, OpCounts]:
+    found: dict[str, OpCounts] = {}
+    for (_, op), counts in scrape.ops.items():
+        sums = found.get(op, OpCounts(0.0, 0.0))
+        payload = None
+        if sums.payload_bytes is not None and counts.payload_bytes is not None:
+            payload = sums.payload_bytes + counts.payload_bytes
+        found[op] = OpCounts(sums.calls + counts.calls, payload)
+    return found
+
+
+def _bandwidths(op: str, before: NodeScrape | None, now: NodeScrape) -> tuple[float | None, float | None]:
+    """algbw and busbw of what completed between the scrapes."""
+    new = now.completed.get(op)
+    if before is None or new is None:
+        return None, None
+    old = before.completed.get(op, CompletedCounts(0.0, 0.0, 0.0))
+    seconds = _grown(old.seconds, new.seconds)
+    return (
+        _ratio(_grown(old.payload_bytes, new.payload_bytes), seconds),
+        _ratio(_grown(old.bus_bytes, new.bus_bytes), seconds),
+    )

@@ -1,0 +1,149 @@
+"""What the panes of the live view show of each rank, rail and operation, and how rows are sorted and filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from exporters.node_view import OpView, RailView, RankView
+from exporters.top_state import Order
+from exporters.top_words import amount, length, percent
+
+Row = TypeVar("Row")
+
+SortKey = Any
+"""Something that can be compared with the column's other keys; None: not known, and last in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One column of a pane."""
+
+    title: str
+    width: int
+    text: Callable[[Row], str]
+    key: Callable[[Row], SortKey]
+    amount: bool = True
+    """The largest comes first."""
+    left: bool = False
+    """Aligned to the left though it is an amount, as names are."""
+    from_width: int = 0
+    """Shown on screens at least this wide."""
+    meter: Callable[[Row], float | None] | None = None
+    """How full the bar before the text is; None: there is no bar."""
+
+
+METER_WIDTH: Final = 8
+
+
+def numeric(text: str) -> tuple[float, str]:
+    """Numbers by their value, before words."""
+    return (float(text), "") if text.isdecimal() else (float("inf"), text)
+
+
+def _errors(rail: RailView) -> str:
+    if rail.up is False:
+        return "DOWN " + _grown(rail)
+    return _grown(rail)
+
+
+def _grown(rail: RailView) -> str:
+    now = [f"+{amount(more)} {name}" for name, more in rail.new_errors]
+    past = [f"({amount(more)} {name})" for name, more in rail.past_errors]
+    return " ".join(now + past)
+
+
+def _part(rate: float | None, rail: RailView) -> float | None:
+    return None if rate is None or not rail.speed_bytes_per_second else rate / rail.speed_bytes_per_second
+
+
+RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
+    Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric(one.rank)), amount=False),
+    Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric(one.rank), amount=False),
+    Column("GPU", 3, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
+    Column("OP", 13, lambda one: one.op or "–", lambda one: one.op or None, amount=False),
+    Column("CALLS/s", 7, lambda one: amount(one.calls_per_second), lambda one: one.calls_per_second),
+    Column(
+        "PAYLOAD/s",
+        9,
+        lambda one: amount(one.payload_bytes_per_second, "B"),
+        lambda one: one.payload_bytes_per_second,
+    ),
+    Column("AGE", 6, lambda one: length(one.inflight_seconds), lambda one: one.inflight_seconds),
+    Column("OPEN", 5, lambda one: amount(one.incomplete), lambda one: one.incomplete),
+    Column("BEHIND", 6, lambda one: amount(one.behind), lambda one: one.behind),
+    Column("TIME", 6, lambda one: length(one.mean_seconds), lambda one: one.mean_seconds, from_width=88),
+    Column("LATE", 5, lambda one: percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
+    Column("PID", 8, lambda one: one.pid, lambda one: numeric(one.pid), amount=False, from_width=104),
+    Column("JOB", 14, lambda one: one.job, lambda one: one.job or None, amount=False, from_width=118),
+)
+RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
+    Column("RAIL", 5, lambda one: one.rail, lambda one: (numeric(one.rail), one.netns, one.device), amount=False),
+    Column("DEVICE", 11, lambda one: one.device, lambda one: one.device, amount=False),
+    Column(
+        "TRANSMIT/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.transmit_bytes_per_second, "B"),
+        lambda one: one.transmit_bytes_per_second,
+        meter=lambda one: _part(one.transmit_bytes_per_second, one),
+    ),
+    Column(
+        "RECEIVE/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.receive_bytes_per_second, "B"),
+        lambda one: one.receive_bytes_per_second,
+        meter=lambda one: _part(one.receive_bytes_per_second, one),
+    ),
+    Column("EXPL", 5, lambda one: percent(one.transmit_explained_ratio), lambda one: one.transmit_explained_ratio),
+    Column(
+        "EXPL IN",
+        7,
+        lambda one: percent(one.receive_explained_ratio),
+        lambda one: one.receive_explained_ratio,
+        from_width=100,
+    ),
+    Column(
+        "SPEED",
+        7,
+        lambda one: amount(one.speed_bytes_per_second, "B"),
+        lambda one: one.speed_bytes_per_second,
+        from_width=108,
+    ),
+    Column("NETNS", 10, lambda one: one.netns, lambda one: one.netns or None, amount=False, from_width=120),
+    Column("ERRORS", 0, _errors, lambda one: sum(more for _, more in one.new_errors), left=True),
+)
+OP_COLUMNS: Final[tuple[Column[OpView], ...]] = (
+    Column("OPERATION", 16, lambda one: one.op, lambda one: one.op, amount=False),
+    Column("CALLS/s", 8, lambda one: amount(one.calls_per_second), lambda one: one.calls_per_second),
+    Column(
+        "PAYLOAD/s",
+        10,
+        lambda one: amount(one.payload_bytes_per_second, "B"),
+        lambda one: one.payload_bytes_per_second,
+    ),
+    Column("MEAN SIZE", 10, lambda one: amount(one.mean_payload_bytes, "B"), lambda one: one.mean_payload_bytes),
+    Column("ALGBW/s", 10, lambda one: amount(one.algorithm_bandwidth, "B"), lambda one: one.algorithm_bandwidth),
+    Column("BUSBW/s", 10, lambda one: amount(one.bus_bandwidth, "B"), lambda one: one.bus_bandwidth),
+)
+
+
+def shown_columns(columns: Sequence[Column[Row]], width: int) -> tuple[Column[Row], ...]:
+    """Those for which a screen is wide enough."""
+    return tuple(column for column in columns if width >= column.from_width)
+
+
+def arranged(rows: Iterable[Row], columns: Sequence[Column[Row]], order: Order, filter: str) -> list[Row]:
+    """The rows that hold every word of the filter in any column, in order; what is not known comes last."""
+    words = filter.casefold().split()
+    kept = [row for row in rows if not words or _holds(row, columns, words)]
+    column = columns[order.column % len(columns)]
+    keyed = [(column.key(row), row) for row in kept]
+    known = [(key, row) for key, row in keyed if key is not None]
+    known.sort(key=lambda one: one[0], reverse=column.amount != order.reverse)
+    return [row for _, row in known] + [row for key, row in keyed if key is None]
+
+
+def _holds(row: Row, columns: Sequence[Column[Row]], words: Sequence[str]) -> bool:
+    text = " ".join(column.text(row) for column in columns).casefold()
+    return all(word in text for word in words)

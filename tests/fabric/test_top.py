@@ -1,0 +1,64 @@
+"""`railscope top` beside a real agent and a real job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from testbed.hosts import Fabric
+from testbed.job import Job, JobOptions
+from tests.fabric.agent_process import RAILSCOPE, AgentProcess
+from tests.unit.pseudo_terminal import PseudoTerminal
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric]
+
+
+def pairs(line: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+
+def url_of(agent: AgentProcess) -> str:
+    command = agent.process.args
+    assert isinstance(command, list)
+    return f"http://{command[command.index('--web.listen-address') + 1]}"
+
+
+def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two_hosts: Fabric) -> None:
+    with Job(two_hosts.hosts, JobOptions(pattern="ddp", seconds=100)) as job:
+        only = [option for pid in job.pids for option in ("--pid", str(pid))]
+        with AgentProcess(*only) as agent:
+            agent.until(lambda: len(agent.samples("railscope_comm_enqueued_total")) >= 2)
+            comms = {labels["comm"] for labels, _ in agent.samples("railscope_comm_enqueued_total")}
+            url = url_of(agent)
+            ran = subprocess.run(
+                [RAILSCOPE, "top", "--plain", "--url", url, "--interval", "2", "--count", "1"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert (ran.returncode, ran.stderr) == (0, "")
+            found = [pairs(line) for line in ran.stdout.splitlines()]
+            ranks = [one for one in found if one["kind"] == "rank"]
+            assert {one["comm"] for one in ranks} <= comms
+            assert {one["pid"] for one in ranks} == {str(pid) for pid in job.pids}
+            assert any(float(one["calls_per_second"]) > 0 for one in ranks)
+            rails = [one for one in found if one["kind"] == "rail"]
+            assert sum(float(one.get("transmit_bytes_per_second", 0)) > 0 for one in rails) >= 2
+
+            with PseudoTerminal([str(RAILSCOPE), "top", "--url", url, "--interval", "0.5"]) as terminal:
+                terminal.shows("no stall", ranks[0]["comm"], "AllReduce")
+                stopped = job.pids[0]
+                os.kill(stopped, signal.SIGSTOP)
+                try:
+                    lines = terminal.until(lambda lines: any(line.startswith("STALL") for line in lines), 60)
+                    assert "red" in terminal.colour("STALL")
+                finally:
+                    os.kill(stopped, signal.SIGCONT)
+                print("\n".join(lines))
+                terminal.shows("no stall", "ended")
+                terminal.press(b"q")
+                assert terminal.ended() == 0
+                assert terminal.attributes == terminal.attributes_before

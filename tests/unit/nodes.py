@@ -1,0 +1,92 @@
+"""Nodes for the tests of the live view: what an agent would serve of a snapshot, and the same node a while later.
+
+Simulated: the snapshots are made up; the pages are those that an agent makes of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.snapshot import RailFacts, Snapshot
+from exporters.communicator_page import communicators_json
+from exporters.families import families
+from exporters.node_view import NodeView, node_view
+from exporters.scraped import NodeScrape, node_scrape
+from exporters.stall_page import stalls_json
+from exporters.text import Format, Renderer
+from tests.unit.exporters_snapshots import full_snapshot
+
+STEP_SECONDS = 2
+CALLS = 240
+"""Made on each communicator within a step."""
+MIB = 1 << 20
+
+
+def exposition(snapshot: Snapshot) -> str:
+    return Renderer().render(families(snapshot), Format.PROMETHEUS).decode()
+
+
+def scraped(snapshot: Snapshot, *, with_communicators: bool = True) -> NodeScrape:
+    """What a scrape of this node finds; without communicators: of an agent that has no page of them."""
+    page = communicators_json(snapshot) if with_communicators else None
+    return node_scrape(exposition(snapshot), stalls_json(snapshot), page)
+
+
+def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
+    """The node some steps of two seconds later: 120 AllReduce of 1 MiB a second, 30 GB/s sent, 15 GB/s received."""
+    calls, nanoseconds = CALLS * steps, STEP_SECONDS * steps * 1_000_000_000
+    return replace(
+        snapshot,
+        realtime_ns=snapshot.realtime_ns + nanoseconds,
+        monotonic_ns=snapshot.monotonic_ns + nanoseconds,
+        collectives=tuple(
+            replace(one, calls=one.calls + calls, payload_bytes=one.payload_bytes + calls * MIB)
+            if one.op == "AllReduce"
+            else one
+            for one in snapshot.collectives
+        ),
+        communicators=tuple(
+            replace(
+                one,
+                enqueued=one.enqueued + calls,
+                completed=None if one.completed is None else one.completed + calls,
+                ops=tuple(
+                    replace(op, calls=op.calls + calls, payload_bytes=op.payload_bytes + calls * MIB) for op in one.ops
+                ),
+            )
+            for one in snapshot.communicators
+        ),
+        completed=tuple(
+            replace(
+                one,
+                payload_bytes=one.payload_bytes + calls * MIB,
+                bus_bytes=one.bus_bytes + calls * MIB * 3 // 2,
+                seconds=one.seconds + steps,
+            )
+            for one in snapshot.completed
+        ),
+        rank_times=tuple(
+            replace(one, operations=one.operations + calls, seconds=one.seconds + 1.2 * steps)
+            for one in snapshot.rank_times
+        ),
+        rails=tuple(_rail_later(one, steps) for one in snapshot.rails),
+    )
+
+
+def _rail_later(rail: RailFacts, steps: int) -> RailFacts:
+    assert rail.transmit_bytes is not None
+    assert rail.receive_bytes is not None
+    return replace(
+        rail,
+        transmit_bytes=rail.transmit_bytes + 60_000_000_000 * steps,
+        receive_bytes=rail.receive_bytes + 30_000_000_000 * steps,
+    )
+
+
+def healthy() -> Snapshot:
+    """The full snapshot without a stall, now or before."""
+    return replace(full_snapshot(), stalls=(), ended_stalls=(), simulated=False)
+
+
+def view_of(before: Snapshot, now: Snapshot) -> NodeView:
+    return node_view(scraped(before), scraped(now))

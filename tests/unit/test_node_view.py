@@ -1,0 +1,188 @@
+"""What becomes of two scrapes: rates, what began anew, and what is missing.  The nodes are simulated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from agent.snapshot import OpTotal
+from exporters.communicator_page import communicators_json
+from exporters.node_view import node_view
+from exporters.scraped import ScrapeError, node_scrape
+from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
+from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
+
+COMM = "00c0ffee00c0ffee"
+
+
+def test_rates_of_ranks_rails_and_operations_are_those_of_the_time_between() -> None:
+    before = full_snapshot()
+    view = view_of(before, later(before))
+    assert view.span_seconds == 2.0
+    rank = view.ranks[0]
+    assert (rank.comm, rank.rank, rank.nranks, rank.op) == (COMM, "0", "4", "AllReduce")
+    assert rank.calls_per_second == 120.0
+    assert rank.payload_bytes_per_second == 120.0 * MIB
+    assert (rank.incomplete, rank.behind, rank.inflight_seconds) == (1, 0, 0.25)
+    assert view.ranks[1].mean_seconds == pytest.approx(1.2 / 240)
+    # Its counter stands near 2**63, where a float knows steps of 2048.
+    assert view.rails[0].transmit_bytes_per_second == pytest.approx(30e9, abs=2048)
+    assert view.rails[0].receive_bytes_per_second == 15e9
+    reduced = next(op for op in view.ops if op.op == "AllReduce")
+    assert reduced.calls_per_second == 120.0
+    assert reduced.mean_payload_bytes == MIB
+    assert reduced.algorithm_bandwidth == 240.0 * MIB
+    assert reduced.bus_bandwidth == 360.0 * MIB
+
+
+def test_the_first_scrape_knows_no_rate_and_two_of_one_moment_neither() -> None:
+    alone = node_view(None, scraped(full_snapshot()))
+    same = node_view(scraped(full_snapshot()), scraped(full_snapshot()))
+    for view in (alone, same):
+        assert view.span_seconds is None
+        assert {rank.calls_per_second for rank in view.ranks} == {None}
+        assert {one.transmit_bytes_per_second for one in view.rails} == {None}
+        assert {op.bus_bandwidth for op in view.ops} == {None}
+    assert alone.ranks[0].op == "AllReduce"
+
+
+def test_a_counter_that_fell_has_no_rate_and_its_neighbours_keep_theirs() -> None:
+    before = healthy()
+    now = later(before)
+    fallen = replace(
+        now,
+        communicators=(replace(now.communicators[0], enqueued=3, completed=3), *now.communicators[1:]),
+        rails=(replace(now.rails[0], transmit_bytes=5), *now.rails[1:]),
+    )
+    view = view_of(before, fallen)
+    assert [rank.calls_per_second for rank in view.ranks] == [None, 120.0, 120.0]
+    assert view.rails[0].transmit_bytes_per_second is None
+    assert view.rails[0].receive_bytes_per_second == 15e9
+
+
+def test_another_process_under_the_same_rank_is_not_compared_with_the_one_before() -> None:
+    before = healthy()
+    now = later(before)
+    now = replace(now, communicators=tuple(replace(one, pid=one.pid + 100) for one in now.communicators))
+    assert {rank.calls_per_second for rank in view_of(before, now).ranks} == {None}
+
+
+def test_what_an_agent_does_not_show_is_not_known() -> None:
+    bare = replace(
+        healthy(),
+        communicators=(replace(communicator(), completed=None, inflight_seconds=None),),
+        rails=(replace(rail(), up=None, speed_bytes_per_second=None, transmit_explained_ratio=None, queue=None),),
+        completed=(),
+        rank_times=(),
+        arrivals=(),
+    )
+    view = view_of(bare, later(bare))
+    rank, port = view.ranks[0], view.rails[0]
+    assert (rank.inflight_seconds, rank.incomplete, rank.mean_seconds, rank.late_ratio) == (None, None, None, None)
+    assert (port.up, port.speed_bytes_per_second, port.transmit_explained_ratio) == (None, None, None)
+    assert {op.bus_bandwidth for op in view.ops} == {None}
+
+
+def test_errors_that_grow_are_told_from_those_that_grew_before_and_context_is_no_error() -> None:
+    first = replace(
+        healthy(),
+        rails=(replace(rail(), counters=(("link_downed", "page", 1), ("discards", "warn", 5), ("x", "context", 1))),),
+    )
+    grown = later(first)
+    grown = replace(
+        grown,
+        rails=(
+            replace(
+                grown.rails[0], counters=(("link_downed", "page", 2), ("discards", "warn", 5), ("x", "context", 9))
+            ),
+        ),
+    )
+    again = later(grown)
+    again = replace(
+        again,
+        rails=(
+            replace(
+                again.rails[0], counters=(("link_downed", "page", 2), ("discards", "warn", 12), ("x", "context", 9))
+            ),
+        ),
+    )
+    scrapes = [scraped(one) for one in (first, grown, again)]
+    assert node_view(scrapes[0], scrapes[1], scrapes[0]).rails[0].new_errors == (("link_downed", 1),)
+    last = node_view(scrapes[1], scrapes[2], scrapes[0]).rails[0]
+    assert last.new_errors == (("discards", 7),)
+    assert last.past_errors == (("link_downed", 1),)
+
+
+def test_a_rank_that_made_fewer_calls_than_its_neighbour_is_behind() -> None:
+    base = healthy()
+    slow = replace(base.communicators[0], enqueued=1150)
+    view = view_of(base, replace(later(base), communicators=(slow, *base.communicators[1:])))
+    assert [rank.behind for rank in view.ranks] == [50, 0, None]
+
+
+def test_a_stall_marks_its_rank_and_the_rail_it_blames() -> None:
+    snapshot = replace(full_snapshot(), rails=(rail(), rail("1", "rail1")))
+    view = view_of(snapshot, later(snapshot))
+    assert [rank.stall.cause if rank.stall else None for rank in view.ranks] == [None, "rail_down", None]
+    assert [one.blamed for one in view.rails] == [False, True]
+    stall = view.stalls[0]
+    assert (stall.op, stall.rail, stall.device, stall.blamed_rank) == ("AllReduce", "1", "rail1", "")
+    assert stall.seconds == pytest.approx(4.5)
+    assert stall.evidence == ("rail 1 (rail1) has no carrier or is switched off",)
+    assert view.last_ended is not None
+    assert view.last_ended.ended_seconds_ago == pytest.approx(3.5)
+
+
+def test_the_operation_is_the_one_called_most_between_the_scrapes() -> None:
+    gathers = (OpTotal("AllReduce", 5000, 0), OpTotal("AllGather", 10, 10 * MIB))
+    before = replace(healthy(), communicators=(replace(communicator(), ops=gathers),))
+    now = replace(
+        later(before), communicators=(replace(communicator(), ops=(gathers[0], OpTotal("AllGather", 30, 30 * MIB))),)
+    )
+    rank = view_of(before, now).ranks[0]
+    assert (rank.op, rank.payload_bytes_per_second) == ("AllGather", 10.0 * MIB)
+
+
+def test_without_a_page_of_communicators_only_the_sole_rank_of_a_gpu_has_operations() -> None:
+    base = replace(healthy(), communicators=(communicator(),))
+    sole = node_view(scraped(base, with_communicators=False), scraped(later(base), with_communicators=False))
+    assert (sole.ranks[0].op, sole.ranks[0].payload_bytes_per_second) == ("AllReduce", 120.0 * MIB)
+    two = healthy()
+    shared = node_view(scraped(two, with_communicators=False), scraped(later(two), with_communicators=False))
+    assert {(rank.op, rank.payload_bytes_per_second) for rank in shared.ranks} == {("", None)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "stalls", "communicators"),
+    [
+        ("up 1\n", None, None),
+        ("<html>hello</html>\n", None, None),
+        (exposition(full_snapshot()), b"not json", None),
+        (exposition(full_snapshot()), b'{"stalls": [{"comm": "x"}], "ended": []}', None),
+        (exposition(full_snapshot()), b"[]", None),
+        (exposition(full_snapshot()), None, b'{"communicators": [1]}'),
+    ],
+)
+def test_pages_that_are_no_agent_s_are_refused(metrics: str, stalls: bytes | None, communicators: bytes | None) -> None:
+    with pytest.raises(ScrapeError):
+        node_scrape(metrics, stalls, communicators)
+
+
+def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
+    snapshot = healthy()
+    ended = replace(communicator(rank="3"), alive=False)
+    page = json.loads(communicators_json(replace(snapshot, communicators=(*snapshot.communicators[:1], ended))))
+    assert page == {
+        "simulated": False,
+        "communicators": [
+            {
+                "comm": COMM,
+                "rank": "0",
+                "nranks": "4",
+                "pid": 4711,
+                "ops": [{"op": "AllReduce", "calls": 1200, "payload_bytes": 1200 * MIB}],
+            }
+        ],
+    }

@@ -1,0 +1,352 @@
+"""The live view's screens, keys, orders and words.  The nodes are simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.snapshot import Snapshot
+from exporters.node_view import NodeView, node_view
+from exporters.top_keys import Keys
+from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
+from exporters.top_state import Order, Pane, ViewState, pressed
+from exporters.top_words import amount, bar, length, percent
+from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
+from tests.unit.nodes import healthy, later, scraped, view_of
+
+STATUS = Status("http://127.0.0.1:9779", 2.0)
+COMM = "00c0ffee00c0ffee"
+
+
+def screen(
+    view: NodeView | None, width: int = 80, height: int = 24, state: ViewState | None = None, status: Status = STATUS
+) -> list[str]:
+    return [line.plain for line in frame(view, state or ViewState(), status, width, height).lines]
+
+
+def moving(snapshot: Snapshot) -> NodeView:
+    return view_of(snapshot, later(snapshot))
+
+
+def line_with(lines: list[str], start: str) -> str:
+    return next(line for line in lines if line.startswith(start))
+
+
+def styles_of(made: Frame, start: str) -> str:
+    """Every style of the line that starts so."""
+    line = next(line for line in made.lines if line.plain.startswith(start))
+    return " ".join(str(style) for style in (line.style, *(span.style for span in line.spans)))
+
+
+def test_at_80_columns_a_rank_shows_operation_rates_age_and_what_is_open() -> None:
+    lines = screen(moving(full_snapshot()))
+    header = line_with(lines, "COMM")
+    assert header.split() == ["COMM", "RANK", "GPU", "OP", "CALLS/s", "PAYLOAD/s", "AGE", "OPEN", "BEHIND"]
+    assert line_with(lines, f"{COMM} 0/4").split()[2:] == ["0", "AllReduce", "120", "126", "MB", "250ms", "1", "0"]
+
+
+def test_at_120_columns_a_rank_shows_its_mean_time_lateness_process_and_job_too() -> None:
+    lines = screen(moving(full_snapshot()), 120)
+    assert line_with(lines, "COMM").split()[9:] == ["TIME", "LATE", "PID", "JOB"]
+    assert line_with(lines, f"{COMM} 1/4").split()[10:] == ["5ms", "0%", "4712", "pretrain"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_rail_shows_its_rates_as_bars_against_its_speed_and_how_much_is_explained(width: int) -> None:
+    lines = screen(moving(full_snapshot()), width)
+    fast, soft = line_with(lines, "0     mlx5_0"), line_with(lines, "1     rxe0")
+    assert "████▊    30.0 GB" in fast
+    assert "██▍      15.0 GB" in fast
+    assert "50%" in fast
+    assert ("91%" in fast) == (width == 120)
+    assert "█" not in soft, "its speed is unknown"
+    assert "30.0 GB" in soft
+
+
+def test_errors_that_grow_are_on_their_rail_and_a_rail_that_is_down_says_so() -> None:
+    first = replace(healthy(), rails=(rail("0"), rail("1", "mlx5_1")))
+    now = later(first)
+    lossy = replace(now.rails[0], counters=(("link_downed", "page", 3),))
+    made = frame(
+        view_of(first, replace(now, rails=(lossy, replace(now.rails[1], up=False)))), ViewState(), STATUS, 80, 24
+    )
+    lines = [line.plain for line in made.lines]
+    assert line_with(lines, "0     mlx5_0").endswith("+2 link_downed")
+    assert line_with(lines, "1     mlx5_1").rstrip().endswith("DOWN")
+    assert "red" in styles_of(made, "0     mlx5_0")
+    assert "bold red" in styles_of(made, "1     mlx5_1")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: int) -> None:
+    made = frame(moving(full_snapshot()), ViewState(), STATUS, width, 24)
+    text = " ".join(" ".join(line.plain for line in made.lines).split())
+    assert f"STALL rail_down: AllReduce of rank 1/2 of {COMM} for 4.5s; blamed: rail 1 (rail1)" in text
+    assert "rail 1 (rail1) has no carrier or is switched off" in text
+    assert "1 stall" in made.lines[1].plain
+    assert "bold red" in styles_of(made, "STALL rail_down")
+    assert "bold red" in styles_of(made, f"{COMM} 1/4")
+    assert "red" not in styles_of(made, f"{COMM} 0/4")
+
+
+def test_without_a_stall_it_says_so_and_tells_of_the_last_that_ended() -> None:
+    calm = replace(full_snapshot(), stalls=())
+    lines = screen(moving(calm))
+    assert "no stall" in lines[1]
+    assert line_with(lines, "ended").startswith("ended 3.5s ago: rail_down: AllReduce of rank 1/2")
+    assert not any("ended" in line for line in screen(moving(healthy())))
+
+
+def test_operations_show_size_and_both_bandwidths() -> None:
+    lines = screen(moving(full_snapshot()))
+    assert line_with(lines, "OPERATION").split()[1:] == ["CALLS/s", "PAYLOAD/s", "MEAN", "SIZE", "ALGBW/s", "BUSBW/s"]
+    row = line_with(lines, "AllReduce").split()
+    assert row == ["AllReduce", "120", "126", "MB", "1.05", "MB", "252", "MB", "377", "MB"]
+    assert line_with(lines, "Send").split() == ["Send", "0", "0", "B", "–", "–", "–"]
+
+
+def test_simulated_input_and_sources_that_fail_are_told() -> None:
+    lines = screen(moving(full_snapshot()))
+    assert "SIMULATED INPUT" in lines[0]
+    assert "not read: ethernet" in lines[1]
+
+
+def test_an_agent_that_does_not_answer_is_one_line_over_what_was_known() -> None:
+    broken = replace(STATUS, error="no agent answers at http://127.0.0.1:9779 (Connection refused)")
+    assert "no agent answers" in screen(None, status=broken)[1]
+    lines = screen(moving(full_snapshot()), status=broken)
+    assert "no agent answers" in lines[1]
+    assert line_with(lines, f"{COMM} 0/4")
+
+
+@given(st.integers(1, 200), st.integers(1, 60), st.booleans(), st.sampled_from(list(Pane)))
+def test_a_frame_fits_a_screen_of_any_size(width: int, height: int, alone: bool, focus: Pane) -> None:
+    for state in (ViewState(focus=focus, alone=alone), ViewState(help=True), ViewState(typing=True, filter="x" * 90)):
+        made = frame(_MANY, state, STATUS, width, height)
+        assert len(made.lines) == height if height >= 3 else len(made.lines) <= height
+        assert all(line.cell_len <= width for line in made.lines)
+
+
+_MANY = moving(replace(large_snapshot(120, 12), stalls=full_snapshot().stalls))
+
+
+def test_at_24_lines_every_pane_is_there_and_says_how_much_is_not_shown() -> None:
+    lines = screen(_MANY)
+    for start in ("STALL", "COMM", "RAIL", "OPERATION"):
+        assert line_with(lines, start)
+    below = [line.split() for line in lines if line.endswith("below")]
+    ranks = sum(line.startswith("0000") for line in lines)
+    assert below[0] == [str(120 - ranks), "more", "below"]
+
+
+def test_a_pane_alone_has_the_whole_screen_and_scrolls_to_its_last_row() -> None:
+    state = ViewState(alone=True)
+    made = frame(_MANY, state, STATUS, 80, 24)
+    assert (made.page, made.rows) == (19, 120)
+    assert not any(line.plain.startswith("RAIL") for line in made.lines)
+    last = pressed(state, "end", COLUMN_COUNTS, made.page, made.rows)
+    lines = screen(_MANY, state=last)
+    assert line_with(lines, "000000000000000e 7/4")
+    assert " 101 more above, 0 below" in lines
+    assert pressed(last, "home", COLUMN_COUNTS, made.page, made.rows).first_row == 0
+
+
+def test_names_that_could_steer_the_terminal_are_made_harmless() -> None:
+    one = replace(communicator(), job=(("job", "\x1b[2Jgone\r"),))
+    lines = screen(moving(replace(healthy(), communicators=(one,))), 120)
+    assert line_with(lines, COMM).rstrip().endswith("?[2Jgone?")
+
+
+# Sorting and filtering
+
+
+def ranks_shown(state: ViewState, view: NodeView) -> list[str]:
+    return [line.split()[1] for line in screen(view, 80, 40, state) if line.startswith("00")]
+
+
+def by(column: int, *, reverse: bool = False) -> ViewState:
+    return ViewState(orders={Pane.RANKS: Order(column, reverse)})
+
+
+def three_ranks() -> NodeView:
+    """Ranks 0, 2 and 10: the second calls most, the third has the oldest operation; nothing is known of the first's."""
+    before = replace(
+        healthy(),
+        communicators=(
+            communicator(rank="10"),
+            communicator(rank="2"),
+            replace(communicator(rank="0"), completed=None, inflight_seconds=None),
+        ),
+    )
+    ten, two, zero = later(before).communicators
+    return view_of(
+        before,
+        replace(
+            later(before),
+            communicators=(
+                replace(ten, inflight_seconds=7.0),
+                replace(two, enqueued=two.enqueued + 1000, inflight_seconds=0.5),
+                replace(zero, enqueued=zero.enqueued - 100),
+            ),
+        ),
+    )
+
+
+def test_ranks_are_sorted_as_numbers_by_rates_largest_first_and_unknown_last_either_way() -> None:
+    view = three_ranks()
+    assert ranks_shown(by(0), view) == ["0/4", "2/4", "10/4"]
+    assert ranks_shown(by(1, reverse=True), view) == ["10/4", "2/4", "0/4"]
+    assert ranks_shown(by(4), view) == ["2/4", "10/4", "0/4"]
+    assert ranks_shown(by(6), view) == ["10/4", "2/4", "0/4"]
+    assert ranks_shown(by(6, reverse=True), view) == ["2/4", "10/4", "0/4"]
+
+
+def test_a_filter_keeps_rows_with_all_its_words_and_never_hides_a_stall() -> None:
+    lines = screen(moving(full_snapshot()), state=ViewState(filter="C0FFEE 1/4"))
+    assert line_with(lines, f"{COMM} 1/4")
+    assert not any(line.startswith(f"{COMM} 0/4") for line in lines)
+    assert not any(line.startswith("0     mlx5_0") for line in lines)
+    assert line_with(lines, " no rail has these words")
+    assert line_with(lines, "STALL rail_down")
+    assert "only: C0FFEE 1/4" in lines[0]
+
+
+def test_a_job_s_name_finds_its_ranks_on_narrow_screens_too() -> None:
+    lines = screen(moving(full_snapshot()), state=ViewState(filter="pretrain"))
+    assert sum(line.startswith(COMM) for line in lines) == 2
+
+
+# Keys
+
+
+def after(*keys: str, state: ViewState | None = None) -> ViewState:
+    state = state or ViewState()
+    for key in keys:
+        state = pressed(state, key, COLUMN_COUNTS, 5, 20)
+    return state
+
+
+def test_keys_choose_pane_order_filter_pause_and_help() -> None:
+    assert after("tab").focus is Pane.RAILS
+    assert after("backtab").focus is Pane.STALLS
+    assert after("s", "s").order(Pane.RANKS) == Order(2)
+    assert after("S").order(Pane.RANKS) == Order(COLUMN_COUNTS[Pane.RANKS] - 1)
+    assert after("s", "r").order(Pane.RANKS) == Order(1, reverse=True)
+    assert after("tab", "s").order(Pane.RANKS) == Order(0)
+    assert after(" ").paused
+    assert not after("p", "p").paused
+    assert after("?").help
+    assert after("?", "q") == after()
+    assert after("z").alone
+    assert after("backtab", "s").orders == {}
+
+
+def test_the_keys_fit_into_80_columns_with_the_longest_of_orders() -> None:
+    state = ViewState(orders={Pane.RANKS: Order(5, reverse=True)})
+    footer = screen(moving(healthy()), state=state)[-1]
+    assert footer == "q quit ? help Tab ranks s r sort: PAYLOAD/s reversed / filter z zoom p pause"
+
+
+def test_while_a_filter_is_typed_keys_are_its_letters() -> None:
+    typed = after("/", "s", "q", " ", "x", "backspace")
+    assert (typed.filter, typed.typing, typed.paused) == ("sq ", True, False)
+    assert after("enter", state=typed).filter == "sq "
+    assert after("escape", state=typed) == after()
+    assert after("enter", "escape", state=typed) == after()
+
+
+def test_scrolling_stops_at_both_ends() -> None:
+    assert after("up").first_row == 0
+    assert after("down", "j", "k").first_row == 1
+    assert after("pagedown").first_row == 5
+    assert after(*["pagedown"] * 9).first_row == 15
+    assert after("end", "pageup").first_row == 10
+    assert after("end", "g").first_row == 0
+
+
+def test_keys_are_read_from_the_bytes_that_terminals_send() -> None:
+    assert Keys().feed(b"s\x1b[A\x1bOB\x1b[5~\x1b[Z\t\r\x7f?\xc3\xa9") == [
+        *("s", "up", "down", "pageup", "backtab", "tab", "enter", "backspace", "?", "é"),
+    ]
+
+
+def test_an_escape_sequence_in_pieces_is_one_key_and_escape_alone_is_itself() -> None:
+    keys = Keys()
+    assert keys.feed(b"\x1b") == []
+    assert keys.unfinished
+    assert keys.feed(b"[") == []
+    assert keys.feed(b"B") == ["down"]
+    assert keys.feed(b"\x1b") == []
+    assert keys.flush() == ["escape"]
+    assert not keys.unfinished
+    assert keys.feed(b"\x1bq") == ["escape", "q"]
+    assert keys.feed(b"\x1b[200~\xe2\x82") == []
+    assert keys.feed(b"\xac") == ["€"]
+
+
+@given(st.lists(st.binary(max_size=8)))
+def test_no_bytes_upset_the_keys(pieces: list[bytes]) -> None:
+    keys = Keys()
+    for piece in pieces:
+        for key in keys.feed(piece):
+            after("/", key)
+            after(key)
+    keys.flush()
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "B", "–"),
+        (0, "", "0"),
+        (3, "", "3"),
+        (0.5, "", "0.50"),
+        (999.6, "", "1.00k"),
+        (12_345, "", "12.3k"),
+        (1_258_291_200, "B", "1.26 GB"),
+        (99.96e9, "B", "100 GB"),
+        (5e21, "B", "5000 EB"),
+    ],
+)
+def test_amounts_have_three_digits(value: float | None, unit: str, text: str) -> None:
+    assert amount(value, unit) == text
+
+
+@given(st.floats(0, 1e18))
+def test_an_amount_below_1000_exabytes_fits_its_column(value: float) -> None:
+    assert len(amount(value, "B")) <= 7
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *[(None, "–"), (0.0, "0"), (25e-6, "25us"), (0.25, "250ms"), (0.9999, "1.0s"), (12.34, "12.3s")],
+        *[(99.96, "1m40s"), (245.0, "4m05s"), (11_400.0, "3h10m")],
+    ],
+)
+def test_lengths_of_time_choose_their_unit(seconds: float | None, text: str) -> None:
+    assert length(seconds) == text
+
+
+def test_bars_are_as_wide_as_asked_and_never_more() -> None:
+    assert bar(0.5, 8) == "████    "
+    assert bar(7.0, 8) == "████████"
+    assert bar(None, 8) == " " * 8
+    assert bar(0.5, 8, ascii_only=True) == "####...."
+    assert (percent(0.911), percent(70.0), percent(None)) == ("91%", ">999%", "–")
+
+
+def test_a_node_that_shows_nothing_yet_says_so() -> None:
+    empty = replace(healthy(), communicators=(), rails=(), collectives=(), completed=())
+    lines = screen(node_view(None, scraped(empty)))
+    assert [line for line in lines if line.startswith(" no ")] == [
+        " no ranks yet",
+        " no rails yet",
+        " no operations yet",
+    ]
