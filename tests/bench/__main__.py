@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Final
 
 from testbed.hosts import TestbedError
-from tests.bench import agent_cost, first_sight, late_attach, nccl_cost, probe_cost, ring_reader, workload_cost
+from tests.bench import (
+    agent_cost,
+    collection_cost,
+    first_sight,
+    late_attach,
+    nccl_cost,
+    probe_cost,
+    program_cost,
+    ring_reader,
+    sampler_cost,
+    workload_cost,
+)
 from tests.bench.results import Line, table, write_json
 from tests.bench.target import BenchError, Built, build
 
@@ -24,8 +35,11 @@ _PARTS: Final[dict[str, tuple[Part, int]]] = {
     probe_cost.PART: (probe_cost.measure, 201),
     ring_reader.PART: (ring_reader.measure, 7),
     agent_cost.PART: (agent_cost.measure, 3),
+    sampler_cost.PART: (sampler_cost.measure, 3),
+    collection_cost.PART: (collection_cost.measure, 25),
     workload_cost.PART: (workload_cost.measure, 10),
     nccl_cost.PART: (nccl_cost.measure, 6),
+    program_cost.PART: (program_cost.measure, 3),
     late_attach.PART: (late_attach.measure, 5),
     first_sight.PART: (first_sight.measure, 7),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.bench.cpu_time import cpu_seconds
 from tests.bench.results import Bound, Line, Omission, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built
@@ -77,12 +77,6 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 
 def _attached(agent: AgentProcess, library: Path) -> bool:
     return any(value == 1 for _, value in agent.samples("railscope_probe_attached", library=str(library)))
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of all threads: proc(5), fields 14 and 15 of stat."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes(pid: int) -> int:

@@ -30,8 +30,8 @@ from elftools.elf.sections import SymbolTableSection
 
 from probes.nccl.internal_functions import Level
 from testbed.hosts import Fabric
-from tests.bench.agent_cost import cpu_seconds
 from tests.bench.bpftrace import Bpftrace
+from tests.bench.cpu_time import DISTURBED, Others
 from tests.bench.many_communicators import pause, resume
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
@@ -187,10 +187,9 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int) -> _Sampl
                     with _observed(name, pids, double, samples.rested):
                         beside = counter.rate(_WINDOW_SECONDS)
                     time.sleep(_SETTLE_SECONDS)
-                    began, busy = time.monotonic(), _seconds_of_others(pids)
+                    others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)
-                    took = (time.monotonic() - began) * (os.cpu_count() or 1)
-                    samples.others.append((_seconds_of_others(pids) - busy) / took * 100)
+                    samples.others.append(others.percent())
                     samples.bare.append(after)
                     samples.kept[name].append(beside / ((before + after) / 2))
                     before = after
@@ -198,10 +197,9 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int) -> _Sampl
 
 
 def _lines(case: _Case, samples: _Samples) -> list[Line]:
-    disturbed = "above 5 % the ratios below say little"
     lines: list[Line] = [
         figure(PART, f"{case.name} calls, bare", "calls/s", samples.bare),
-        figure(PART, f"{case.name} calls, bare, CPU taken by others", "%", samples.others, note=disturbed),
+        figure(PART, f"{case.name} calls, bare, CPU taken by others", "%", samples.others, note=DISTURBED),
     ]
     for name, kept in samples.kept.items():
         note = ""
@@ -288,13 +286,6 @@ def _share_cores(pids: tuple[int, ...]) -> None:
     for number, pid in enumerate(pids):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), cores[number :: len(pids)] or cores)
-
-
-def _seconds_of_others(pids: tuple[int, ...]) -> float:
-    """CPU time that the machine has spent on anything but these processes: proc(5), the first line of stat."""
-    ticks = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    busy = sum(ticks) - ticks[3] - ticks[4]  # without idle and iowait
-    return busy / os.sysconf("SC_CLK_TCK") - sum(cpu_seconds(pid) for pid in pids)
 
 
 def _load_address(pid: int, program: Path) -> int:

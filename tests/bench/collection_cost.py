@@ -1,0 +1,258 @@
+"""How long one full collection of a large host takes: 12 network cards, read as RDMA and as Ethernet, and 8 GPUs.
+
+A collection is everything that is read anew within 10 s, the longest period there is, one after the other: every
+counter source of every sampler and watch, and which devices and ports there are.  Then the facts that a scrape shows
+are put together.  The agent spreads this over several threads and periods; here nothing overlaps.  Twice a minute it
+also learns anew which NVLinks a GPU has, what they count and who is at their other ends: a line of its own.
+
+What is read is simulated: RDMA from files in a folder, NVLink from a library that plays NVML (tests/nvml/stub.c), so
+that what firmware and driver take to answer is not in it.  Ethernet are links of a namespace host, without connections.
+
+`python -m tests.bench.collection_cost FOLDER NAMESPACE ROUNDS` prints the times of every round as JSON; its
+environment must lead to the simulated NVML.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from agent.ethernet import EthernetWatch
+from agent.nvlink_gpu import Gpu, GpuHistories
+from agent.rails import decide_rails, rail_facts
+from agent.rdma import RdmaWatch
+from agent.sampling import Sampler
+from probes.clock import SystemClock
+from probes.namespaces import NetworkNamespace
+from probes.netdev.sources import open_namespace
+from probes.nvlink.nvml import NvmlSession
+from testbed.hosts import Fabric
+from tests.bench.results import Bound, Line, figure
+from tests.bench.results import Target as Limit
+from tests.bench.sampler_cost import namespace_of
+from tests.bench.target import BenchError, Built
+from tests.nccl.library import REPOSITORY
+from tests.nvml.stub import build_stub, link_lines
+from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree
+
+PART: Final = "collection"
+GPUS, LINKS_OF_A_GPU, CARDS = 8, 18, 12
+_SYSFS, _PROCFS = Path("/sys"), Path("/proc")
+_WARM_UP: Final = 2
+_PERIODS_NS: Final = 10_000_000_000
+_LEARNING_NS: Final = 31_000_000_000
+"""After so long nothing at all is fresh any more."""
+_PAUSE_SECONDS: Final = 0.05
+_LIFETIME_NS: Final = 60_000_000_000
+_COUNTERS: Final = "netdev"
+_RDMA, _ETHERNET, _NVLINK = "RDMA", "Ethernet", "NVLink"
+
+Milliseconds = Mapping[str, float]
+"""One collection, by what was read."""
+
+
+class JumpingClock(SystemClock):
+    """The machine's clock, set ahead so that everything is due again."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
+
+
+def measure(_built: Built, rounds: int) -> list[Line]:
+    """Collect `rounds` times in a fresh process.
+
+    Raises:
+        BenchError: the process fails; with what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory, Fabric(hosts=1, rails=8) as fabric:
+        folder = Path(directory)
+        _simulate_rdma(folder / "sysfs")
+        _simulate_gpus(folder)
+        _add_links(fabric)
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(folder),
+            "NVML_STUB_SCRIPT": str(folder / "script"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.bench.collection_cost", directory, fabric.hosts[0].namespace, str(rounds)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+            cwd=REPOSITORY,
+        )
+    if done.returncode:
+        raise BenchError(f"the collection fails: {done.stderr.strip()[-500:]}")
+    return lines_of(*json.loads(done.stdout))
+
+
+def lines_of(usual: Sequence[Milliseconds], learning: Sequence[Milliseconds]) -> list[Line]:
+    """The table's lines; the whole is summed up collection by collection."""
+    what = f"RDMA, Ethernet and NVLink of {GPUS} GPUs and {CARDS} NICs (simulated)"
+    whole = [sum(each.values()) for each in usual]
+    return [
+        figure(PART, what, "ms", whole, target=Limit(Bound.AT_MOST, 20)),
+        *(figure(PART, f"of it {name}", "ms", [each[name] for each in usual]) for name in usual[0]),
+        figure(PART, "the same when NVLinks are learnt anew", "ms", [sum(each.values()) for each in learning]),
+    ]
+
+
+def _simulate_rdma(sysfs: Path) -> None:
+    tree = RdmaTree(sysfs)
+    for card in range(CARDS):
+        device = tree.device(f"mlx5_{card}", pci=f"0000:{0x10 + 8 * card:02x}:00.0", numa_node=card * 2 // CARDS)
+        tree.port(device, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, netdevs=(f"rail{card}",))
+
+
+def _simulate_gpus(folder: Path) -> None:
+    build_stub(folder)
+    links = [line for gpu in range(GPUS) for line in link_lines(gpu, range(LINKS_OF_A_GPU))]
+    fabric = [f"fabric {gpu} 3 0" for gpu in range(GPUS)]
+    (folder / "script").write_text("\n".join([f"gpus {GPUS}", *links, *fabric, ""]))
+
+
+def _add_links(fabric: Fabric) -> None:
+    """A fabric has at most eight rails: let the host have as many links as it has cards.
+
+    Raises:
+        BenchError: the kernel refuses.
+    """
+    host = fabric.hosts[0]
+    lines = []
+    for card in range(len(host.rails), CARDS):
+        lines.append(f"link add card{card} type veth peer name rail{card} netns {host.namespace}")
+        lines.append(f"link set card{card} up")
+    done = subprocess.run(
+        ["ip", "-n", fabric.switch, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True
+    )
+    for card in range(len(host.rails), CARDS):
+        if done.returncode == 0:
+            done = subprocess.run(
+                ["ip", "-n", host.namespace, "link", "set", f"rail{card}", "up"], capture_output=True, text=True
+            )
+    if done.returncode:
+        raise BenchError(f"links cannot be made: {done.stderr.strip()}")
+
+
+class CollectedHost:
+    """Everything that the agent reads of one host, in one thread."""
+
+    def __init__(self, folder: Path, namespace: NetworkNamespace, stack: ExitStack) -> None:
+        clock = self._clock = JumpingClock()
+        self._sampler, self._ethernet_sampler, self._rdma_sampler = (Sampler(clock) for _ in range(3))
+        for sampler in (self._sampler, self._ethernet_sampler, self._rdma_sampler):
+            stack.callback(sampler.stop)
+        self._sources = open_namespace(namespace, procfs=_PROCFS, sysfs=_SYSFS, clock=clock)
+        stack.callback(self._sources.close)
+        self._sampler.add(_COUNTERS, namespace.inode, self._sources.counters)
+        self._ethernet = EthernetWatch(clock, self._ethernet_sampler, procfs=_PROCFS, lifetime_ns=_LIFETIME_NS)
+        stack.callback(self._ethernet.close)
+        self._ethernet.add_process(os.getpid(), namespace)
+        self._rdma = RdmaWatch(
+            clock, self._rdma_sampler, sysfs=folder / "sysfs", bytes_period_seconds=0.1, netlink=False
+        )
+        stack.callback(self._rdma.close)
+        session = NvmlSession.open()
+        stack.callback(session.close)
+        histories = GpuHistories()
+        self._gpus = [
+            Gpu(index, session, clock, sysfs=folder / "sysfs", histories=histories)
+            for index in range(session.gpu_count())
+        ]
+
+    def collect(self, later_ns: int) -> Milliseconds:
+        """Read everything that is due so much later."""
+        self._clock.ahead_ns += later_ns
+        return {
+            name: _milliseconds(work)
+            for name, work in ((_RDMA, self._read_rdma), (_ETHERNET, self._read_ethernet), (_NVLINK, self._read_gpus))
+        }
+
+    def _read_rdma(self) -> None:
+        self._rdma.tick()
+        self._rdma_sampler.tick(self._clock.monotonic_ns())
+        facts = self._rdma.facts()
+        _expect("RDMA ports", len([port for port in facts if port.transmit_bytes is not None]), CARDS)
+
+    def _read_ethernet(self) -> None:
+        decisions = decide_rails(self._sources.inventory.read())
+        self._sampler.tick(self._clock.monotonic_ns())
+        self._ethernet.tick(decisions)
+        self._ethernet_sampler.tick(self._clock.monotonic_ns())
+        state = self._sampler.state()
+        ethernet = {fact.device: fact for fact in self._ethernet.facts()}
+        rails = [
+            rail_facts(
+                decision,
+                state.device(decision.device.netns, decision.device.name),
+                netns_label="",
+                ethernet=ethernet.get(decision.device.name),
+            )
+            for decision in decisions
+            if decision.rail is not None
+        ]
+        _expect("rails", len([rail for rail in rails if rail.queue is not None and rail.tcp is not None]), CARDS)
+
+    def _read_gpus(self) -> None:
+        for gpu in self._gpus:
+            gpu.read()
+        _expect("NVLinks", sum(len(gpu.links) for gpu in self._gpus), GPUS * LINKS_OF_A_GPU)
+
+
+def _milliseconds(work: Callable[[], None]) -> float:
+    began_ns = time.perf_counter_ns()
+    work()
+    return (time.perf_counter_ns() - began_ns) / 1e6
+
+
+def _expect(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise BenchError(f"{found} {what} were read, not {expected}")
+
+
+def collect(folder: Path, namespace: NetworkNamespace, rounds: int) -> tuple[list[Milliseconds], list[Milliseconds]]:
+    """Collect `rounds` times as usual, and as often with everything learnt anew; in turn.
+
+    Raises:
+        BenchError: not everything was read.
+    """
+    usual, learning = [], []
+    with ExitStack() as stack:
+        host = CollectedHost(folder, namespace, stack)
+        for _ in range(_WARM_UP):
+            host.collect(_LEARNING_NS)
+        gc.collect()  # as the agent does after its start
+        gc.freeze()
+        for _ in range(rounds):
+            time.sleep(_PAUSE_SECONDS)
+            learning.append(host.collect(_LEARNING_NS))
+            time.sleep(_PAUSE_SECONDS)
+            usual.append(host.collect(_PERIODS_NS))
+    return usual, learning
+
+
+def main(arguments: list[str]) -> int:
+    folder, name, rounds = arguments
+    try:
+        print(json.dumps(collect(Path(folder), namespace_of(name), int(rounds))))
+    except BenchError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
