@@ -1,0 +1,403 @@
+"""The flight recorder: what happened lately on this host, kept in bounded memory until somebody wants it.
+
+It is given what the agent reads anyway: calls and completions from the kernel's rings, samples of the rails, lifecycle
+events, links that changed.  `freeze` makes a `Recording` of the last moments, complete in itself: with the identities
+of everything that events name by number, and with readings of both clocks, so that recordings of several hosts can be
+laid side by side with a stated error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.rails import RailDecision
+from agent.record_ring import RecordRing
+from agent.recording import (
+    KINDS,
+    LINK_EVENT,
+    RAIL_SAMPLE,
+    UNKNOWN_CARRIER,
+    ClockReading,
+    Mark,
+    RecordedCommunicator,
+    RecordedRail,
+    RecordedStall,
+    Recording,
+)
+from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from probes.clock import Clock
+from probes.clock_error import clock_error
+from probes.maps import Records
+from probes.namespaces import NamespaceError, named_namespaces, network_namespace
+from probes.netdev.counters import CounterBlock, CounterReading
+from probes.netdev.inventory import NetworkDevice
+
+_SHARES: Final = {"calls": 0.62, "completions": 0.2, "rail_samples": 0.14, "lifecycle": 0.04}
+"""Of the memory; what else there is takes little."""
+_LINK_EVENTS: Final = 2048
+_LOSSES: Final = 4096
+_MOST_MARKS: Final = 256
+_MOST_DEVICES: Final = 4096
+_MOST_SOURCES: Final = 1024
+_MOST_CLOCK_READINGS: Final = 64
+_CLOCK_PERIOD_NS: Final = 10_000_000_000
+_CLOCK_ATTEMPTS: Final = 3
+
+
+@dataclass(slots=True)
+class _Device:
+    number: int
+    facts: NetworkDevice | None = None
+    """None: an RDMA port."""
+    rail: str = ""
+    netns: str = ""
+    gone_ns: int | None = None
+    """When it was found to be no rail any more, or not there."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """Which rows of a counter source's readings are rails."""
+
+    names: tuple[str, ...]
+    fields: tuple[str, ...]
+    generation: int
+    devices: npt.NDArray[np.uint64]
+    """Their numbers."""
+    places: npt.NDArray[np.intp]
+    """Where bytes sent and received of each stand among all values of a reading: devices by 2."""
+
+
+class FlightRecorder:
+    """`add_…` may be called from any thread, everything else from the daemon's loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        host: str,
+        procfs: Path = Path("/proc"),
+        window_ns: int = 60_000_000_000,
+        memory_bytes: int = 16 << 20,
+    ) -> None:
+        """Keep the last `window_ns`, as far as `memory_bytes` reach."""
+        self._clock = clock
+        self._host = host
+        self._boot_id = _boot_id(procfs)
+        self._own_netns = _own_netns(procfs)
+        self._window_ns = window_ns
+        self._began_ns = clock.monotonic_ns()
+        self._rings = {
+            kind: RecordRing(KINDS[kind], max(1, int(memory_bytes * share) // KINDS[kind].itemsize))
+            for kind, share in _SHARES.items()
+        }
+        self._rings["link_events"] = RecordRing(LINK_EVENT, _LINK_EVENTS)
+        self._rings["losses"] = RecordRing(KINDS["losses"], _LOSSES)
+        self._samples = self._rings["rail_samples"]
+        self._marks: deque[Mark] = deque(maxlen=_MOST_MARKS)
+        self._clocks: deque[ClockReading] = deque(maxlen=_MOST_CLOCK_READINGS)
+        self._clock_period_ns = max(_CLOCK_PERIOD_NS, 2 * window_ns // _MOST_CLOCK_READINGS)
+        self._decisions: Sequence[RailDecision] = ()
+        self._lock = threading.Lock()
+        """Guards what the samplers' threads and the loop share: the numbers of devices."""
+        self._devices: dict[tuple[int, str], _Device] = {}
+        self._next_number = 0
+        self._generation = 0
+        """Rises when other devices are rails than before."""
+        self._sources: dict[tuple[int, int], _Source] = {}
+        self.tick()
+
+    # What happens
+
+    def add_calls(self, calls: Records) -> None:
+        """Calls of dtype CALL_EVENT, as the ring gives them."""
+        self._rings["calls"].add(calls)
+
+    def add_completions(self, completions: Records) -> None:
+        """Completed operations of dtype COMPLETION_EVENT."""
+        self._rings["completions"].add(completions)
+
+    def add_lifecycle(self, events: Records) -> None:
+        """Communicators that came or went: dtype LIFECYCLE_EVENT."""
+        self._rings["lifecycle"].add(events)
+
+    def add_samples(self, netns: int, read: CounterReading | CounterBlock) -> None:
+        """What a counter source has just read of the devices of a namespace; only rails are kept.
+
+        For the samplers' threads, which must not wait: a few microseconds, whatever the number of rails.
+        """
+        source = self._sources.get((netns, id(read.names)))
+        if (
+            source is None
+            or source.names is not read.names
+            or source.fields != read.fields
+            or source.generation != self._generation
+        ):
+            source = self._learn(netns, read.names, read.fields)
+        if not len(source.devices):
+            return
+        # A sample is four words; field by field it would take three times as long.
+        if isinstance(read, CounterBlock):
+            words = np.empty((len(read.times_ns), len(source.devices), 4), np.uint64)
+            words[:, :, 0] = (np.array(read.times_ns, np.uint64).sum(axis=1) // 2)[:, np.newaxis]
+            words[:, :, 1:3] = read.values.reshape(len(read.times_ns), -1)[:, source.places]
+            words[:, :, 3] = source.devices
+        else:
+            words = np.empty((len(source.devices), 4), np.uint64)
+            words[:, 0] = (read.before_ns + read.after_ns) // 2
+            words[:, 1:3] = read.values.take(source.places)
+            words[:, 3] = source.devices
+            if read.shape is not None:
+                words = words[read.shape.known.take(source.places).all(axis=1)]
+        self._samples.add(words.view(RAIL_SAMPLE).reshape(-1))
+
+    def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> _Source:
+        with self._lock:
+            devices, rows = [], []
+            for row, name in enumerate(names):
+                device = self._number(netns, name) if is_rdma_port(name) else self._devices.get((netns, name))
+                if device is not None and device.gone_ns is None:
+                    devices.append(device.number)
+                    rows.append(row)
+            columns = np.array([fields.index("tx_bytes"), fields.index("rx_bytes")], np.intp)
+            source = _Source(
+                names=names,
+                fields=fields,
+                generation=self._generation,
+                devices=np.array(devices, np.uint64),
+                places=np.array(rows, np.intp)[:, np.newaxis] * len(fields) + columns,
+            )
+            if len(self._sources) >= _MOST_SOURCES:
+                self._sources.clear()  # those that are still read come back with their next reading
+            self._sources[netns, id(names)] = source
+            return source
+
+    def _number(self, netns: int, name: str) -> _Device | None:
+        """The number of a device, a new one for a new device; None: there are too many."""
+        device = self._devices.get((netns, name))
+        if device is None and len(self._devices) < _MOST_DEVICES:
+            device = self._devices[netns, name] = _Device(self._next_number)
+            if not is_rdma_port(name) and netns not in (0, self._own_netns):
+                device.netns = named_namespaces().get(netns, f"net:[{netns}]")
+            self._next_number += 1
+        return device
+
+    def take_rails(self, decisions: Sequence[RailDecision]) -> None:
+        """Learn which network devices are rails, and record links that changed; cheap while nothing did."""
+        if decisions is self._decisions:
+            return
+        self._decisions = decisions
+        now_ns = self._clock.monotonic_ns()
+        rails = {(one.device.netns, one.device.name): one for one in decisions if one.rail is not None}
+        with self._lock:
+            for key, decision in rails.items():
+                device = self._number(*key)
+                if device is None:
+                    continue
+                if device.facts is None or device.gone_ns is not None:
+                    self._generation += 1
+                if device.facts is None or device.gone_ns is not None or _link(device.facts) != _link(decision.device):
+                    self._add_link(now_ns, device.number, decision.device)
+                device.facts, device.rail, device.gone_ns = decision.device, decision.rail or "", None
+            for key, device in self._devices.items():
+                if device.facts is not None and device.gone_ns is None and key not in rails:
+                    self._generation += 1
+                    self._add_link(now_ns, device.number, None)
+                    device.gone_ns = now_ns
+
+    def _add_link(self, now_ns: int, number: int, device: NetworkDevice | None) -> None:
+        event = np.zeros(1, LINK_EVENT)
+        event["time_ns"], event["device"] = now_ns, number
+        event["up"] = event["carrier"] = UNKNOWN_CARRIER
+        if device is not None:
+            up, carrier, changes, speed = _link(device)
+            event["present"] = 1
+            event["up"] = UNKNOWN_CARRIER if up is None else up
+            event["carrier"] = UNKNOWN_CARRIER if carrier is None else carrier
+            event["carrier_changes"], event["speed_bytes_per_second"] = changes or 0, speed or 0
+        self._rings["link_events"].add(event)
+
+    def note_losses(self, *, calls: int, completions: int, lifecycle: int) -> None:
+        """How many events the kernel's rings had no room for, since the programs were loaded."""
+        loss = np.array([(self._clock.monotonic_ns(), calls, completions, lifecycle)], KINDS["losses"])
+        self._rings["losses"].add(loss)
+
+    def mark(self, text: str) -> None:
+        """Something happened that is worth a word: a stall began, the level of observation changed."""
+        self._marks.append(Mark(self._clock.monotonic_ns(), text))
+
+    def tick(self) -> None:
+        """Now and then, once a second is enough: read both clocks when it is time to, forget rails long gone."""
+        now_ns = self._clock.monotonic_ns()
+        if self._clocks and now_ns - self._clocks[-1].monotonic_ns < self._clock_period_ns:
+            return
+        self._clocks.append(read_clocks(self._clock))
+        with self._lock:
+            for key, device in list(self._devices.items()):
+                if device.gone_ns is not None and now_ns - device.gone_ns > self._window_ns:
+                    del self._devices[key]
+
+    # What happened
+
+    def freeze(
+        self,
+        reason: str,
+        snapshot: Snapshot,
+        *,
+        stalls: Iterable[RecordedStall] = (),
+        open_operations: Records | None = None,
+        connections: Records | None = None,
+    ) -> Recording:
+        """A copy of the last moments.
+
+        `snapshot` says who is who; `open_operations` (dtype OPERATION) and `connections` (dtype CONNECTION) are the
+        kernel's tables as they are now, None where nothing is observed below the calls.
+        """
+        self._clocks.append(read_clocks(self._clock))
+        ended_ns = self._clock.monotonic_ns()
+        began_ns = max(self._began_ns, ended_ns - self._window_ns)
+        arrays, complete_from_ns = {}, {}
+        for kind, ring in self._rings.items():
+            # Of links and losses also what they were when the window began.
+            arrays[kind], oldest_ns = ring.since(0 if kind in ("link_events", "losses") else began_ns)
+            complete_from_ns[kind] = max(began_ns, oldest_ns or 0)
+        arrays["link_events"] = _with_last_before(arrays["link_events"], began_ns, "device")
+        arrays["losses"] = _with_last_before(arrays["losses"], began_ns, None)
+        for kind, table in (("open_operations", open_operations), ("connections", connections)):
+            arrays[kind] = np.empty(0, KINDS[kind]) if table is None else table
+        instances = {
+            instance
+            for kind in ("calls", "completions", "lifecycle", "open_operations", "connections")
+            for instance in np.unique(arrays[kind]["instance"]).tolist()
+        }
+        clocks = tuple(clock for clock in self._clocks if clock.monotonic_ns >= began_ns - self._clock_period_ns)
+        return Recording(
+            railscope=snapshot.version,
+            host=self._host,
+            boot_id=self._boot_id,
+            kernel=snapshot.kernel,
+            simulated=snapshot.simulated,
+            reason=reason,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            clocks=clocks,
+            communicators=tuple(
+                _communicator(facts)
+                for facts in snapshot.communicators
+                if facts.instance > 0 and (facts.alive or facts.instance in instances)
+            ),
+            rails=self._recorded_rails(snapshot.rails),
+            complete_from_ns=complete_from_ns,
+            stalls=tuple(stalls),
+            marks=tuple(mark for mark in self._marks if mark.time_ns >= began_ns),
+            arrays={kind: arrays[kind] for kind in KINDS},
+        )
+
+    def _recorded_rails(self, rails: Iterable[RailFacts]) -> tuple[RecordedRail, ...]:
+        ports = {f"{facts.device}/{facts.port}": facts for facts in rails if facts.port}
+        found = []
+        with self._lock:
+            for (netns, name), device in self._devices.items():
+                known, port = device.facts, ports.get(name)
+                found.append(
+                    RecordedRail(
+                        device=device.number,
+                        name=name,
+                        rail=device.rail or (port.rail if port else ""),
+                        netns=device.netns,
+                        netns_inode=netns,
+                        pci=known.pci if known else port.pci if port else "",
+                        driver=known.driver if known else port.driver if port else "",
+                        speed_bytes_per_second=known.speed_bytes_per_second
+                        if known
+                        else port.speed_bytes_per_second
+                        if port
+                        else None,
+                    )
+                )
+        return tuple(found)
+
+
+def read_clocks(clock: Clock) -> ClockReading:
+    """Both clocks, read as close together as a few attempts allow."""
+    best: tuple[int, int, int] | None = None
+    for _ in range(_CLOCK_ATTEMPTS):
+        before_ns = clock.monotonic_ns()
+        realtime_ns = clock.realtime_ns()
+        apart_ns = clock.monotonic_ns() - before_ns
+        if best is None or apart_ns < best[0]:
+            best = (apart_ns, before_ns + apart_ns // 2, realtime_ns)
+    assert best is not None
+    error = clock_error()
+    known = error is not None and error.synchronised
+    return ClockReading(
+        monotonic_ns=best[1],
+        realtime_ns=best[2],
+        uncertainty_ns=best[0] // 2 + 1,
+        synchronised=None if error is None else error.synchronised,
+        maximum_error_ns=error.maximum_ns if error is not None and known else None,
+        estimated_error_ns=error.estimated_ns if error is not None and known else None,
+    )
+
+
+def is_rdma_port(name: str) -> bool:
+    """Whether a sampled device is an RDMA port, `mlx5_0/1`: no network device has a slash in its name."""
+    return "/" in name
+
+
+def _link(device: NetworkDevice) -> tuple[bool | None, bool | None, int | None, int | None]:
+    return device.up, device.carrier, device.carrier_changes, device.speed_bytes_per_second
+
+
+def _with_last_before(records: Records, began_ns: int, key: str | None) -> Records:
+    """Records from `began_ns` on, behind the last one before it (of each value of `key`)."""
+    late = records["time_ns"] >= began_ns
+    before = records[~late]
+    if key is None:
+        return np.concatenate((before[-1:], records[late]))
+    # The last of each: the first one from behind.
+    _, from_behind = np.unique(before[key][::-1], return_index=True)
+    return np.concatenate((before[np.sort(len(before) - 1 - from_behind)], records[late]))
+
+
+def _communicator(facts: CommunicatorFacts) -> RecordedCommunicator:
+    return RecordedCommunicator(
+        instance=facts.instance,
+        comm=facts.comm,
+        rank=facts.rank,
+        nranks=facts.nranks,
+        gpu=facts.gpu,
+        node_rank=facts.node_rank,
+        local_ranks=facts.local_ranks,
+        nccl_version=facts.nccl_version,
+        pid=facts.pid,
+        netns=facts.netns,
+        job=facts.job,
+        identity_source=facts.identity_source,
+        enqueued=facts.enqueued,
+        completed=facts.completed,
+        inflight_seconds=facts.inflight_seconds,
+        alive=facts.alive,
+    )
+
+
+def _own_netns(procfs: Path) -> int:
+    try:
+        return network_namespace(procfs, "self").inode
+    except NamespaceError:
+        return 0
+
+
+def _boot_id(procfs: Path) -> str:
+    try:
+        return (procfs / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,137 @@
+"""`railscope record`: what it refuses before it records, and how it describes a recording."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.cli import main
+from agent.record import run_describe
+from agent.recording import KINDS, Recording
+from agent.recording_store import save
+from agent.recording_summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
+from tests.unit.recordings import BEGAN_NS, REALTIME_NS, recording, records
+
+
+def text_of(what: Recording) -> str:
+    return "\n".join(describe(summarise(what)))
+
+
+def test_calls_are_counted_by_communicator_and_op() -> None:
+    one = recording()
+    calls = records("calls", 5, tgid=4711, instance=[7, 7, 7, 9, 0], op=[4, 4, 0, 4, 4], payload_bytes=[1, 2, 4, 8, 16])
+    summary = summarise(replace(one, arrays={**one.arrays, "calls": calls}))
+    assert set(summary.calls) == {
+        CallsSummary("00c0ffee00c0ffee", "3", "4", 4711, "AllReduce", 2, 3),
+        CallsSummary("00c0ffee00c0ffee", "3", "4", 4711, "Broadcast", 1, 4),
+        CallsSummary("unknown", "unknown", "unknown", 4711, "AllReduce", 1, 8),
+        CallsSummary("unknown", "unknown", "unknown", 4711, "AllReduce", 1, 16),
+    }
+    assert sum(row.calls for row in summary.calls) == 5
+
+
+def test_completions_rails_losses_and_gaps_are_summed_up() -> None:
+    summary = summarise(recording())
+    assert summary.completions == (CompletionsSummary("00c0ffee00c0ffee", "3/4", 4711, "Broadcast", 3, 0.003, 0.006),)
+    # 100, 300, 50: the device began anew, which adds nothing.
+    assert summary.rails == (RailSummary("0", "eth2", "", 3, 200, 2, 1),)
+    assert summary.lost == {"calls": 3, "completions": 0, "lifecycle": 0}
+    assert summary.overwritten_seconds == {"calls": 12.0}
+    assert summary.open_operations == 1
+    assert summary.began_realtime_ns == BEGAN_NS + REALTIME_NS
+    assert summary.realtime_error_ns == 3_000_200
+
+
+def test_the_description_says_what_is_in_it_and_what_is_not() -> None:
+    text = text_of(recording())
+    for part in (
+        "60.0 s of gpu-01 until 2027-01-15 08:17:40.000 UTC (clock right within 3 ms), reason: stall, SIMULATED",
+        "stall: rail_down: rank 3 of 00c0ffee00c0ffee, AllReduce, since 2.5 s",
+        "operations handed over and not complete at the end: 1",
+        "lost by the kernel: 3 calls",
+        "the first 12.0 s of calls were overwritten",
+        "a stall began",
+    ):
+        assert part in text
+
+
+def test_a_recording_of_nothing_is_described_as_such() -> None:
+    one = recording("signal", calls=0)
+    empty = replace(
+        one,
+        arrays={kind: records(kind, 0) for kind in KINDS},
+        communicators=(),
+        rails=(),
+        complete_from_ns={},
+        clocks=(replace(one.clocks[0], synchronised=None, maximum_error_ns=None),),
+    )
+    text = text_of(empty)
+    assert "no calls" in text
+    assert "clock not known to be right" in text
+    assert "lost by the kernel: nothing" in text
+
+
+def test_only_the_largest_kinds_of_calls_are_shown_and_the_rest_is_counted() -> None:
+    one = recording()
+    calls = records("calls", 30 * 31 // 2, tgid=1)
+    calls["instance"] = [instance for instance in range(1, 31) for _ in range(instance)]
+    text = text_of(replace(one, arrays={**one.arrays, "calls": calls}))
+    assert f"and 10 more kinds with {sum(range(1, 11))} calls; --json shows all" in text
+
+
+def test_describe_reads_the_file_as_text_and_as_json(tmp_path: Path) -> None:
+    path, _ = save(recording(), tmp_path / "one.npz")
+    out = io.StringIO()
+    assert run_describe(path, out, as_json=False) == 0
+    assert out.getvalue() == text_of(recording()) + "\n"
+    out = io.StringIO()
+    assert run_describe(path, out, as_json=True) == 0
+    described = json.loads(out.getvalue())
+    assert described["calls"] == [
+        {
+            "comm": "00c0ffee00c0ffee", "rank": "3", "nranks": "4", "pid": 4711, "op": "AllReduce",
+            "calls": 100, "payload_bytes": 100 << 20,
+        }
+    ]  # fmt: skip
+    assert described["reason"] == "stall"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--describe", "/nowhere/one.npz"], "/nowhere/one.npz: cannot read the recording: No such file or directory"),
+        (["-o", "/nowhere/one.npz"], "/nowhere/one.npz: there is no folder /nowhere: make it first"),
+        (["-o", "/tmp"], "/tmp: this is a folder: name a file, such as -o /tmp/job.npz"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["record", *words]) == 2
+    assert capsys.readouterr().err == f"railscope: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "one of the arguments -o/--output --describe is required"),
+        (["-o", "a", "--describe", "b"], "argument --describe: not allowed with argument -o/--output"),
+        (["-o", "a", "--seconds", "0"], "'0' is no number of seconds between 0.1 and 86400"),
+        (["-o", "a", "--seconds", "nan"], "'nan' is no number of seconds between 0.1 and 86400"),
+        (["-o", "a", "--memory", "much"], "'much' is no size"),
+        (["-o", "a", "--memory", "1KiB"], "1KiB is out of range"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["record", *words])
+    assert caught.value.code == 2
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1

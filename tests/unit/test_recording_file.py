@@ -1,0 +1,197 @@
+"""Recordings as files: what is written is read again, and what is damaged is told in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.recording import FORMAT_VERSION, KINDS, Recording
+from agent.recording_file import HEADER, RecordingError, read_recording, write_recording
+from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording
+
+
+def as_bytes(what: Recording) -> bytes:
+    file = io.BytesIO()
+    write_recording(file, what)
+    return file.getvalue()
+
+
+def assert_equal(one: Recording, other: Recording) -> None:
+    for field in fields(Recording):
+        if field.name != "arrays":
+            assert getattr(one, field.name) == getattr(other, field.name), field.name
+    assert one.arrays.keys() == other.arrays.keys() == KINDS.keys()
+    for kind in KINDS:
+        assert one.arrays[kind].dtype == other.arrays[kind].dtype == KINDS[kind]
+        assert one.arrays[kind].tobytes() == other.arrays[kind].tobytes(), kind
+
+
+@pytest.mark.parametrize("calls", [0, 1, 10_000])
+@pytest.mark.parametrize("reason", ["stall", "signal"])
+def test_what_was_written_is_read_again(tmp_path: Path, calls: int, reason: str) -> None:
+    path = tmp_path / "one.npz"
+    written = recording(reason, calls)
+    path.write_bytes(as_bytes(written))
+    assert_equal(read_recording(path), written)
+
+
+def test_numpy_reads_the_events_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "one.npz"
+    path.write_bytes(as_bytes(recording()))
+    with np.load(path, allow_pickle=False) as file:
+        assert file["calls"]["sequence"].tolist() == list(range(100))
+
+
+def refusal_of(path: Path) -> str | None:
+    """Why a file is refused, if it is."""
+    try:
+        read_recording(path)
+    except RecordingError as error:
+        return str(error)
+    return None
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(RecordingError) as caught:
+        read_recording(path)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(data=st.data())
+def test_a_damaged_file_is_an_error_of_one_line_or_still_a_recording(tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(as_bytes(recording(calls=20)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path = tmp_path / "damaged.npz"
+    path.write_bytes(content)
+    refusal = refusal_of(path)
+    assert refusal is None or refusal.isprintable()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(length=st.integers(0, len(as_bytes(recording())) - 1))
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "short.npz"
+    path.write_bytes(as_bytes(recording())[:length])
+    assert error_of(path) == "this is no recording of railscope, or only a part of one"
+
+
+def test_a_file_that_is_not_there_or_is_something_else_is_named(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "none") == "cannot read the recording: No such file or directory"
+    assert error_of(tmp_path) == "cannot read the recording: Is a directory"
+    other = tmp_path / "other.npz"
+    np.savez(other, calls=np.zeros(3))
+    assert error_of(other) == "this is no recording of railscope"
+
+
+def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _: None, **members: bytes) -> None:
+    """Write a recording with another header or other members; the zip itself is sound."""
+    with zipfile.ZipFile(io.BytesIO(as_bytes(recording()))) as archive, zipfile.ZipFile(path, "w") as other:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name == HEADER:
+                values = json.loads(content)
+                header(values)
+                content = json.dumps(values).encode()
+            other.writestr(name, members.get(name.removesuffix(".npy"), content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda header: header.update(version=FORMAT_VERSION + 1),
+            "format 2, this railscope reads format 1: read it with",
+        ),
+        (lambda header: header.update(format="other"), "this is no recording of railscope"),
+        (lambda header: header.pop("host"), r"damaged: recording lacks fields, or has others \(host\)"),
+        (lambda header: header.update(extra=1), r"damaged: recording lacks fields, or has others \(extra\)"),
+        (lambda header: header.update(host=7), "damaged: host is 7"),
+        (lambda header: header.update(began_ns=True), "damaged: began_ns is True"),
+        (lambda header: header.update(clocks={"a": 1}), "damaged: clocks is {'a': 1}"),
+        (lambda header: header.update(clocks=[]), "damaged: it has no reading of the clocks"),
+        (lambda header: header["communicators"][0].update(job=[["a"]]), r"damaged: job is \['a'\]"),
+        (lambda header: header["clocks"][0].update(maximum_error_ns="x"), "damaged: maximum_error_ns is 'x'"),
+        (lambda header: header.update(complete_from_ns={"calls": "x"}), "damaged: complete_from_ns is 'x'"),
+    ],
+)
+def test_a_header_that_means_something_else_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    path = tmp_path / "other.npz"
+    changed(path, header=change)
+    with pytest.raises(RecordingError, match=message):
+        read_recording(path)
+
+
+def npy(dtype: np.dtype[Any], shape: tuple[int, ...], content: bytes = b"") -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype.descr, "fortran_order": False, "shape": shape})
+    return file.getvalue() + content
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.array([{"hostile": 1}], object), allow_pickle=True)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "calls.npy is no array"),
+        (b"\x93NUMPY\x01\x00", "calls.npy is no array"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9) + b"(" * 9, "calls.npy is no array"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 60_000) + b"(" * 60_000, "calls.npy is no array"),
+        (pickled(), "calls.npy holds other records than its version has"),
+        (npy(np.dtype("<u8"), (0,)), "calls.npy is no array|calls.npy holds other records"),
+        (npy(KINDS["losses"], (0,)), "calls.npy holds other records than its version has"),
+        (npy(KINDS["calls"], (1 << 50,)), "calls.npy has another length than it says"),
+        (npy(KINDS["calls"], (-1,)), "calls.npy has another length than it says"),
+        (npy(KINDS["calls"], (1, 1), bytes(64)), "calls.npy has another length than it says"),
+        (npy(KINDS["calls"], (1,), bytes(63)), "calls.npy has another length than it says"),
+    ],
+)
+def test_an_array_that_is_not_what_it_should_be_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "other.npz"
+    changed(path, calls=content)
+    with pytest.raises(RecordingError, match=message):
+        read_recording(path)
+
+
+def test_other_records_are_another_version() -> None:
+    """A change of a dtype makes old files unreadable: raise FORMAT_VERSION with it, and put the new digest here."""
+    described = json.dumps({kind: dtype.descr for kind, dtype in KINDS.items()})
+    assert (FORMAT_VERSION, hashlib.sha256(described.encode()).hexdigest()[:16]) == (1, "66ce3715f8474087")
+
+
+def test_times_of_day_come_from_the_nearest_reading_of_the_clocks() -> None:
+    one = recording()
+    assert one.realtime_ns(BEGAN_NS + 7) == BEGAN_NS + 7 + REALTIME_NS
+    assert one.realtime_ns(BEGAN_NS + 50 * SECOND_NS) == BEGAN_NS + 50 * SECOND_NS + REALTIME_NS
+
+
+def test_the_stated_error_counts_the_clocks_own_the_reading_and_steps_between_readings() -> None:
+    one = recording()
+    assert one.realtime_error_ns() == 3_000_000 + 200
+    first, second = one.clocks
+    stepped = replace(one, clocks=(first, replace(second, realtime_ns=second.realtime_ns + 9_000)))
+    assert stepped.realtime_error_ns() == 3_000_000 + 200 + 9_000
+    unknown = replace(one, clocks=(first, replace(second, synchronised=False, maximum_error_ns=None)))
+    assert unknown.realtime_error_ns() is None

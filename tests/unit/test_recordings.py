@@ -1,0 +1,193 @@
+"""When recordings are made: together where stalls come together, and not too often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from agent.recording import ClockReading, RecordedStall, Recording
+from agent.recording_store import RecordingStore, WriteResult
+from agent.recordings import Recordings, recorded_stall
+from agent.stall_facts import Blame, Cause, Stall
+from tests.unit.recordings import SECOND_NS, recording, stall
+
+
+@dataclass
+class StoppedClock:
+    now_ns: int = 1_000 * SECOND_NS
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def realtime_ns(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+
+class Store(RecordingStore):
+    """Remembers, and is busy when told to."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), 0)
+        self.slow = False
+
+    @property
+    def busy(self) -> bool:
+        return self.slow
+
+    def write(self, recording: Recording, done: Callable[[str, WriteResult], None]) -> None:
+        done(recording.reason, WriteResult.WRITTEN)
+
+
+@dataclass
+class Bench:
+    clock: StoppedClock = field(default_factory=StoppedClock)
+    store: Store = field(default_factory=Store)
+    made: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Reason, and the communicators of its stalls."""
+    woken: int = 0
+
+    def __post_init__(self) -> None:
+        self.recordings = Recordings(self.clock, self.store, self._freeze, self._wake)
+
+    def _freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
+        self.made.append((reason, [one.comm for one in stalls]))
+        return recording(reason)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def after(self, seconds: float) -> list[tuple[str, list[str]]]:
+        """What was made by a turn that comes so much later."""
+        self.clock.sleep(seconds)
+        self.recordings.turn()
+        made, self.made = self.made, []
+        return made
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blamed_on(bench: Bench) -> None:
+    blame = Blame(Cause.RAIL_DOWN, ("rail 1 lost its carrier",), culprit=True, rail="1", device="mlx5_1")
+    found = Stall(
+        instance=7,
+        comm="00c0ffee",
+        rank="3",
+        nranks="4",
+        pid=4711,
+        op="AllReduce",
+        payload_bytes=None,
+        since_ns=5 * SECOND_NS,
+        flagged_ns=7 * SECOND_NS,
+        strength="strong",
+        blame=blame,
+    )
+    described = recorded_stall(found, ClockReading(9 * SECOND_NS, 1_000_009 * SECOND_NS, 1))
+    assert described.since_realtime_ns == 1_000_005 * SECOND_NS
+    assert described.seconds == 4.0
+    assert (described.cause, described.rail, described.device, described.blamed_rank) == (
+        "rail_down",
+        "1",
+        "mlx5_1",
+        "",
+    )
+    assert described.evidence == ("rail 1 lost its carrier",)
+    assert bench.recordings.stall_began(found)
+    assert bench.after(0) == [("stall", ["00c0ffee"])]
+    behind = recorded_stall(
+        replace(found, blame=replace(blame, cause=Cause.RANK_BEHIND, blamed_rank=0)), ClockReading(1, 1, 1)
+    )
+    assert (behind.cause, behind.blamed_rank, behind.seconds) == ("rank_behind", "0", 0.0)
+
+
+def test_a_stall_is_recorded_at_the_next_turn(bench: Bench) -> None:
+    assert bench.after(0) == []
+    assert bench.recordings.request(stall("a"))
+    assert bench.woken == 1
+    assert bench.after(0) == [("stall", ["a"])]
+    assert bench.after(100) == []
+
+
+def test_stalls_that_begin_together_share_a_recording(bench: Bench) -> None:
+    for comm in ("a", "b", "c"):
+        assert bench.recordings.request(stall(comm))
+    assert bench.after(0) == [("stall", ["a", "b", "c"])]
+
+
+def test_stalls_that_follow_share_the_next_one_ten_seconds_later(bench: Bench) -> None:
+    bench.recordings.request(stall("a"))
+    assert bench.after(0) == [("stall", ["a"])]
+    bench.recordings.request(stall("b"))
+    assert bench.after(1) == []
+    bench.recordings.request(stall("c"))
+    assert bench.after(8.9) == []
+    assert bench.after(0.1) == [("stall", ["b", "c"])]
+
+
+def test_a_communicator_gets_one_recording_a_minute(bench: Bench) -> None:
+    assert bench.recordings.request(stall("a"))
+    assert bench.after(0) == [("stall", ["a"])]
+    for _ in range(5):
+        assert bench.after(11) == []
+        assert not bench.recordings.request(stall("a"))
+    bench.clock.sleep(5)
+    assert bench.recordings.request(stall("a"))
+    assert bench.after(0) == [("stall", ["a"])]
+
+
+def test_a_signal_is_answered_at_once_every_time(bench: Bench) -> None:
+    for _ in range(3):
+        bench.recordings.signal()
+        bench.recordings.signal()
+        assert bench.after(0) == [("signal", [])]
+        assert bench.after(0) == []
+
+
+def test_nothing_is_made_while_the_disk_is_busy_and_nothing_is_forgotten(bench: Bench) -> None:
+    bench.store.slow = True
+    bench.recordings.signal()
+    bench.recordings.request(stall("a"))
+    assert bench.after(1) == []
+    bench.store.slow = False
+    assert bench.after(0) == [("stall", ["a"])]
+    assert bench.after(0) == [("signal", [])]
+
+
+def test_what_was_asked_for_is_made_before_the_end(bench: Bench) -> None:
+    bench.recordings.request(stall("a"))
+    bench.after(0)
+    bench.recordings.request(stall("b"))
+    bench.recordings.close()
+    assert bench.made == [("stall", ["b"])]
+
+
+def test_every_reason_and_result_is_counted_from_the_start(bench: Bench) -> None:
+    assert set(bench.recordings.counts().values()) == {0}
+    assert set(bench.recordings.counts()) == {
+        (reason, result) for reason in ("stall", "signal") for result in ("written", "failed")
+    }
+    bench.recordings.signal()
+    bench.after(0)
+    assert bench.recordings.counts()["signal", "written"] == 1
+
+
+def test_without_a_folder_requests_are_refused_and_a_signal_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    recordings = Recordings(bench.clock, None, bench._freeze, bench._wake)
+    assert not recordings.request(stall())
+    recordings.signal()
+    recordings.turn()
+    recordings.turn()
+    recordings.close()
+    assert bench.made == []
+    assert [one.getMessage() for one in caplog.records] == [
+        "no recording is made: recordings.directory or recordings.memory switches them off"
+    ]
