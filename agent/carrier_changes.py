@@ -1,7 +1,7 @@
-"""How often devices gained or lost their carrier since railscope first saw them.
+"""How often devices gained or lost their carrier.
 
-The kernel counts since the device was made, which tells nothing about now: a cable that was plugged in at installation
-is no news.  A total never falls; a device that was made anew under the same name goes on where the one before ended.
+A total begins with the kernel's own count, which is since the device was made, and never falls: a device that was made
+anew under the same name goes on where the one before ended.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class _Count:
     """The kernel's count at the last reading."""
     total: int
     seen_ns: int
+    changed_ns: int | None = None
+    """When a change was noticed last; None: none was."""
 
 
 class CarrierChanges:
@@ -39,10 +41,14 @@ class CarrierChanges:
                 continue
             count = self._counts.get((netns, device.name))
             if count is None:
-                self._counts[netns, device.name] = _Count(device.index, device.carrier_changes, 0, now_ns)
+                self._counts[netns, device.name] = _Count(
+                    device.index, device.carrier_changes, device.carrier_changes, now_ns
+                )
                 continue
-            if device.index == count.index:
-                count.total += max(0, device.carrier_changes - count.kernel)
+            more = max(0, device.carrier_changes - count.kernel) if device.index == count.index else 0
+            if more:
+                count.total += more
+                count.changed_ns = now_ns
             count.index, count.kernel, count.seen_ns = device.index, device.carrier_changes, now_ns
         for key, count in list(self._counts.items()):
             if key[0] == netns and now_ns - count.seen_ns > _FORGET_NS:
@@ -52,6 +58,11 @@ class CarrierChanges:
         """Changes so far; None where the kernel does not count them for this device."""
         count = self._counts.get((netns, name))
         return count.total if count is not None else None
+
+    def changed_ns(self, netns: int, name: str) -> int | None:
+        """When a device was last seen to have gained or lost its carrier; None: never while it was watched."""
+        count = self._counts.get((netns, name))
+        return count.changed_ns if count is not None else None
 
     def forget(self, netns: int) -> None:
         """Drop the devices of a namespace that was closed."""

@@ -1,4 +1,4 @@
-"""The command line: `railscope agent`, `doctor`, `demo`.
+"""The command line: `railscope agent`, `doctor`, `demo`, `top`, `estimate`, `diagnose`, `dashboards`.
 
 Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
 """
@@ -19,9 +19,15 @@ from typing import Any, Final
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from agent.config import CommandParser, ConfigError, add_arguments, config_from
+from agent.config import OPTIONS, CommandParser, ConfigError, add_arguments, config_from
+from agent.config_values import size_bytes
+from agent.diagnose_options import add_diagnose_arguments
+from agent.estimate_options import add_estimate_arguments
 from agent.log import set_up_logging
+from agent.recording_file import RecordingError
+from dashboards.command import add_dashboards_arguments
 from exporters.listen import ServerError
+from exporters.top_options import add_top_arguments
 from exporters.web_config import WebConfigError
 from probes.bpf_syscall import KernelRefusal
 from probes.libbpf import LoadError
@@ -36,6 +42,10 @@ _DOCTORS_OPTIONS: Final = frozenset(
     {"help", "config_file", "pids", "probe_attach", "probe_enqueue_time", "rails", "sysfs", "procfs", "log_format"}
 )
 """What changes the doctor's findings; the rest of the agent's options are taken, and make no difference."""
+_RECORD_OPTIONS: Final = _DOCTORS_OPTIONS | {
+    *("scope", "loader", "level", "budget_ratio", "sample_interval_ns", "ring_bytes", "log_level")
+}
+"""What changes a recording, likewise."""
 
 
 def version() -> str:
@@ -56,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
-    except (ConfigError, LoadError, ServerError, WebConfigError, TestbedError, KernelRefusal) as error:
+    except (ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal) as error:
         print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
     except BrokenPipeError:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
@@ -101,6 +111,15 @@ def _parser() -> CommandParser:
         help="which rail is which on the machine of this NCCL topology file (XML), which may be another one",
     )
     doctor.set_defaults(run=_doctor, parser=doctor)
+    top = commands.add_parser(
+        "top",
+        help="live view of a running agent: communicators, ranks, rails, stalls",
+        description="What a running agent sees, live: ranks with their operations, rails with their rates, stalls with "
+        "cause, blame and evidence.  Needs no root; '?' shows the keys.  Exit status 2: the agent cannot be asked.",
+        epilog="example: railscope top --plain --count 1 | grep kind=stall",
+    )
+    add_top_arguments(top)
+    top.set_defaults(run=_top, parser=top)
     demo = commands.add_parser(
         "demo",
         help="two hosts, two rails, a real collective job, the agent beside it",
@@ -118,6 +137,56 @@ def _parser() -> CommandParser:
     )
     demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
     demo.set_defaults(run=_demo, parser=demo)
+    record = commands.add_parser(
+        "record",
+        help="watch this host for a while and write everything to a file",
+        description="Record calls, what completed, rails and links until the time is over or Ctrl-C, and write one\n"
+        "file.  It needs no running agent; from one that runs, SIGUSR2 gets the last moments.",
+        epilog="example: railscope record -o job.npz --seconds 60 --pid 4711",
+    )
+    what = record.add_mutually_exclusive_group(required=True)
+    what.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the recording here")
+    what.add_argument("--describe", type=Path, metavar="FILE", help="record nothing: say what a recording holds")
+    record.add_argument("--seconds", type=_seconds, metavar="N", help="for how long (default: until Ctrl-C)")
+    record.add_argument(
+        "--memory",
+        type=_memory,
+        default="256MiB",
+        metavar="SIZE",
+        help="most memory for what is recorded; what is oldest is overwritten (default: 256MiB)",
+    )
+    record.add_argument("--json", action="store_true", help="with --describe: one JSON object instead of text")
+    add_arguments(record)
+    for action in record._actions:
+        if action.dest in {option.field for option in OPTIONS} - _RECORD_OPTIONS or action.dest == "once":
+            action.help = argparse.SUPPRESS
+    record.set_defaults(run=_record, parser=record)
+    estimate = commands.add_parser(
+        "estimate",
+        help="what a training job of a given shape sends, where, and how long it takes",
+        description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of a\n"
+        "GPT-shaped job, from a model: nothing is measured, no rights are needed.",
+    )
+    add_estimate_arguments(estimate)
+    estimate.set_defaults(run=_estimate, parser=estimate)
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="what is stuck in the whole cluster, and who is to blame",
+        description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
+        "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
+        "Exit status 0: no stall; 1: a stall; 2: the store could not be asked.",
+        epilog="example: railscope diagnose --prometheus http://prometheus:9090",
+    )
+    add_diagnose_arguments(diagnose)
+    diagnose.set_defaults(run=_diagnose, parser=diagnose)
+    boards = commands.add_parser(
+        "dashboards",
+        help="Grafana dashboards: build, check, publish",
+        description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana.",
+        epilog="example: railscope dashboards check",
+    )
+    add_dashboards_arguments(boards)
+    boards.set_defaults(run=_dashboards)
     return parser
 
 
@@ -153,6 +222,7 @@ def _agent(parsed: Any) -> int:
             return FINE
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
+        signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
         daemon.start()
         daemon.run()
         return FINE
@@ -176,6 +246,59 @@ def _demo(parsed: Any) -> int:
 
     settings = DemoSettings(parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json)
     return run_demo(settings, sys.stdout, version())
+
+
+def _top(parsed: Any) -> int:
+    from exporters.top import run_top
+
+    return run_top(parsed, sys.stdout)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400")
+    return seconds
+
+
+def _memory(text: str) -> int:
+    try:
+        return size_bytes("1MiB", "64GiB")(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _record(parsed: Any) -> int:
+    config = config_from(parsed)
+    if parsed.describe is not None:
+        from agent.record import run_describe
+
+        return run_describe(parsed.describe, sys.stdout, as_json=parsed.json)
+    set_up_logging(config.log_level, config.log_format)
+    from agent.record import RecordSettings, run_record
+
+    return run_record(RecordSettings(parsed.output, parsed.seconds, parsed.memory), config, sys.stdout, version())
+
+
+def _estimate(parsed: Any) -> int:
+    from agent.estimate import run_estimate
+
+    return run_estimate(parsed, sys.stdout)
+
+
+def _diagnose(parsed: Any) -> int:
+    from agent.diagnose import run_diagnose
+
+    return run_diagnose(parsed, sys.stdout)
+
+
+def _dashboards(parsed: Any) -> int:
+    from dashboards.command import run_dashboards
+
+    return run_dashboards(parsed, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ What has ended leaves the kernel's tables once a second, all of it with one read
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from agent.accounting import CallCount
 from agent.comm_events import CommEvents
 from agent.communicator_facts import CommunicatorHistory
-from agent.communicators import Communicators, ObservedProcess
+from agent.communicators import Communicator, Communicators, ObservedProcess
 from agent.completion import Completion
 from agent.correlation import ExpectedBytes
 from agent.expected_wire import ExpectedWire
@@ -24,6 +24,7 @@ from agent.node_totals import NodeTotals
 from agent.snapshot import UNKNOWN, Snapshot
 from agent.stored_errors import StoredErrors
 from probes.bpf_syscall import KernelRefusal
+from probes.maps import Records
 from probes.namespaces import named_namespaces
 
 _log = logging.getLogger("railscope.collectives")
@@ -43,11 +44,13 @@ class Collectives:
         completion: Completion | None = None,
         *,
         procfs: Path = Path("/proc"),
+        on_lifecycle: Callable[[Records], None] | None = None,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
-        `completion` None: calls are counted, and nothing more.
+        `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
         """
+        self._on_lifecycle = on_lifecycle
         self._completion = completion
         self._events = CommEvents()
         self._stored_errors = (
@@ -74,9 +77,16 @@ class Collectives:
         """Living processes that have a communicator."""
         return len({communicator.tgid for communicator in self._communicators if communicator.ended_ns is None})
 
+    @property
+    def alive(self) -> bool:
+        """Whether any communicator lives, or ended just now."""
+        return any(True for _ in self._communicators)
+
     def drain(self) -> None:
         """Learn of communicators that came or went, from events that wait."""
         events = self._programs.lifecycle_events.read()
+        if self._on_lifecycle is not None and len(events):
+            self._on_lifecycle(events)
         self._unmet |= self._communicators.take(events)
         self._events.take_lifecycle(events)
         if self._completion is not None:
@@ -101,6 +111,9 @@ class Collectives:
 
     def read(self) -> list[CallCount]:
         """Every row of the kernel's table, with everything known about its communicators."""
+        if self._readings.quiet():
+            self.drain()
+            return self._readings.accounting.last
         # Counts first: every communicator in them is then known from its events or from the table.
         counts = self._readings.counts()
         self.drain()
@@ -131,13 +144,18 @@ class Collectives:
         self.read()
         self._settle(0)
 
-    def forget(self, before_ns: int, most_ended: int) -> None:
-        """Drop communicators that ended before a moment, and the oldest of more than `most_ended`."""
+    def communicator(self, instance: int) -> Communicator | None:
+        """None: nobody has heard of it."""
+        return self._communicators.get(instance)
+
+    def forget(self, before_ns: int, most_ended: int) -> list[int]:
+        """Drop communicators that ended before a moment, and the oldest of more than `most_ended`; returns them."""
         forgotten = self._history.forget(before_ns, most_ended)
         self._communicators.forget(forgotten)
         self._events.forget(forgotten)
         if self._completion is not None:
             self._completion.forget(forgotten)
+        return forgotten
 
     def _settle(self, before_ns: int) -> None:
         """As `settle`, for communicators that ended before a moment."""

@@ -1,7 +1,7 @@
 """What happened to communicators: made, split, ended, revoked, and the errors that NCCL reported.
 
-An asynchronous error stays in its communicator and is met many times: by the job's own questions, at the call that
-ends the communicator, and by our reading of it in between.  It counts once, when the communicator's result changes.
+An asynchronous error stays in its communicator and is met many times: at the calls that end the
+communicator, and by our reading of it before.  It counts once, when the communicator's result changes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class CommError:
     time_ns: int
     """When it was met, on the clock of the probes."""
     source: str
-    """`async`: it was stored in the communicator.  `poll`: the question for it failed.  Else the call that returned it:
-    `init`, `destroy`, …"""
+    """`async`: it was stored in the communicator.  Else the call that returned it: `init`, `destroy`, …"""
 
 
 class CommEvents:
@@ -83,11 +82,9 @@ class CommEvents:
         for event in events:
             instance, result, time_ns = int(event["instance"]), int(event["result"]), int(event["time_ns"])
             source = ErrorSource(int(event["source"]))
-            if result in NO_ERRORS:
-                self._stored.pop(instance, None)
-            elif source is ErrorSource.ASYNC and instance:
+            if source is ErrorSource.ASYNC and instance:
                 self.take_stored(instance, result, time_ns)
-            else:
+            elif result not in NO_ERRORS:
                 self._count(instance, result, time_ns, source)
 
     def take_stored(self, instance: int, result: int, time_ns: int) -> None:

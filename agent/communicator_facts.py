@@ -160,4 +160,6 @@ def _facts(communicator: Communicator, process: ObservedProcess | None, netns: s
         enqueued=sum(calls for calls, _ in ops.values()),
         ops=tuple(OpTotal(op_name(op), calls, size) for op, (calls, size) in sorted(ops.items())),
         alive=communicator.ended_ns is None,
+        whole=communicator.whole,
+        instance=max(communicator.instance, 0),
     )

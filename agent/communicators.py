@@ -23,6 +23,13 @@ from probes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.communicators")
 
+_BIRTHS = (
+    LifecycleKind.INIT,
+    LifecycleKind.INIT_ALL,
+    LifecycleKind.SPLIT,
+    LifecycleKind.SHRINK,
+    LifecycleKind.GROW,
+)
 _ENDS = (LifecycleKind.DESTROY, LifecycleKind.ABORT)
 
 
@@ -57,6 +64,8 @@ class Communicator:
     local_ranks: int | None = None
     source: str = UNKNOWN
     ended_ns: int | None = None
+    whole: bool = False
+    """Seen from its first call on: its calls are numbered as those of other ranks are."""
 
     @property
     def name(self) -> str:
@@ -131,6 +140,8 @@ class Communicators:
                 )
             if kind is LifecycleKind.INIT and event["has_unique_id"] and known.comm_hash is None:
                 self._unnamed[instance] = event["unique_id"].tobytes()
+            if kind in _BIRTHS:
+                known = replace(known, whole=True)
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
             self._known[instance] = known

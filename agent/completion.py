@@ -21,7 +21,7 @@ from probes.maps import Records
 from probes.nccl.abi import Op, op_name
 from probes.nccl.internal_functions import Level
 from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
-from probes.nccl.internals import Launch, Progress, Sent
+from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
 from probes.nccl.layout import Layouts
 
 _log = logging.getLogger("railscope.completion")
@@ -40,6 +40,7 @@ class InternalPrograms(LevelPrograms, Protocol):
     """What is needed of the loaded programs (probes/nccl/internals.py)."""
 
     def progress(self) -> dict[int, Progress]: ...
+    def empty_runs(self) -> dict[int, EmptyRun]: ...
     def durations(self) -> dict[Op, Records]: ...
     def bandwidths(self) -> dict[Op, Records]: ...
     def launches(self) -> list[Launch]: ...
@@ -63,6 +64,12 @@ class CommunicatorProgress:
     replayed: int
     age_known: bool = True
     """False: `oldest_posted_ns` cannot be known."""
+    followed: int = 0
+    """Calls up to the last that had a network part, with those behind it that NCCL discarded.
+
+    What is enqueued beyond has no network part, or was refused, or waits for its group or for connections to be handed
+    over; when `completed` has reached this number, nothing that is followed is in flight.
+    """
 
 
 class Completion:
@@ -78,6 +85,8 @@ class Completion:
         self._progress: dict[int, CommunicatorProgress] = {}
         self._completed: dict[int, int] = {}
         """Calls known to be complete, by instance: they stay so while nobody looks."""
+        self._empty: dict[int, EmptyRun] = {}
+        """Calls of each communicator that NCCL discarded last."""
         self._ended: set[int] = set()
         """Instances of communicators that ended: nothing about them changes any more."""
         self._libraries: tuple[MappedLibrary, ...] = ()
@@ -106,15 +115,20 @@ class Completion:
         if self.levels.wanted < Level.COMPLETION:
             return
         try:
-            for instance, progress in self._programs.progress().items():
+            readings = self._programs.progress()
+            self._empty.update(self._programs.empty_runs())  # after it: of what was complete, nothing is missed
+            for instance, progress in readings.items():
+                if progress.elsewhere:
+                    self._progress.pop(instance, None)
+                    continue
                 if not progress.posted and not progress.captured and not progress.replayed:
                     continue
-                # It never falls: of a group of plans the first may be complete before the second is handed over, and
-                # programs that were attached again know nothing of what was complete before.
-                completed = max(progress.completed_sequence, self._completed.get(instance, 0))
-                self._completed[instance] = completed
                 self._progress[instance] = CommunicatorProgress(
-                    completed, progress.oldest_posted_ns, progress.captured, progress.replayed
+                    self._advance(instance, progress.completed_sequence),
+                    progress.oldest_posted_ns,
+                    progress.captured,
+                    progress.replayed,
+                    followed=progress.posted_sequence,
                 )
             if self.rail_bytes is not None:
                 self.rail_bytes.take(self._programs.sent())
@@ -124,16 +138,41 @@ class Completion:
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
+    def read_handed_over(self) -> None:
+        """Learn what was handed to each rail."""
+        if self.rail_bytes is None or self.levels.wanted < Level.RAILS:
+            return
+        try:
+            self.rail_bytes.take(self._programs.sent())
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
     def of(self, instance: int) -> CommunicatorProgress | None:
         """The last that is known of a communicator; None where its completion cannot be seen."""
         progress = self._progress.get(instance)
         proved = self._cuda.of(instance) if self._cuda is not None else None
-        if proved is None or (progress is None and not self._proves(instance)):
-            return progress
-        if progress is None:
+        if proved is not None and progress is None and self._proves(instance):
             # Nothing tells since when its operations run.
-            return CommunicatorProgress(proved.completed_sequence, None, 0, 0, age_known=False)
-        return replace(progress, completed=max(progress.completed, proved.completed_sequence))
+            progress = CommunicatorProgress(0, None, 0, 0, age_known=False)
+        if progress is None:
+            return None
+        completed = self._advance(instance, max(progress.completed, proved.completed_sequence if proved else 0))
+        empty = self._empty.get(instance)
+        followed = empty.after(progress.followed) if empty is not None else progress.followed
+        return replace(progress, completed=completed, followed=max(completed, followed))
+
+    def _advance(self, instance: int, completed: int) -> int:
+        """Calls known to be complete, with those behind them that NCCL discarded.
+
+        It never falls: of a group of plans the first may be complete before the second is handed over, programs that
+        were attached again know nothing of what was complete before, and of discarded calls the latest are known only.
+        """
+        completed = max(completed, self._completed.get(instance, 0))
+        empty = self._empty.get(instance)
+        if empty is not None:
+            completed = empty.after(completed)
+        self._completed[instance] = completed
+        return completed
 
     def _proves(self, instance: int) -> bool:
         """Whether what CUDA proved of a communicator is kept up to date, or is its last word."""
@@ -186,6 +225,7 @@ class Completion:
         for instance in gone:
             self._progress.pop(instance, None)
             self._completed.pop(instance, None)
+            self._empty.pop(instance, None)
             self._ended.discard(instance)
         if self._cuda is not None:
             self._cuda.forget(gone)

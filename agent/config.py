@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 from agent.config_file import ConfigError, Key, Kind, nearest, read_config_file
 from agent.config_values import (
     ListenAddress,
+    decimal,
     duration_ns,
     folder,
     listen_address,
@@ -83,6 +84,15 @@ class Config:
     aggregate_entries: int = 65_536
     communicator_entries: int = 16_384
     ring_bytes: int = 2 << 20
+    stall_after_ns: int = 30_000_000_000
+    stall_factor: float = 8.0
+    stall_floor_ns: int = 2_000_000_000
+    recordings_directory: Path | None = Path("/var/lib/railscope/recordings")
+    """None: nothing is written."""
+    recordings_max_bytes: int = 256 << 20
+    recordings_window_ns: int = 60_000_000_000
+    recordings_memory_bytes: int = 16 << 20
+    """0: nothing is kept for recordings."""
     log_level: str = "info"
     log_format: str = "logfmt"
     collectors: frozenset[str] = frozenset(collector.name for collector in COLLECTORS if collector.enabled)
@@ -181,6 +191,21 @@ OPTIONS: Final = (
              "16384", "room in the kernel for communicators"),
     _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
           "room in the kernel for events that wait for the agent, a power of two"),
+    _text("stall_after_ns", "--stall.after", "stalls.after", duration_ns("1s", "24h"), "TIME", "30s",
+          "an operation that has not moved for this long is stalled, whatever the reason"),
+    _text("stall_factor", "--stall.factor", "stalls.factor", decimal(2, 1000), "N", "8",
+          "with somebody on this host to blame: stalled after this many times its own longest time"),
+    _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",
+          "and never before this"),
+    _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
+          "/var/lib/railscope/recordings",
+          "where the flight recorder writes the last moments on a stall and on SIGUSR2; empty: it writes none"),
+    _text("recordings_max_bytes", "--recordings.max-bytes", "recordings.max_bytes", size_bytes("1MiB", "1024GiB"),
+          "SIZE", "256MiB", "most that recordings may take on disk; the oldest are removed first"),
+    _text("recordings_window_ns", "--recordings.window", "recordings.window", duration_ns("1s", "1h"), "TIME", "60s",
+          "how much of the past a recording holds, as far as its memory reaches"),
+    _text("recordings_memory_bytes", "--recordings.memory", "recordings.memory", size_bytes("0", "4GiB"), "SIZE",
+          "16MiB", "most memory for what happened lately; 0 switches the flight recorder off"),
     _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
     _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),
     _text("log_level", "--log.level", "logging.level", one_of("debug", "info", "warn", "error"),

@@ -141,6 +141,19 @@ def percentage(smallest: float, largest: float) -> Callable[[str], float]:
     return read
 
 
+def decimal(smallest: float, largest: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no number such as 8 or 2.5") from None
+        if not smallest <= value <= largest:
+            raise ValueError(f"{text} is out of range: allowed is {smallest:g} to {largest:g}")
+        return value
+
+    return read
+
+
 def one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in allowed:

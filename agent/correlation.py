@@ -286,7 +286,7 @@ class _Direction:
             wire[index] += each + ((index - self.turn) % count < rest)
         self.turn = (self.turn + rest) % count
         small = max(0, totals.small_bytes - self.taken.small_bytes)
-        for index, part in enumerate(_in_proportion(small, self._unexplained(port, wire))):
+        for index, part in enumerate(in_proportion(small, self._unexplained(port, wire))):
             wire[index] += part
         self.given.update(zip(self.rails, wire, strict=True))
         self.taken = WireTotals(
@@ -339,7 +339,7 @@ class _Direction:
         ]
 
 
-def _in_proportion(total: int, weights: list[int]) -> list[int]:
+def in_proportion(total: int, weights: list[int]) -> list[int]:
     """Whole parts that add up to `total`, in proportion to the weights; equal weights if all are 0."""
     weight_sum = sum(weights)
     if not weight_sum:

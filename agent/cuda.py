@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf, ElfError, ElfUnreadable
 from probes.library_file import FileStamp, file_stamp, library_key, same_library
-from probes.links import Links
+from probes.links import Links, close_together
 from probes.maps import Records
 from probes.nccl.abi import Op
 from probes.nccl.cuda_events import CudaProgress
@@ -189,12 +189,11 @@ class CudaCompletion:
     def close(self) -> None:
         """Detach everywhere."""
         watching = bool(self._files or self._libraries)
-        for known in self._libraries.values():
-            if known.links is not None:
-                known.links.close()
+        links = [*(known.links for known in self._libraries.values()), *(file.links for file in self._files)]
+        close_together(one for one in links if one is not None)
         self._libraries.clear()
         for file in self._files:
-            _let_go(file)
+            os.close(file.descriptor)
         self._files.clear()
         self._processes.clear()
         self._passed.clear()
@@ -329,11 +328,5 @@ class CudaCompletion:
 
     def _drop(self, file: _CudaFile, why: str) -> None:
         self._detach(file, why)
-        _let_go(file)
+        os.close(file.descriptor)
         self._files.remove(file)
-
-
-def _let_go(file: _CudaFile) -> None:
-    if file.links is not None:
-        file.links.close()
-    os.close(file.descriptor)

@@ -8,6 +8,7 @@ their own (agent/sampling.py), requests are answered by others (exporters/http.p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -17,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from agent.completion import Completion
@@ -25,11 +27,18 @@ from agent.cuda import CudaCompletion
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
+from agent.recorder_feed import RecorderFeed, make_recorder
+from agent.recording import RecordedStall, Recording
+from agent.recording_store import RecordingStore
+from agent.recordings import Recordings
+from agent.snapshot import Snapshot
+from agent.stall_watch import LOOK_NS
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
 from exporters.web_config import WebConfigFile
 from probes.calibration import calibrate
 from probes.clock import Clock
+from probes.exit_status import exit_status
 from probes.libbpf import LoadError
 from probes.links import AttachKind
 from probes.mmap_events import MmapEvents, MmapEventsError
@@ -46,6 +55,7 @@ _FAST_DRAIN_NS: Final = 5_000_000
 _DRAIN_NS: Final = 50_000_000
 _IDLE_DRAIN_NS: Final = 250_000_000
 """A ring that was empty is left alone longer: its 2 MiB hold what 100,000 calls a second write in that time."""
+_FAST_DRAIN_FULLNESS: Final = 1 / 8
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_NS: Final = 5_000_000
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -72,14 +82,20 @@ class Daemon:
         self._stopping = False
         self._ready = threading.Event()
         self._beat_ns = clock.monotonic_ns()
-        self._ended: list[ProcessIdentity] = []
+        self._ended: list[tuple[ProcessIdentity, int | None]] = []
+        """With the wait status, where it is known."""
         self._fresh_pids: set[int] = set()
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._settle_ns: int | None = None
-        self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = 0
+        self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
         self._mmap_events: MmapEvents | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
+        self._recorder = make_recorder(config, clock)
+        store = None
+        if self._recorder is not None and config.recordings_directory is not None:
+            store = RecordingStore(config.recordings_directory, config.recordings_max_bytes)
+        self.recordings = Recordings(clock, store, self.freeze, self._wake)
         try:
             if serve:
                 self._server = self._bind()
@@ -97,8 +113,21 @@ class Daemon:
         )
         control = None if self._programs is None else self._control(self._programs, completion)
         self.observer = Observer(
-            config, self._programs, clock, version, completion=completion, control=control, most_ended=most_ended
+            config,
+            self._programs,
+            clock,
+            version,
+            completion=completion,
+            control=control,
+            recorder=self._recorder,
+            stall_tables=self._internals,
+            most_ended=most_ended,
         )
+        self._feed: RecorderFeed | None = None
+        if self._recorder is not None:
+            self._feed = RecorderFeed(self._recorder, self.observer, self._programs, self._internals)
+        if self.observer.stalls is not None:
+            self.observer.stalls.begun = self.recordings.stall_began
         self.observer.new_process = self._watch_process
 
     def _load_internals(self) -> Internals | None:
@@ -106,7 +135,7 @@ class Daemon:
         if self._programs is None:
             return None
         try:
-            return Internals.load(self._programs)
+            return Internals.load(self._programs, write_events=self._recorder is not None)
         except LoadError as error:
             _log.warning("calls are counted, what completes is not seen: %s", error)
             return None
@@ -129,12 +158,15 @@ class Daemon:
         settings = ServerSettings(listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path)
         return MetricsServer(
             settings,
-            snapshot=lambda: self.observer.snapshot(),
+            snapshot=self._snapshot,
             healthy=self._healthy,
             ready=self._is_ready,
             budget=SeriesBudget(self._config.series_limit),
             web=web,
         )
+
+    def _snapshot(self) -> Snapshot:
+        return replace(self.observer.snapshot(), recordings=self.recordings.counts())
 
     @property
     def url(self) -> str:
@@ -144,7 +176,7 @@ class Daemon:
         late_seconds = (self._clock.monotonic_ns() - self._beat_ns) / 1e9
         if late_seconds > 30:
             return False, f"the agent's loop has not run for {late_seconds:.0f} s"
-        if "netdev" in self._config.collectors and self._ready.is_set() and not self.observer.rails.alive:
+        if "netdev" in self._config.collectors and self._ready.is_set() and not self.observer.rails_alive:
             return False, "the sampler of network devices has ended"
         return True, "ok"
 
@@ -190,7 +222,7 @@ class Daemon:
 
     def run(self) -> None:
         """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end."""
-        self._next_tick_ns = self._next_drain_ns = self._clock.monotonic_ns()
+        self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._clock.monotonic_ns()
         self._next_scan_ns = self._next_tick_ns + self._config.scan_interval_ns
         while not self._stopping:
             try:
@@ -224,7 +256,7 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        deadlines = [self._next_tick_ns, self._next_drain_ns, self._next_scan_ns]
+        deadlines = [self._next_tick_ns, self._next_drain_ns, self._next_scan_ns, self._next_look_ns]
         if self._settle_ns is not None:
             deadlines.append(self._settle_ns)
         for key, _ in self._selector.select(max(0.0, (min(deadlines) - self._clock.monotonic_ns()) / 1e9)):
@@ -232,8 +264,8 @@ class Daemon:
             handler()
         now_ns = self._beat_ns = self._clock.monotonic_ns()
         ended, self._ended = self._ended, []
-        for identity in ended:
-            self.observer.process_gone(identity)
+        for identity, status in ended:
+            self.observer.process_gone(identity, status)
         if self._fresh_pids and self._settle_ns is None:
             self._settle_ns = now_ns + _SETTLE_NS
         if self._settle_ns is not None and now_ns >= self._settle_ns:
@@ -241,25 +273,45 @@ class Daemon:
             self.observer.look_at(pids)
         if now_ns >= self._next_drain_ns:
             self._next_drain_ns = now_ns + self._drain()
+        if now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + LOOK_NS
+            self.observer.look_for_stalls()
         if now_ns >= self._next_tick_ns:
             self._next_tick_ns = now_ns + _TICK_NS
             for events in self.observer.tick():
                 self._unpoll(events)
+            if self._feed is not None:
+                self._feed.tick()
         if now_ns >= self._next_scan_ns:
             self._next_scan_ns = now_ns + self._config.scan_interval_ns
             self.observer.scan()
             spent_ns = self._clock.monotonic_ns() - now_ns
             # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core.
             self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, 100 * spent_ns)
+        if self._feed is not None:
+            self._feed.look_at_rails()
+        self.recordings.turn()
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
         self._stopping = True
-        os.write(self._wake_write, b".")
+        self._wake()
+
+    def freeze(self, reason: str, stalls: tuple[RecordedStall, ...] = ()) -> Recording:
+        """What the flight recorder holds, up to this moment; on the loop's thread, or when the loop has ended.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        if self._feed is None:
+            raise RuntimeError("nothing is recorded: the flight recorder is switched off")
+        self._drain()
+        return self._feed.freeze(reason, stalls)
 
     def close(self) -> None:
         """Stop serving, detach, and free everything."""
         _notify_systemd("STOPPING=1")
+        self.recordings.close()
         self.observer.close()
         self._release()
 
@@ -277,6 +329,10 @@ class Daemon:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the loop is about to wake
+            os.write(self._wake_write, b".")
+
     def _wake_up(self) -> None:
         os.read(self._wake_read, 4096)
 
@@ -291,14 +347,24 @@ class Daemon:
         """Make room in the ring of call events; returns when to come again, ns."""
         if self._programs is None:
             return _TICK_NS
+        recorder = self._recorder
+        fullness = 0.0
         if self._internals is not None:
-            self._internals.completion_events.read()
+            ring = self._internals.completion_events
+            fullness = ring.backlog_bytes() / ring.size_bytes
+            completions = ring.read()
+            if recorder is not None and len(completions):
+                recorder.add_completions(completions)
         ring = self._programs.call_events
-        backlog_bytes = ring.backlog_bytes()
-        ring.read()
-        if backlog_bytes > ring.size_bytes // 8:
+        fullness = max(fullness, ring.backlog_bytes() / ring.size_bytes)
+        calls = ring.read()
+        if len(calls):
+            self.observer.take_calls(calls)
+        if recorder is not None and len(calls):
+            recorder.add_calls(calls)
+        if fullness > _FAST_DRAIN_FULLNESS:
             return _FAST_DRAIN_NS
-        return _DRAIN_NS if backlog_bytes else _IDLE_DRAIN_NS
+        return _DRAIN_NS if fullness else _IDLE_DRAIN_NS
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
@@ -309,14 +375,15 @@ class Daemon:
             _log.warning("the end of process %d will be seen by scanning only: %s", identity.pid, error)
             return
         if fd is None:
-            self._ended.append(identity)
+            self._ended.append((identity, None))
             return
         self._pidfds[fd] = identity
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._process_ended(fd))
 
     def _process_ended(self, fd: int) -> None:
         self._selector.unregister(fd)
-        self._ended.append(self._pidfds.pop(fd))
+        identity = self._pidfds.pop(fd)
+        self._ended.append((identity, exit_status(self._config.procfs, identity, fd)))
         os.close(fd)
 
     def _poll(self, events: LinkEvents) -> None:

@@ -61,7 +61,7 @@ class RankCount:
 
 @dataclass(frozen=True, slots=True)
 class RailCount:
-    """What one rail carried over all patterns."""
+    """What one rail carried while the jobs ran."""
 
     device: str
     netns: str
@@ -84,7 +84,9 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.seconds < 1:
         raise TestbedError("the demo needs at least one second to compare anything: choose --seconds 1 or more")
     patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
-    config = Config(collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS)
+    config = Config(
+        collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS, recordings_directory=None
+    )
     with Fabric(hosts=settings.hosts, rails=2) as fabric:
         daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True)
         try:
@@ -115,7 +117,8 @@ class _Demo:
         self._did: list[RankCount] = []
         self._seen: list[RankCount] = []
         self._verified = True
-        self._rails: dict[tuple[str, str], RailFacts] = {}
+        self._rails: dict[tuple[str, str, str], RailCount] = {}
+        """By namespace, device and direction."""
         self._say(
             f"{settings.hosts} hosts × 2 rails from network namespaces, {settings.ranks_per_host} rank(s) a host; "
             "the job is a workload with NCCL's ABI, the agent watches from outside"
@@ -129,7 +132,7 @@ class _Demo:
         """One job, watched from before its first call to after its last."""
         options = JobOptions(pattern=pattern, seconds=seconds, ranks_per_host=self._settings.ranks_per_host, hold=True)
         with Job(self._fabric.hosts, options) as job:
-            self._await_attached(job.pids)
+            idle = self._await_attached(job.pids)
             self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
             job.release()
             if self._full_window is None:
@@ -148,20 +151,29 @@ class _Demo:
             self._verified &= report.verified is not False and not report.errors
             self._did.append(_of_report(pattern, report))
             self._seen.append(_of_snapshot(pattern, report.rank, report.pid, snapshot))
-        for rail in snapshot.rails:
-            if rail.netns in self._namespaces:
-                self._rails[rail.netns, rail.device] = rail
+        after = self._rails_of(snapshot)
+        for key, rail in idle.items():
+            for carried in _carried(rail, after.get(key, rail)):
+                known = self._rails.get((*key, carried.direction))
+                self._rails[*key, carried.direction] = carried if known is None else _together(known, carried)
         equal = map(_equal, self._did[-len(reports) :], self._seen[-len(reports) :])
         calls = sum(count["calls"] for rank in self._did[-len(reports) :] for count in rank.ops.values())
         self._say(f"  {calls:,} calls counted by the job; the agent saw {'the same' if all(equal) else 'OTHERWISE'}")
 
-    def _await_attached(self, pids: Sequence[int]) -> None:
+    def _await_attached(self, pids: Sequence[int]) -> Mapping[tuple[str, str], RailFacts]:
+        """Wait until the job is observed; returns its rails as they are before it begins."""
         deadline = time.monotonic() + _ATTACH_SECONDS
         while time.monotonic() < deadline:
             if self._observer.observes(pids):
-                return
+                rails = self._rails_of(self._observer.snapshot())
+                read = all(rail.transmit_bytes is not None for rail in rails.values())
+                if read and {netns for netns, _ in rails} == set(self._namespaces):
+                    return rails
             time.sleep(0.02)
         raise TestbedError(f"the agent did not find the job's {len(pids)} processes within {_ATTACH_SECONDS:.0f} s")
+
+    def _rails_of(self, snapshot: Snapshot) -> Mapping[tuple[str, str], RailFacts]:
+        return {(rail.netns, rail.device): rail for rail in snapshot.rails if rail.netns in self._namespaces}
 
     def _show(
         self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[tuple[int, str], int]
@@ -188,7 +200,7 @@ class _Demo:
 
     def conclude(self) -> int:
         """Print the comparison; returns the exit status."""
-        rails = [rail for key in sorted(self._rails) for rail in _of_rail(self._rails[key])]
+        rails = [self._rails[key] for key in sorted(self._rails, key=lambda key: key[:2])]
         equal = len(self._did) == len(self._seen) and all(map(_equal, self._did, self._seen))
         compared = sum(count["calls"] for rank in self._did for count in rank.ops.values())
         ok = equal and self._verified and compared > 0
@@ -278,15 +290,36 @@ def _of_snapshot(pattern: str, rank: int, pid: int, snapshot: Snapshot) -> RankC
     return RankCount(pattern, rank, pid, dict(sorted(ops.items())), dict(sorted(communicators.items())))
 
 
-def _of_rail(rail: RailFacts) -> tuple[RailCount, RailCount]:
-    def one(direction: str, port_bytes: int, wire_bytes: int | None) -> RailCount:
-        ratio = wire_bytes / port_bytes if wire_bytes is not None and port_bytes else None
-        return RailCount(rail.device, rail.netns, direction, port_bytes, wire_bytes, ratio)
+def _carried(before: RailFacts, after: RailFacts) -> tuple[RailCount, RailCount]:
+    """What a rail carried between two moments: a port has counted since long before."""
+
+    def one(direction: str, port: tuple[int | None, int | None], wire: tuple[int | None, int | None]) -> RailCount:
+        wire_bytes = None if wire[0] is None or wire[1] is None else wire[1] - wire[0]
+        return _counted(after, direction, (port[1] or 0) - (port[0] or 0), wire_bytes)
 
     return (
-        one("transmit", rail.transmit_bytes or 0, rail.transmit_wire_bytes),
-        one("receive", rail.receive_bytes or 0, rail.receive_wire_bytes),
+        one(
+            "transmit",
+            (before.transmit_bytes, after.transmit_bytes),
+            (before.transmit_wire_bytes, after.transmit_wire_bytes),
+        ),
+        one(
+            "receive",
+            (before.receive_bytes, after.receive_bytes),
+            (before.receive_wire_bytes, after.receive_wire_bytes),
+        ),
     )
+
+
+def _together(one: RailCount, other: RailCount) -> RailCount:
+    known = one.expected_wire_bytes is not None and other.expected_wire_bytes is not None
+    wire_bytes = (one.expected_wire_bytes or 0) + (other.expected_wire_bytes or 0) if known else None
+    return _counted(one, one.direction, one.port_bytes + other.port_bytes, wire_bytes)
+
+
+def _counted(rail: RailFacts | RailCount, direction: str, port_bytes: int, wire_bytes: int | None) -> RailCount:
+    ratio = wire_bytes / port_bytes if wire_bytes is not None and port_bytes else None
+    return RailCount(rail.device, rail.netns, direction, port_bytes, wire_bytes, ratio)
 
 
 def _by_op(ranks: Sequence[RankCount]) -> Counts:

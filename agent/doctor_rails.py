@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from agent.config import Config
 from agent.configured import patterns_without_device
 from agent.doctor_findings import Finding, RailReport, more_rights, one_line
+from agent.doctor_topology import rdma_of_host
 from agent.rails import RailDecision, decide_rails, parse_rail_patterns
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NamespaceGone, NetworkNamespace, named_namespaces, network_namespace
@@ -19,7 +20,9 @@ from probes.processes import environ
 _SYSFS: Final = Path("/sys")
 
 
-def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple[list[Finding], tuple[RailReport, ...]]:
+def check_rails(
+    config: Config, processes: Collection[int], clock: Clock
+) -> tuple[list[Finding], tuple[RailReport, ...]]:
     """Findings, and one report for each device; `processes` are those that have NCCL mapped.
 
     Raises:
@@ -32,6 +35,7 @@ def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple
     own = 0
     namespaces: dict[int, NetworkNamespace] = {}
     interfaces: dict[int, set[str]] = {}
+    with_jobs: set[int] = set()
     if config.sysfs != _SYSFS:
         devices += _devices(recorded_sources(config.sysfs, clock=clock), "recorded", findings)
     else:
@@ -48,6 +52,7 @@ def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple
                 refusals.append(one_line(error))
                 continue
             namespaces.setdefault(namespace.inode, namespace)
+            with_jobs.add(namespace.inode)
             if value := environ(config.procfs, pid).get("NCCL_SOCKET_IFNAME"):
                 interfaces.setdefault(namespace.inode, set()).add(value)
         if refusals:
@@ -55,10 +60,14 @@ def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple
             findings.append(Finding("network namespace", "problem", what, more_rights()))
         for namespace in namespaces.values():
             devices += _look(namespace, config, clock, findings)
+    rdma = rdma_of_host(config, processes)
     decisions = decide_rails(
         devices,
         patterns=patterns,
         socket_interfaces={netns: sorted(values) for netns, values in interfaces.items()},
+        rdma=rdma,
+        home=[own],
+        idle={device.netns for device in devices} - with_jobs,
     )
     names = named_namespaces()
     for decision in decisions:
@@ -68,9 +77,9 @@ def check_rails(config: Config, processes: Iterable[int], clock: Clock) -> tuple
             place = f" in namespace {names.get(netns, f'net:[{netns}]')}" if elsewhere else ""
             inside = f"nsenter --net={elsewhere.path} " if elsewhere else ""
             findings.append(_finding(decision, decision.rail, place, inside))
-    if not any(decision.rail is not None for decision in decisions):
+    if not rdma.rails and not any(decision.rail is not None for decision in decisions):
         findings.append(_none(config, decisions))
-    elif unmatched := patterns_without_device(patterns, [decision.device.name for decision in decisions]):
+    elif unmatched := patterns_without_device(patterns, [*(one.device.name for one in decisions), *rdma.names]):
         findings.append(Finding("rail", "problem", f"--rail.devices: {unmatched}", "correct --rail.devices"))
     return findings, tuple(_report(decision, own) for decision in decisions)
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from agent.config import Config
 from agent.doctor_findings import Finding, RailReport, more_rights, one_line
-from agent.rail_map import MappedNic, map_rails
-from agent.rails import RailPattern, parse_rail_patterns
+from agent.rail_map import MappedNic, map_rails, rdma_ports
+from agent.rails import NO_RDMA, RailPattern, RdmaPorts, parse_rail_patterns
 from probes.processes import environ
 from probes.rdma.inventory import read_ports
 from probes.topology.ib_hca import HcaList, parse_hca_list
@@ -73,6 +73,27 @@ def topology_of_file(file: Path, patterns: Sequence[RailPattern]) -> TopologyRep
     topology = read_topology(file)
     gpus = gpus_of_topology(topology)
     return report(gpus, map_rails(nics_of_topology(topology), gpus, patterns=patterns, topology=topology))
+
+
+def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
+    """This host's RDMA ports, and which of them are rails.
+
+    Raises:
+        OSError: sysfs cannot be listed.
+        ValueError: the configured rails cannot be understood.
+    """
+    ports = read_ports(config.sysfs)
+    if not ports:
+        return NO_RDMA
+    hca_lists, topology = _said_to_nccl(config, processes, [])  # what is refused is a finding about the topology
+    mapped = map_rails(
+        nics_of_rdma(config.sysfs, ports),
+        gpus_of_pci(pci_devices(config.sysfs)),
+        patterns=parse_rail_patterns(config.rails),
+        hca_lists=hca_lists,
+        topology=topology,
+    )
+    return rdma_ports(ports, mapped)
 
 
 def check_topology(

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from agent.configured import Remark
 from agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauges, rail_queue, rail_tcp
 from agent.ethernet_rules import use_of
+from agent.rail_ledgers import port_and_connections
 from agent.rails import RailDecision
-from agent.sampling import Sampler, SamplerState
+from agent.sampling import Sampler, SamplerState, SourceResult, on_one_line
 from agent.snapshot import CollectorResult
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
@@ -195,9 +196,7 @@ class EthernetWatch:
         state = self._sampler.state()
         results = [state.result(key) for watched in self._watched.values() for key in watched.remarks]
         return tuple(
-            CollectorResult(result.key, result.success and not result.failed_devices, result.duration_seconds)
-            for result in results
-            if result is not None and result.reads
+            result.collector_result(every_device=True) for result in results if result is not None and result.reads
         )
 
     def close(self) -> None:
@@ -237,7 +236,7 @@ class EthernetWatch:
 
     def _close(self, netns: int) -> None:
         watched = self._watched.pop(netns)
-        facts = tuple(_facts(watched, self._sampler.state()))
+        facts = tuple(_for_good(fact) for fact in _facts(watched, self._sampler.state()))
         self._gone[netns] = _Gone(facts, self._clock.monotonic_ns() + self._lifetime_ns)
         for key in watched.remarks:
             self._sampler.remove(key)
@@ -246,12 +245,8 @@ class EthernetWatch:
         """One line when trouble begins, changes or ends."""
         for key, remark in watched.remarks.items():
             result = state.result(key)
-            if result is None or not result.reads:
-                continue
-            troubles = [f"{failure.device}: {failure.reason}" for failure in result.failed_devices]
-            if not result.success:
-                troubles = [result.error]
-            remark.say("; ".join(troubles[:4]) + (f"; and {len(troubles) - 4} more" if len(troubles) > 4 else ""))
+            if result is not None and result.reads:
+                remark.say(on_one_line(result.troubles))
 
 
 def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
@@ -265,6 +260,7 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
         counted = state.of_source(watched.key("ethtool"), device)
         queue = state.of_source(watched.key("qdisc"), device)
         carried = state.of_source(watched.key("tcp"), device)
+        reading = state.result(watched.key("tcp")) if watched.connections else None
         yield RailEthernet(
             netns=watched.namespace.inode,
             rail=rail,
@@ -273,4 +269,20 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
             gauges=ethernet_gauges(shown[device]) if device in shown else (),
             queue=rail_queue(waiting[device], queue) if device in waiting and queue else None,
             tcp=rail_tcp(faring[device], carried) if device in faring and carried else None,
+            together=port_and_connections(carried, skew=reading.duration_seconds / PERIOD_SECONDS)
+            if carried and reading
+            else None,
+            awaited=carried is None and reading is not None and _will_come(reading, device),
         )
+
+
+def _will_come(reading: SourceResult, device: str) -> bool:
+    """Whether a device that a source has not read yet is to be read by it soon."""
+    failed = {failure.device for failure in reading.failed_devices}
+    return not reading.reads or (reading.success and device not in failed)
+
+
+def _for_good(fact: RailEthernet) -> RailEthernet:
+    """The last that is known of a rail whose connections are not read any more."""
+    together = replace(fact.together, fresh=False) if fact.together is not None else None
+    return replace(fact, together=together, awaited=False)

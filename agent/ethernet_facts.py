@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.counter_rules import Severity
 from agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, severity_of, statistic_rule
+from agent.rail_ledgers import PortAndConnections
 from agent.sampling import DeviceTotals
 from agent.snapshot import RailQueue, RailTcp
 from probes.netdev.ethtool_stats import DeviceStatistics
@@ -24,8 +26,8 @@ class EthernetCounter:
     unit: str
     direction: Direction
     priority: int | None
-    increase: int
-    """Since railscope first saw it; never falls."""
+    count: int
+    """As the driver counts, and going on when that begins again: never falls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,23 @@ class RailEthernet:
     gauges: tuple[EthernetGauge, ...]
     queue: RailQueue | None
     tcp: RailTcp | None
+    together: PortAndConnections | None = None
+    """The port and its connections at one moment."""
+    awaited: bool = False
+    """Whether connections are to be read and have not been yet."""
 
 
 def ethernet_counters(shown: DeviceStatistics, counted: DeviceTotals) -> tuple[EthernetCounter, ...]:
     """The counters of one device, in the driver's order."""
     lossless = lossless_priorities(shown)
-    increases = dict(counted.counters)
+    counts = dict(counted.counters)
     found = []
     for name in shown.names:
         rule = statistic_rule(name)
-        if rule is not None and name in increases:
+        if rule is not None and name in counts:
             severity = severity_of(rule, lossless)
             found.append(
-                EthernetCounter(name, rule.kind, severity, rule.unit, rule.direction, rule.priority, increases[name])
+                EthernetCounter(name, rule.kind, severity, rule.unit, rule.direction, rule.priority, counts[name])
             )
     return tuple(found)
 
@@ -70,6 +76,12 @@ def ethernet_gauges(shown: DeviceStatistics) -> tuple[EthernetGauge, ...]:
     """The values of now that a driver shows."""
     rules = [(name, statistic_rule(name), value) for name, value in zip(shown.names, shown.values, strict=True)]
     return tuple(EthernetGauge(name, rule.unit, value) for name, rule, value in rules if rule and rule.gauge)
+
+
+def pci_stalled(gauges: Iterable[EthernetGauge]) -> tuple[tuple[str, float], ...]:
+    """(`read` or `write`, part of the last second) in which a card waited for the PCIe bus; mlx5 alone shows it."""
+    directions = {"outbound_pci_stalled_rd": "read", "outbound_pci_stalled_wr": "write"}
+    return tuple((directions[gauge.name], gauge.value / 100) for gauge in gauges if gauge.name in directions)
 
 
 def rail_queue(waiting: DeviceQueue, counted: DeviceTotals) -> RailQueue:

@@ -72,6 +72,8 @@ class KernelReadings:
         self._enqueue_times: tuple[OpHistogram, ...] = ()
         self._lost = dict.fromkeys(_LOST, 0)
         self._refused: set[str] = set()
+        self._runs: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
+        """Runs of the programs at the last two readings."""
 
     @property
     def complete(self) -> bool:
@@ -82,6 +84,17 @@ class KernelReadings:
     def fresh(self) -> bool:
         """Whether the tables of calls and of communicators were read, so that what ended can leave them."""
         return self._refused.isdisjoint({_CALLS, _COMMUNICATORS})
+
+    def quiet(self) -> bool:
+        """Whether no program ran since the reading before the last, so that the tables are as they were read then.
+
+        One reading more than seems needed: a program counts its run first, and what it saw a moment later.
+        """
+        stats = self._attempt("losses", self._programs.stats)
+        runs = None if stats is None else (stats[Stat.CALLS], stats[Stat.LIFECYCLE])
+        quiet = self.fresh and runs is not None and self._runs == (runs, runs)
+        self._runs = (runs, self._runs[0])
+        return quiet
 
     def counts(self) -> list[CallCount]:
         """Every row of the table of calls."""

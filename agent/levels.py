@@ -24,6 +24,7 @@ from probes.nccl.internal_functions import InternalPoints, Level, internal_point
 from probes.nccl.internal_records import layout_record
 from probes.nccl.layout import Structure
 from probes.nccl.net_devices import DeviceArrays, device_arrays
+from probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
 
 _log = logging.getLogger("railscope.levels")
 
@@ -62,6 +63,7 @@ class _Observed:
     errors: ErrorLayout | None
     error_links: Links
     devices: DeviceArrays
+    proxy_work: ProxyWorkLayout | None
     links: dict[Level, Links] = field(default_factory=dict)
 
     @property
@@ -185,6 +187,11 @@ class Levels:
         observed = self._observed.get(library)
         return observed.devices if observed is not None else None
 
+    def proxy_work_layout_of(self, library: int) -> ProxyWorkLayout | None:
+        """Where communicators of a library, by its number, keep their proxy's work; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.proxy_work if observed is not None else None
+
     def _look(self, library: ObservedLibrary) -> _Observed:
         structures = self._structures_of(library.build_id)
         layout, errors = layout_record(structures), error_layout(structures)
@@ -200,7 +207,7 @@ class Levels:
                 library.path,
                 "its struct layouts are not known" if layout is None else "it has none of the functions that tell",
             )
-        return _Observed(library, points, highest, errors, error_links, devices)
+        return _Observed(library, points, highest, errors, error_links, devices, proxy_work_layout(structures))
 
     def _raise(self, observed: _Observed) -> None:
         if observed.library.number in self._detaching:

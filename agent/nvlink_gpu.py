@@ -1,7 +1,8 @@
-"""One GPU as the agent follows it: who it is, what its NVLinks have carried since it was first seen.
+"""One GPU as the agent follows it: who it is, what its NVLinks have carried.
 
-A total never falls: a counter that fell, or a GPU that was lost and came back, starts a new baseline, and what went
-by in between is not made up.  Everything here is called from the one thread that reads this GPU.
+A total begins with what the GPU itself counts when it is first read, and never falls: a counter that fell, or a GPU
+that was lost and came back, starts a new baseline, and what went by in between is not made up.  Everything here is
+called from the one thread that reads this GPU.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _Key = tuple[str, ...]
 """Link and counter."""
 
 
-class Increases:
-    """Counters turned into totals, one by one."""
+class GpuTotals:
+    """Counters turned into totals that never fall, one by one."""
 
     def __init__(self) -> None:
         self.resets = 0
@@ -49,7 +50,8 @@ class Increases:
         step = value - last if before == counted else 0
         self.resets += step < 0
         self._last[key] = (counted, value)
-        self._totals[key] = total = self._totals.get(key, 0) + max(0, step)
+        known = self._totals.get(key)
+        self._totals[key] = total = value if known is None else known + max(0, step)
         return total
 
     def restart(self) -> None:
@@ -72,10 +74,10 @@ class GpuHistories:
     """Totals by UUID: they outlive a session with NVML and a GPU's number."""
 
     def __init__(self) -> None:
-        self._increases: dict[str, Increases] = {}
+        self._totals: dict[str, GpuTotals] = {}
 
-    def of(self, uuid: str) -> Increases:
-        return self._increases.setdefault(uuid, Increases())
+    def of(self, uuid: str) -> GpuTotals:
+        return self._totals.setdefault(uuid, GpuTotals())
 
 
 class Gpu:
@@ -89,7 +91,7 @@ class Gpu:
         self._histories = histories
         self._links: GpuLinks | None = None
         self._handle: object = None
-        self._increases = Increases()
+        self._totals = GpuTotals()
         self._refresh_ns: int | None = None
         """When it was last tried to see how often the counters change."""
         self._identity = NOBODY
@@ -125,14 +127,14 @@ class Gpu:
         handle = session.handle(self._index)
         pci = session.pci_address(handle)
         self._identity = GpuIdentity(session.uuid(handle), pci, session.name(handle), _numa_node(self._sysfs, pci))
-        self._increases = self._histories.of(self._identity.uuid)
-        self._increases.restart()
+        self._totals = self._histories.of(self._identity.uuid)
+        self._totals.restart()
         self._handle = handle
         self._links = GpuLinks(session, handle, self._clock)
         return self._links
 
     def _take(self, reading: GpuReading) -> None:
-        add = self._increases.add
+        add = self._totals.add
         identity, fabric = self._identity, reading.fabric
         self.gpu = replace(
             self.gpu,
@@ -145,10 +147,10 @@ class Gpu:
             pcie_transmit_bytes=add(("", "pcie transmit"), reading.pcie_transmit_bytes),
             pcie_receive_bytes=add(("", "pcie receive"), reading.pcie_receive_bytes),
         )
-        self.links = tuple(self._facts(link) for link in reading.links)
+        self.links = tuple(self._facts(link, reading.after_ns) for link in reading.links)
 
-    def _facts(self, link: LinkReading) -> NvlinkFacts:
-        add = self._increases.add
+    def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
+        add = self._totals.add
         label = ALL if link.link is None else str(link.link)
         counted = link.counted or next((before.counted for before in self.links if before.link == label), "")
         return NvlinkFacts(
@@ -162,6 +164,7 @@ class Gpu:
             speed_bytes_per_second=link.speed_bytes_per_second,
             remote=link.remote or UNKNOWN,
             remote_type=link.remote_type or UNKNOWN,
+            read_ns=read_ns,
         )
 
     def _refresh_due(self, reading: GpuReading) -> bool:

@@ -21,19 +21,18 @@ from agent.communicators import ObservedProcess
 from agent.completion import Completion
 from agent.config import Config
 from agent.configured import Remark, pids_without_nccl
-from agent.correlation import ExpectedBytes
 from agent.discovery import Discovery, Library
-from agent.ethernet import EthernetWatch
+from agent.flight_recorder import FlightRecorder
+from agent.hardware import Hardware
 from agent.jobs import job_facts
 from agent.level_control import LevelControl
-from agent.nvlink import NO_NVLINK, NvlinkWatch
 from agent.rail_bytes import RailBytes
-from agent.rail_watch import RailWatch
-from agent.rails import parse_rail_patterns
-from agent.rdma_rails import RdmaRails
-from agent.sampling import Sampler
+from agent.rails import RailDecision
 from agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
+from agent.stall_watch import InFlightTables, Known, StallWatch
+from agent.stalls import StallLimits
 from probes.clock import Clock
+from probes.maps import Records
 from probes.namespaces import NamespaceError, network_namespace
 from probes.nccl.internal_functions import Level
 from probes.nccl.net_devices import NetDevice, net_devices
@@ -44,8 +43,6 @@ from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_a
 _log = logging.getLogger("railscope.observer")
 
 _MOST_REPORTED: Final = 3
-_NVLINK_PERIOD_SECONDS: Final = 5.0
-"""Counters of bytes need no haste: nothing but whether a link is up gets older by it."""
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
 
@@ -66,11 +63,14 @@ class Observer:
         *,
         completion: Completion | None = None,
         control: LevelControl | None = None,
+        recorder: FlightRecorder | None = None,
+        stall_tables: InFlightTables | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`programs` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
         `completion` None: calls are counted, and nothing below them is seen.  `control` None: its level stays.
+        `recorder` None: nothing is kept for recordings.  `stall_tables` None: operations in flight are not seen.
         """
         self._completion = completion
         self._control = control
@@ -79,8 +79,10 @@ class Observer:
         self._programs = programs
         self._clock = clock
         self._version = version
+        self._started_realtime_ns = clock.realtime_ns()
         self._lock = threading.Lock()
         self._node_name = socket.gethostname()
+        self._unknown_handed_bytes = 0
         self._processes: dict[int, ObservedProcess] = {}
         """Those that run, and those that ended since the last tick."""
         self._collective = CollectorResult("collective", True, 0.0)
@@ -88,80 +90,81 @@ class Observer:
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
         self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
         """Hears of each new process, and of link events to poll if its namespace is new."""
-        self.rails = RailWatch(
-            clock,
-            procfs=config.procfs,
-            sysfs=config.sysfs,
-            sample_interval_ns=config.sample_interval_ns,
-            window_ns=config.correlation_window_ns,
-            lifetime_ns=config.comm_lifetime_ns,
-            patterns=parse_rail_patterns(config.rails),
+        self._hardware = Hardware(
+            config, clock, self._handed_over, recorder.add_samples if recorder is not None else None
         )
-        self._rdma: RdmaRails | None = None
-        if "rdma" in config.collectors:
-            self._rdma = RdmaRails(
-                clock,
-                sysfs=config.sysfs,
-                procfs=config.procfs,
-                sample_interval_ns=config.sample_interval_ns,
-                window_ns=config.correlation_window_ns,
-                patterns=parse_rail_patterns(config.rails),
-            )
-        self._ethernet: EthernetWatch | None = None
-        wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
-        if any(wanted.values()) and not self.simulated:
-            # Apart from the byte counters: a driver may ask its firmware for long.
-            self._ethernet_sampler = Sampler(clock)
-            self._ethernet = EthernetWatch(
-                clock,
-                self._ethernet_sampler,
-                procfs=config.procfs,
-                lifetime_ns=config.comm_lifetime_ns,
-                ethtool=wanted["ethtool"],
-                queues=wanted["qdisc"],
-                tcp=wanted["tcp"],
-            )
-        self._nvlink: NvlinkWatch | None = None
-        if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
-            self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)
-        self._own_namespace = None
-        try:
-            self._own_namespace = network_namespace(config.procfs, "self").inode
-        except NamespaceError as error:
-            _log.debug("own network namespace: %s", error)
         if programs is not None:
             self._collectives = Collectives(
-                programs, self._processes, config.small_payload_bytes, completion, procfs=config.procfs
+                programs,
+                self._processes,
+                config.small_payload_bytes,
+                completion,
+                procfs=config.procfs,
+                on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
             )
             self._discovery = Discovery(programs, config.procfs, wanted=self._wanted, found=self._found)
         if completion is not None:
             completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
+        if programs is not None:
+            self._stalls = self._watch_stalls(programs, stall_tables)
+
+    def _watch_stalls(self, programs: NcclPrograms, tables: InFlightTables | None) -> StallWatch:
+        completion = self._completion
+        rail_bytes = completion.rail_bytes if completion is not None else None
+        return StallWatch(
+            programs.communicators,
+            tables,
+            Known(
+                communicator=self._collectives.communicator,
+                process=self._processes.get,
+                completed=self._completed,
+                proxy_layout=completion.levels.proxy_work_layout_of if completion is not None else lambda _: None,
+                devices=rail_bytes.names_of if rail_bytes is not None else lambda _pid, _numbers: frozenset(),
+            ),
+            self._clock,
+            StallLimits(self._config.stall_after_ns, self._config.stall_factor, self._config.stall_floor_ns),
+            procfs=self._config.procfs,
+            rails_of=self._hardware.of_namespace,
+        )
+
+    def _completed(self, instance: int) -> int | None:
+        progress = self._completion.of(instance) if self._completion is not None else None
+        return progress.completed if progress is not None else None
+
+    def look_for_stalls(self) -> None:
+        """A few times a second: judge whether operations come to their end."""
+        with self._lock:
+            if self._programs is None or not self._collectives.alive:
+                return
+            self._stalls.look()
+
+    def take_calls(self, events: Records) -> None:
+        """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""
+        with self._lock:
+            if self._programs is not None:
+                self._stalls.take_calls(events)
+
+    @property
+    def stalls(self) -> StallWatch | None:
+        """What watches for stalls; None: collectives are not observed."""
+        return self._stalls if self._programs is not None else None
 
     @property
     def simulated(self) -> bool:
-        return str(self._config.sysfs) != "/sys" or str(self._config.procfs) != "/proc"
+        return self._hardware.simulated
+
+    @property
+    def rails_alive(self) -> bool:
+        """Whether the sampler of network devices runs."""
+        return self._hardware.rails.alive
+
+    def rail_decisions(self) -> tuple[RailDecision, ...]:
+        """What each network device is."""
+        return self._hardware.rails.decisions()
 
     def start(self) -> list[LinkEvents]:
         """Begin to watch the host's own rails and GPUs; returns link events to poll."""
-        if self._ethernet is not None:
-            self._ethernet_sampler.start()
-        if self._rdma is not None:
-            self._rdma.start()
-            self.rails.other_devices = self._rdma.names
-        if self._nvlink is not None:
-            self._nvlink.start()
-        if "netdev" not in self._config.collectors:
-            return []
-        events = None
-        if str(self._config.sysfs) != "/sys":
-            self.rails.watch_recorded()
-        elif self._own_namespace is not None:
-            own = network_namespace(self._config.procfs, "self")
-            events = self.rails.watch_own(own)
-            if self._ethernet is not None:
-                self._ethernet.watch_own(own)
-        self.rails.start()
-        return [events] if events is not None else []
+        return self._hardware.start()
 
     # What happened
 
@@ -212,11 +215,20 @@ class Observer:
         if self._completion is None or self._completion.rail_bytes is None:
             return None
         handed_over = self._completion.rail_bytes
-        handed_over.forget_namespaces(handed_over.namespaces - self.rails.namespaces)
+        self._see_whole(self._completion, handed_over)
+        handed_over.forget_namespaces(handed_over.namespaces - self._hardware.rails.namespaces)
         # What was handed over stays counted when the level falls.
         if self._completion.levels.wanted < Level.RAILS and not handed_over.namespaces:
             return None
         return {device: handed.bytes for device, handed in handed_over.by_device().items()}
+
+    def _see_whole(self, completion: Completion, handed_over: RailBytes) -> None:
+        """Say whether all that is handed over is seen: of every library, and with the device's name."""
+        unknown_bytes = handed_over.unknown().bytes
+        whole = all(level.level >= Level.RAILS for level in completion.levels.shown())
+        whole = whole and unknown_bytes == self._unknown_handed_bytes
+        self._unknown_handed_bytes = unknown_bytes
+        self._hardware.set_whole(whole)
 
     def _follow(self) -> list[str]:
         """Look below the calls of the libraries that are probed; returns what went wrong."""
@@ -224,10 +236,13 @@ class Observer:
             return []
         return self._completion.follow(library for library in self._discovery.libraries if library.links is not None)
 
-    def process_gone(self, identity: ProcessIdentity) -> None:
-        """Keep what a process that has ended did, and let go of the rest."""
+    def process_gone(self, identity: ProcessIdentity, status: int | None = None) -> None:
+        """Keep what a process that has ended did, and let go of the rest; `status` as wait(2) tells it."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
+            if self._programs is not None:
+                self._collectives.drain()
+                self._stalls.process_gone(identity.pid, status)
             self._discovery.process_gone(identity)
             self._follow()
             process = self._processes.get(identity.pid)
@@ -259,37 +274,26 @@ class Observer:
 
     def take_link_events(self, events: LinkEvents) -> None:
         with self._lock:
-            self.rails.take_events(events)
+            self._hardware.rails.take_events(events)
 
     def tick(self) -> list[LinkEvents]:
         """Once a second: relate, fold, forget.  Returns link events that must not be polled any more."""
         with self._lock:
-            if self._ethernet is not None:
-                self._ethernet.tick(self.rails.decisions())
-            if self._rdma is not None:
-                self._rdma.tick()
-                self.rails.other_devices = self._rdma.names
+            self._hardware.look()
             if self._programs is None:
-                return self.rails.tick(())
+                return self._hardware.tick([])
             now_ns = self._clock.monotonic_ns()
-            closed = self.rails.tick(
-                self._relate_rdma(self._collectives.expected(self._collectives.read())), self._handed_over()
-            )
+            if self._completion is not None:
+                self._completion.read_handed_over()
+            closed = self._hardware.tick(self._collectives.expected(self._collectives.read()))
             self._meet_all()
             self._collectives.look_for_errors(now_ns)
             self._collectives.settle(now_ns)
-            self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended)
+            self._stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
             # After what ended was put away: with the last process goes the level at which it was observed.
             if self._control is not None:
                 self._report([*self._reported, *self._control.tick(self._collectives.processes_with_communicators)])
             return closed
-
-    def _relate_rdma(self, expected: list[ExpectedBytes]) -> list[ExpectedBytes]:
-        """Relate what goes through RDMA; returns what is left for the network devices."""
-        if self._rdma is None:
-            return expected
-        self._rdma.relate(expected, self._handed_over())
-        return [] if self._rdma.carries else expected
 
     def _wanted(self, identity: ProcessIdentity) -> bool:
         if identity.pid == os.getpid():
@@ -298,7 +302,7 @@ class Observer:
             return False
         if self._config.scope == "netns":
             try:
-                return network_namespace(self._config.procfs, identity.pid).inode == self._own_namespace
+                return network_namespace(self._config.procfs, identity.pid).inode == self._hardware.own_namespace
             except NamespaceError:
                 return False
         return True
@@ -327,8 +331,6 @@ class Observer:
         environment = environ(self._config.procfs, identity.pid)
         job = job_facts(environment, cgroup(self._config.procfs, identity.pid) or "", self._node_name)
         interfaces = environment.get("NCCL_SOCKET_IFNAME", "")
-        if self._rdma is not None:
-            self._rdma.add_process(identity.pid, environment)
         try:
             namespace = network_namespace(self._config.procfs, identity.pid)
         except NamespaceError as error:
@@ -337,11 +339,7 @@ class Observer:
         self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version)
         if self._programs is not None and self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
-        events = None
-        if namespace is not None and "netdev" in self._config.collectors and not self.simulated:
-            events = self.rails.add_process(identity.pid, namespace, interfaces)
-            if self._ethernet is not None:
-                self._ethernet.add_process(identity.pid, namespace)
+        events = self._hardware.add_process(identity.pid, namespace, environment)
         self.new_process(identity, events)
 
     def _end(self, tgid: int, now_ns: int) -> None:
@@ -353,11 +351,7 @@ class Observer:
             self._collectives.end_process(tgid, now_ns)
             if self._programs.settings.only_observed_processes:
                 self._programs.forget(tgid)
-        self.rails.remove_process(tgid)
-        if self._ethernet is not None:
-            self._ethernet.remove_process(tgid)
-        if self._rdma is not None:
-            self._rdma.remove_process(tgid)
+        self._hardware.remove_process(tgid)
 
     # What is known
 
@@ -366,6 +360,8 @@ class Observer:
         with self._lock:
             snapshot = Snapshot(
                 realtime_ns=self._clock.realtime_ns(),
+                monotonic_ns=self._clock.monotonic_ns(),
+                started_realtime_ns=self._started_realtime_ns,
                 version=self._version,
                 kernel=platform.release(),
                 processes_observed=sum(process.ended_ns is None for process in self._processes.values()),
@@ -373,28 +369,24 @@ class Observer:
             )
             results: tuple[CollectorResult, ...] = ()
             if self._programs is None:
-                self.rails.relate(self._relate_rdma([]))
+                self._hardware.relate([])
             else:
                 started_ns = self._clock.monotonic_ns()
                 counts = self._collectives.read()
                 snapshot = self._collectives.shown(snapshot, counts, self._clock.monotonic_ns())
-                self.rails.relate(self._relate_rdma(self._collectives.expected(counts)), self._handed_over())
+                self._hardware.relate(self._collectives.expected(counts))
                 if self._completion is not None:
                     snapshot = self._completion.shown(snapshot)
+                self._hardware.set_in_network(any(one.algorithm.startswith("CollNet") for one in snapshot.launches))
+                stalls, stall_totals = self._stalls.shown()
+                snapshot = self._stalls.with_times(
+                    replace(snapshot, stalls=stalls, stall_totals=stall_totals, ended_stalls=self._stalls.ended)
+                )
                 results = (self._collective_result(started_ns),)
-            slow: tuple[CollectorResult, ...] = ()
-            if self._ethernet is not None:
-                self.rails.ethernet = {(one.netns, one.device): one for one in self._ethernet.facts()}
-                slow = self._ethernet.collectors()
-            rdma = self._rdma.rails() if self._rdma is not None else ()
-            reading = self._rdma.collectors() if self._rdma is not None else ()
-            nvlink = self._nvlink.state() if self._nvlink is not None else NO_NVLINK
+            shown = self._hardware.shown(snapshot)
             return replace(
-                snapshot,
-                gpus=nvlink.gpus,
-                nvlinks=nvlink.links,
-                rails=(*rdma, *self.rails.rails()),
-                collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors, *results),
+                shown,
+                collectors=(*shown.collectors, *results),
                 overhead_seconds=self._control.seconds if self._control is not None else {},
                 probes=tuple(probe for library in self._libraries() for probe in self._probes(library)),
             )
@@ -439,11 +431,6 @@ class Observer:
                     closing.append(side_by_side.submit(self._discovery.close))
                 for one in closing:
                     one.result()
-            self.rails.close()
-            if self._ethernet is not None:
-                self._ethernet.close()
-                self._ethernet_sampler.stop()
-            if self._rdma is not None:
-                self._rdma.close()
-            if self._nvlink is not None:
-                self._nvlink.close()
+            if self._programs is not None:
+                self._stalls.close()
+            self._hardware.close()

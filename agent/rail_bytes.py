@@ -120,6 +120,12 @@ class RailBytes:
         self.take([sent for sent in readings if sent.tgid == tgid])
         self._processes.pop(tgid, None)
 
+    def names_of(self, tgid: int, numbers: Collection[int]) -> frozenset[str]:
+        """Names of a process's devices by NCCL's numbers; empty where one of them is not known."""
+        process = self._processes.get(tgid)
+        known = {number: device.name for (_, _, number), device in process.devices.items()} if process else {}
+        return frozenset(known[number] for number in numbers) if known.keys() >= set(numbers) else frozenset()
+
     def totals(self) -> dict[SentRail, HandedOver]:
         """By device and port, those that could not be named included."""
         return {rail: HandedOver(sent_bytes, messages) for rail, (sent_bytes, messages) in self._sums.items()}

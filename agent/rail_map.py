@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
-from agent.rails import RailPattern, natural_order
+from agent.rails import RailPattern, RdmaPorts, RdmaRail, natural_order
 from agent.snapshot import UNKNOWN
+from probes.rdma.inventory import RdmaPort
 from probes.topology.ib_hca import HcaList
 from probes.topology.machine import Gpu, Nic, placed, places_in
 from probes.topology.nccl_xml import XmlNet, XmlTopology
@@ -120,6 +121,19 @@ def map_rails(
     return tuple(
         sorted(mapped, key=lambda entry: (entry.rail is None, natural_order(entry.rail or ""), _name_order(entry.nic)))
     )
+
+
+def rdma_ports(ports: Iterable[RdmaPort], mapped: Iterable[MappedNic]) -> RdmaPorts:
+    """What the rails of network devices need to know of RDMA ports."""
+    numbers = {(entry.nic.device, entry.nic.port): entry.rail for entry in mapped}
+    known = tuple(ports)
+    devices = sorted({port.device for port in known})
+    rails = []
+    for port in known:
+        rail = numbers.get((port.device, port.port))
+        if rail is not None:
+            rails.append(RdmaRail(rail, port.pci, port.netdevs))
+    return RdmaPorts((*devices, *(f"{port.device}:{port.port}" for port in known)), tuple(rails))
 
 
 def _name_order(nic: Nic) -> tuple[object, ...]:

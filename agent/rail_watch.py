@@ -16,9 +16,21 @@ from agent.carrier_changes import CarrierChanges
 from agent.configured import Remark, patterns_without_device
 from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
 from agent.ethernet_facts import RailEthernet
-from agent.rails import RailDecision, RailPattern, decide_rails, netns_labels, rail_facts
-from agent.sampling import Sampler, SamplerState
+from agent.rail_ledgers import RailEvidence, RailLedgers, evidence_of
+from agent.rails import (
+    NO_RDMA,
+    RailDecision,
+    RailPattern,
+    RdmaPorts,
+    decide_rails,
+    members_of_bond,
+    netns_labels,
+    rail_facts,
+)
+from agent.sampling import OnReading, Sampler, SamplerState, SourceResult, on_one_line
 from agent.snapshot import CollectorResult, RailFacts
+from agent.totals import FORGET_NS
+from agent.utilization import Utilization
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
 from probes.netdev.events import LinkChange, LinkEvents
@@ -43,8 +55,17 @@ class _Watched:
     inventory_ns: int = 0
     close_ns: int | None = None
     permanent: bool = False
+    rails: dict[str, int] = field(default_factory=dict)
+    """When each device was last seen as a rail, ns."""
+    had_job: bool = False
+    """Whether a process that uses NCCL was ever seen here."""
     events_error: str = ""
     """Why the link events could not be read; empty: they could."""
+    remark: Remark = field(init=False)
+    """What its counters are in trouble with."""
+
+    def __post_init__(self) -> None:
+        self.remark = Remark(_log, self.key, "is read again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +101,15 @@ class RailWatch:
         self._handed_over: Mapping[tuple[int, str], int] | None = None
         self.ethernet: Mapping[tuple[int, str], RailEthernet] = {}
         """What is known besides, by namespace and device."""
-        self.other_devices: tuple[str, ...] = ()
-        """Names that patterns may mean besides those of network devices."""
+        self.awaits_connections = False
+        """Whether TCP connections of rails are going to be in `ethernet`."""
+        self.handed_over_whole = False
+        """Whether everything that observed processes hand over to devices is seen at present."""
+        self._ledgers = RailLedgers()
+        self._utilization = Utilization(window_ns)
+        self._rdma = NO_RDMA
+        self._numbers_of_jobs: set[str] = set()
+        """Those that rails in namespaces of jobs have had: nothing else takes them again."""
         self._labels: dict[tuple[int, str], str] = {}
         """Labels of namespaces that devices had: they stay when the other device of the name goes."""
         self._to_close: list[DeviceSources] = []
@@ -90,8 +118,23 @@ class RailWatch:
         self._patterns_remark = Remark(_log, "--rail.devices", "every pattern matches a device")
         self._wire: Mapping[tuple[int, str], RailWire] = {}
 
+    def show_readings_to(self, on_reading: OnReading) -> None:
+        """Let somebody see what the sampler reads."""
+        self._sampler.on_reading = on_reading
+
     def start(self) -> None:
         self._sampler.start()
+
+    @property
+    def other_devices(self) -> RdmaPorts:
+        """The RDMA side of this host, whose rails' numbers are not given to other networks."""
+        return self._rdma
+
+    @other_devices.setter
+    def other_devices(self, ports: RdmaPorts) -> None:
+        if ports != self._rdma:
+            self._rdma = ports
+            self._decide()
 
     @property
     def alive(self) -> bool:
@@ -120,8 +163,11 @@ class RailWatch:
             return None
         watched.processes.add(pid)
         watched.close_ns = None
-        if socket_interfaces and socket_interfaces not in watched.socket_interfaces:
+        news = not watched.had_job or (socket_interfaces and socket_interfaces not in watched.socket_interfaces)
+        watched.had_job = True
+        if socket_interfaces:
             watched.socket_interfaces.add(socket_interfaces)
+        if news:
             self._decide()
         return events
 
@@ -161,14 +207,28 @@ class RailWatch:
         self._decide()
 
     def _decide(self) -> None:
-        known = [(d.device.netns, d.device.name) for d in self._decisions if d.rail is not None]
+        now_ns = self._clock.monotonic_ns()
+        known = []
+        for netns, watched in self._watched.items():
+            watched.rails = {name: seen for name, seen in watched.rails.items() if now_ns - seen < FORGET_NS}
+            known += [(netns, name) for name in watched.rails]
         self._decisions = decide_rails(
             [device for watched in self._watched.values() for device in watched.devices],
             patterns=self._patterns,
             socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
             known=known,
+            rdma=self._rdma,
+            home={netns for netns, watched in self._watched.items() if watched.permanent},
+            idle={netns for netns, watched in self._watched.items() if not watched.had_job},
+            numbers_of_jobs=self._numbers_of_jobs,
         )
-        names = [*(decision.device.name for decision in self._decisions), *self.other_devices]
+        for decision in self._decisions:
+            if decision.rail is not None:
+                watched = self._watched[decision.device.netns]
+                watched.rails[decision.device.name] = now_ns
+                if watched.had_job:
+                    self._numbers_of_jobs.add(decision.rail)
+        names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
 
     def take_events(self, events: LinkEvents) -> None:
@@ -196,6 +256,7 @@ class RailWatch:
         """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more."""
         now_ns = self._clock.monotonic_ns()
         self.relate(expected, handed_over)
+        self._say()
         for sources in self._to_close:
             sources.close()
         self._to_close.clear()
@@ -212,6 +273,14 @@ class RailWatch:
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
+
+    def _say(self) -> None:
+        """One line when counters begin to be in trouble, when that changes, and when it ends."""
+        state = self._sampler.state()
+        for watched in self._watched.values():
+            result = state.result(watched.key)
+            if result is not None and result.reads:
+                watched.remark.say(on_one_line(result.troubles))
 
     @property
     def namespaces(self) -> set[int]:
@@ -238,8 +307,36 @@ class RailWatch:
                     str(decision.device.netns), decision.device.name, "", totals.transmit_bytes, totals.receive_bytes
                 )
             )
-        wire = self._correlator.update(self._clock.monotonic_ns(), ports, expected)
+        now_ns = self._clock.monotonic_ns()
+        for key, carried in zip(keys, ports, strict=True):
+            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+        self._utilization.keep(keys)
+        wire = self._correlator.update(now_ns, ports, expected)
         self._wire = dict(zip(keys, wire, strict=True))
+        self._account(state)
+
+    def _account(self, state: SamplerState) -> None:
+        """Class the bytes of every rail."""
+        by_namespace: dict[int, list[RailEvidence]] = {}
+        for decision in self._decisions:
+            key = (decision.device.netns, decision.device.name)
+            port, ethernet = state.device(*key), self.ethernet.get(key)
+            # Bytes that were classed before it is known whose they are would stay where they are.
+            awaited = self.awaits_connections if ethernet is None else ethernet.awaited
+            if decision.rail is None or port is None or awaited:
+                continue
+            by_namespace.setdefault(decision.device.netns, []).append(
+                evidence_of(
+                    key,
+                    port,
+                    self._wire.get(key),
+                    None if self._handed_over is None else self._handed_over.get(key, 0),
+                    ethernet.together if ethernet is not None else None,
+                    complete=self.handed_over_whole,
+                )
+            )
+        for rails in by_namespace.values():
+            self._ledgers.update(rails)
 
     def rails(self) -> tuple[RailFacts, ...]:
         """Every rail, those of namespaces that have gone lately included."""
@@ -250,6 +347,7 @@ class RailWatch:
         labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
         senders = {netns for netns, _ in self._handed_over or ()}
         self._labels |= {device: label for device, label in labels.items() if label}
+        devices = {(decision.device.netns, decision.device.name): decision.device for decision in self._decisions}
         facts = []
         for decision in self._decisions:
             device = decision.device
@@ -271,12 +369,26 @@ class RailWatch:
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,
                     ethernet=ethernet,
+                    bond_members=members_of_bond(device, devices),
+                    ledger=self._ledgers.of((device.netns, device.name)),
+                    utilization=self._utilization.of((device.netns, device.name), device.speed_bytes_per_second),
                 )
             )
         return tuple(facts)
 
+    def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
+        """Rails of one network namespace, each with when it last gained or lost its carrier while watched."""
+        return tuple(
+            (facts, self._carrier_changes.changed_ns(netns, facts.device))
+            for facts in self._facts(self._sampler.state(), netns)
+        )
+
     def decisions(self) -> tuple[RailDecision, ...]:
         return self._decisions
+
+    def source_results(self) -> tuple[SourceResult, ...]:
+        """How reading each namespace's counters goes, in detail."""
+        return self._sampler.state().results
 
     def collectors(self) -> tuple[CollectorResult, ...]:
         return self._sampler.state().collector_results()
@@ -291,6 +403,7 @@ class RailWatch:
         self._to_close.append(watched.sources)
         self._correlator.forget(str(netns))
         self._carrier_changes.forget(netns)
+        self._ledgers.forget(netns)
         self._decide()
 
     def close(self) -> None:

@@ -11,7 +11,12 @@ Of what NCCL would take, parts of bonds and bridges are left out, as they have n
 nobody named them, what is switched off and what containers and hypervisors make beside hardware.
 
 Rails are numbered by position in natural order (eth2 before eth10).  A device that was a rail stays one, also when
-it is switched off: a rail that is down is the one people look for.
+it is switched off: a rail that is down is the one people look for.  One that vanished keeps its number for a while,
+so that the others keep theirs.
+
+On a host with RDMA rails a network device of the same port has the port's number, and the others take numbers that no
+RDMA rail has.  So do the devices of a namespace where no job runs, of the numbers that rails of jobs have elsewhere:
+sums over a rail's number then never mix two networks.
 """
 
 from __future__ import annotations
@@ -21,11 +26,12 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
-from agent.ethernet_facts import RailEthernet
+from agent.ethernet_facts import RailEthernet, pci_stalled
 from agent.sampling import DeviceTotals
-from agent.snapshot import UNKNOWN, Histogram, RailFacts
+from agent.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
 from agent.totals import RATE_BOUNDS
 from probes.netdev.inventory import NetworkDevice
 
@@ -86,6 +92,42 @@ class RailDecision:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RdmaRail:
+    """A port of an RDMA device that is a rail, as far as it matters to network devices."""
+
+    rail: str
+    pci: str
+    """Empty where there is none."""
+    netdevs: tuple[str, ...]
+    """Its network devices, in the agent's own network namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPorts:
+    """The RDMA side of this host."""
+
+    names: tuple[str, ...] = ()
+    """Devices and ports by the names that patterns may use, rails or not."""
+    rails: tuple[RdmaRail, ...] = ()
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        return frozenset(entry.rail for entry in self.rails)
+
+    def number_of(self, device: NetworkDevice, *, home: bool) -> str:
+        """The number of the port that a network device belongs to; empty: of none, or of several.
+
+        `home`: the device is in the agent's own namespace, where its name says so; elsewhere the PCI function does.
+        """
+        found = {entry.rail for entry in self.rails if home and device.name in entry.netdevs}
+        found = found or {entry.rail for entry in self.rails if device.pci and device.pci == entry.pci}
+        return found.pop() if len(found) == 1 else ""
+
+
+NO_RDMA: Final = RdmaPorts()
+
+
 def parse_rail_patterns(texts: Iterable[str]) -> tuple[RailPattern, ...]:
     """Patterns from `eth2`, `eth*` or `eth2=0`.
 
@@ -129,17 +171,26 @@ def decide_rails(
     patterns: Sequence[RailPattern] = (),
     socket_interfaces: Mapping[int, Sequence[str]] | None = None,
     known: Collection[tuple[int, str]] = (),
+    rdma: RdmaPorts = NO_RDMA,
+    home: Collection[int] = (),
+    idle: Collection[int] = (),
+    numbers_of_jobs: Collection[str] = (),
 ) -> tuple[RailDecision, ...]:
     """Decide about every device, by namespace and natural order of names.
 
     `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs in each network namespace (by inode), `known`
-    the (namespace, name) of devices that were rails by NCCL's own choice before.
+    the (namespace, name) of devices that were rails before, also of those that vanished lately.  `home` is the
+    agent's own namespace, `idle` are those where no job ever ran; `numbers_of_jobs` are left to rails elsewhere,
+    besides those given here.
     """
+    given = {pattern.glob: pattern.rail for pattern in patterns if pattern.rail}
+    taken = set(numbers_of_jobs)
     namespaces: defaultdict[int, list[NetworkDevice]] = defaultdict(list)
     for device in devices:
         namespaces[device.netns].append(device)
     decisions: list[RailDecision] = []
-    for netns, members in sorted(namespaces.items()):
+    # Those without jobs come last: they take what is left.
+    for netns, members in sorted(namespaces.items(), key=lambda entry: (entry[0] in idle, entry[0])):
         members.sort(key=lambda device: natural_order(device.name))
         values = [value for value in (socket_interfaces or {}).get(netns, ()) if len(value) > 1]
         if patterns:
@@ -148,8 +199,18 @@ def decide_rails(
             chosen = [_requested(device, values, _obstacle(device, members, known)) for device in members]
         else:
             chosen = _by_default(members, known)
-        decisions += _number(chosen, {pattern.glob: pattern.rail for pattern in patterns if pattern.rail})
-    return tuple(decisions)
+        fixed: dict[str, str] = {}
+        for device, is_rail, _reason in chosen:
+            number = given.get(device.name) or rdma.number_of(device, home=netns in home)
+            if is_rail and number and (device.name in given or number not in fixed.values()):
+                fixed[device.name] = number
+        names = {device.name for device in members}
+        vanished = [name for home_of, name in known if home_of == netns and name not in names]
+        numbered = _number(chosen, fixed, rdma.numbers | (taken if netns in idle else set()), vanished)
+        if netns not in idle:
+            taken.update(decision.rail for decision in numbered if decision.rail is not None)
+        decisions += numbered
+    return tuple(sorted(decisions, key=lambda decision: decision.device.netns))
 
 
 _Choice = tuple[NetworkDevice, bool, str]
@@ -208,13 +269,16 @@ def _unused(device: NetworkDevice, known: Collection[tuple[int, str]]) -> bool:
     return device.up is False and (device.netns, device.name) not in known
 
 
-def _number(choices: list[_Choice], given: Mapping[str, str]) -> list[RailDecision]:
-    """Given numbers first; the others by position, leaving out numbers that are taken."""
-    taken = {given[device.name] for device, chosen, _reason in choices if chosen and device.name in given}
-    free = (str(number) for number in range(len(choices) + len(taken)) if str(number) not in taken)
+def _number(
+    choices: list[_Choice], fixed: Mapping[str, str], others: Collection[str], vanished: Collection[str]
+) -> list[RailDecision]:
+    """Fixed numbers by name first; the rest by position, leaving out numbers that are taken here or by `others`."""
+    taken = {*fixed.values(), *others}
+    free = (number for number in map(str, count()) if number not in taken)
+    names = [*(device.name for device, chosen, _reason in choices if chosen), *vanished]
+    numbers = {name: fixed.get(name) or next(free) for name in sorted(names, key=natural_order)}
     return [
-        RailDecision(device, (given.get(device.name) or next(free)) if chosen else None, reason)
-        for device, chosen, reason in choices
+        RailDecision(device, numbers[device.name] if chosen else None, reason) for device, chosen, reason in choices
     ]
 
 
@@ -246,10 +310,13 @@ def rail_facts(
     transmit_explained_ratio: float | None = None,
     receive_explained_ratio: float | None = None,
     ethernet: RailEthernet | None = None,
+    ledger: RailLedger | None = None,
+    utilization: tuple[float | None, float | None] = (None, None),
+    bond_members: tuple[tuple[str, bool | None], ...] = (),
 ) -> RailFacts:
     """What a snapshot says about one rail; `totals` is None while no source has read it.
 
-    `carrier_changes` counts since railscope first saw the device, as all counters do; None: it is not known.
+    `carrier_changes` is a total that never falls; None: it is not known.
 
     Raises:
         ValueError: the device is not a rail.
@@ -272,10 +339,10 @@ def rail_facts(
         gpu=gpu,
         link_layer=device.link_layer,
         driver=device.driver or UNKNOWN,
-        up=_works(device),
+        up=works(device),
         speed_bytes_per_second=device.speed_bytes_per_second,
-        transmit_bytes=totals.transmit_bytes if totals else 0,
-        receive_bytes=totals.receive_bytes if totals else 0,
+        transmit_bytes=totals.transmit_bytes if totals else None,
+        receive_bytes=totals.receive_bytes if totals else None,
         transmit_wire_bytes=transmit_wire_bytes,
         transmit_collective_bytes=transmit_collective_bytes,
         receive_wire_bytes=receive_wire_bytes,
@@ -285,14 +352,35 @@ def rail_facts(
         receive_rate=totals.receive_rate if totals else empty,
         counters=(
             *((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
-            *((one.name, one.severity, one.increase) for one in (ethernet.counters if ethernet else ())),
+            *((one.name, one.severity, one.count) for one in (ethernet.counters if ethernet else ())),
         ),
         queue=ethernet.queue if ethernet else None,
         tcp=ethernet.tcp if ethernet else None,
+        ledger=ledger,
+        transmit_utilization=utilization[0],
+        receive_utilization=utilization[1],
+        bond_members=bond_members,
+        pci_stalled=pci_stalled(ethernet.gauges) if ethernet else (),
     )
 
 
-def _works(device: NetworkDevice) -> bool | None:
+def members_of_bond(
+    bond: NetworkDevice, devices: Mapping[tuple[int, str], NetworkDevice]
+) -> tuple[tuple[str, bool | None], ...]:
+    """The members of a bond, and whether their links are up, as the bond sees them or else by their carrier.
+
+    `devices` are all of the bond's namespace, by namespace and name.  Empty for what is no bond.
+    """
+    if bond.kind != "bond":
+        return ()
+    members = [(name, devices.get((bond.netns, name))) for name in bond.slaves]
+    return tuple(
+        (name, None if member is None else works(member) if member.bond_link is None else member.bond_link)
+        for name, member in members
+    )
+
+
+def works(device: NetworkDevice) -> bool | None:
     """Switched on and connected; None where one of them cannot be known."""
     if device.up is False or device.carrier is False:
         return False

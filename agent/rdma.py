@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.configured import Remark
 from agent.counter_rules import Kind, Severity, rule_of
-from agent.sampling import DeviceTotals, Sampler, SamplerState
+from agent.sampling import DeviceTotals, Sampler, on_one_line
 from agent.snapshot import CollectorResult, Histogram
 from probes.clock import Clock
 from probes.rdma.counters import RdmaCounters
@@ -40,8 +41,8 @@ class PortCounter:
     severity: Severity
     kind: Kind
     unit: str
-    increase: int
-    """Since railscope first saw it; never falls."""
+    count: int
+    """As the device counts, and going on when that begins again: never falls."""
     pinned: bool
     """It stands at the most it can show: more may have happened since, and nothing says how much."""
 
@@ -52,7 +53,7 @@ class PortFacts:
 
     port: RdmaPort
     transmit_bytes: int | None
-    """Since railscope first saw the port; None: it does not count bytes, or could not be read yet."""
+    """As the device counts them, never falling; None: it does not count bytes, or could not be read yet."""
     receive_bytes: int | None
     transmit_rate: Histogram | None
     receive_rate: Histogram | None
@@ -67,11 +68,11 @@ def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: Dev
     carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
     pinned = frozenset(counters.pinned) if counters else frozenset()
     found = []
-    for name, increase in counters.counters if counters else ():
+    for name, count in counters.counters if counters else ():
         if name in ("tx_bytes", "rx_bytes"):
             continue
         rule = rule_of(name)
-        found.append(PortCounter(name, rule.severity, rule.kind, rule.unit, increase, name in pinned))
+        found.append(PortCounter(name, rule.severity, rule.kind, rule.unit, count, name in pinned))
     return PortFacts(
         port=port,
         transmit_bytes=carried.transmit_bytes if carried else None,
@@ -110,7 +111,7 @@ class RdmaWatch:
         self._watching = False
         self._inventory_ns: int | None = None
         self._ports: tuple[RdmaPort, ...] = ()
-        self._said = ""
+        self._remark = Remark(_log, "RDMA counters", "all ports are read again")
 
     def tick(self) -> None:
         """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
@@ -121,7 +122,10 @@ class RdmaWatch:
             if self._ports and not self._watching:
                 self._begin()
         if self._watching:
-            self._remark(self._sampler.state())
+            state = self._sampler.state()
+            results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
+            troubles = [trouble for result in results if result is not None for trouble in result.troubles]
+            self._remark.say(on_one_line(troubles))
 
     @property
     def ports(self) -> tuple[RdmaPort, ...]:
@@ -139,11 +143,7 @@ class RdmaWatch:
     def collectors(self) -> tuple[CollectorResult, ...]:
         """How reading goes; a single port that fails is a failure.  Empty on a host without RDMA."""
         results = [self._sampler.state().result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
-        return tuple(
-            CollectorResult(result.key, result.success and not result.failed_devices, result.duration_seconds)
-            for result in results
-            if result is not None
-        )
+        return tuple(result.collector_result(every_device=True) for result in results if result is not None)
 
     def close(self) -> None:
         """Stop reading; the sampler goes on without."""
@@ -179,22 +179,3 @@ class RdmaWatch:
         except OSError as error:
             _log.info("RDMA netlink does not work here (%s): hw_counters are read file by file", error.strerror)
             return None
-
-    def _remark(self, state: SamplerState) -> None:
-        """One line when trouble begins, changes or ends."""
-        troubles: dict[str, None] = {}
-        for key in (COUNTERS_KEY, BYTES_KEY):
-            result = state.result(key)
-            if result is None or not result.reads:
-                continue
-            if not result.success:
-                troubles[result.error] = None
-            troubles |= dict.fromkeys(f"{failure.device}: {failure.reason}" for failure in result.failed_devices)
-        line = "; ".join(list(troubles)[:4]) + (f"; and {len(troubles) - 4} more" if len(troubles) > 4 else "")
-        if line == self._said:
-            return
-        self._said = line
-        if line:
-            _log.warning("RDMA counters: %s", line)
-        else:
-            _log.info("RDMA counters: all ports are read again")

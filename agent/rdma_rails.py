@@ -8,18 +8,20 @@ expected on them together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire, WireTotals
-from agent.rail_map import MappedNic, map_rails
-from agent.rails import RailPattern
+from agent.rail_ledgers import RailEvidence, RailLedgers, rdma_evidence
+from agent.rail_map import MappedNic, map_rails, rdma_ports
+from agent.rails import RailPattern, RdmaPorts
 from agent.rdma import PortFacts, RdmaWatch
-from agent.sampling import Sampler
+from agent.sampling import OnReading, Sampler
 from agent.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
 from agent.totals import RATE_BOUNDS
+from agent.utilization import Utilization
 from probes.clock import Clock
 from probes.rdma.inventory import RdmaPort
 from probes.topology.ib_hca import HcaList, parse_hca_list
@@ -74,6 +76,16 @@ class RdmaRails:
         self._mapped_from: tuple[tuple[RdmaPort, ...], frozenset[str]] | None = None
         self._wire: dict[tuple[str, str], RailWire] = {}
         self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self.handed_over_whole = False
+        """Whether everything that observed processes hand over to devices is seen at present."""
+        self.in_network = False
+        """Whether collectives were seen that run in the switches."""
+        self._ledgers = RailLedgers()
+        self._utilization = Utilization(window_ns)
+
+    def show_readings_to(self, on_reading: OnReading) -> None:
+        """Let somebody see what the sampler reads."""
+        self._sampler.on_reading = on_reading
 
     def start(self) -> None:
         """Find the ports there are, and begin to read."""
@@ -120,18 +132,45 @@ class RdmaRails:
             for facts, _ in self._rails()
             if facts.transmit_bytes is not None and facts.receive_bytes is not None
         ]
-        wire = self._correlator.update(self._clock.monotonic_ns(), ports, [_together(expected)] if self.carries else [])
+        now_ns = self._clock.monotonic_ns()
+        wire = self._correlator.update(now_ns, ports, [_together(expected)] if self.carries else [])
         self._wire = {(entry.device, entry.port): entry for entry in wire}
+        for carried in ports:
+            key = (carried.device, carried.port)
+            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+        self._ledgers.update([evidence for facts, _ in self._rails() for evidence in self._evidence(facts)])
+
+    def _evidence(self, facts: PortFacts) -> Iterable[RailEvidence]:
+        """What is known of where a port's bytes came from; nothing while its bytes are not known."""
+        port = facts.port
+        if facts.transmit_bytes is not None and facts.receive_bytes is not None:
+            yield rdma_evidence(
+                _key(port),
+                facts.transmit_bytes,
+                facts.receive_bytes,
+                {counter.name: counter.count for counter in facts.counters},
+                self._wire.get((port.device, str(port.port))),
+                self._handed(port),
+                complete=self.handed_over_whole,
+                infiniband=port.link_layer == "InfiniBand",
+                in_network=self.in_network,
+            )
+
+    def _handed(self, port: RdmaPort) -> int | None:
+        """Bytes that collectives handed to a device; None: not observed."""
+        if self._handed_over is None:
+            return None
+        # Counted by the sending process's namespace, which need not be the device's.
+        return sum(value for (_, device), value in self._handed_over.items() if device == port.device)
 
     def rails(self) -> tuple[RailFacts, ...]:
         """Every port that is a rail, by number."""
         return tuple(self._facts(facts, mapped) for facts, mapped in self._rails())
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Devices and ports by the names that patterns may use."""
-        found = {port.device for port in self._watch.ports}
-        return (*sorted(found), *(f"{port.device}:{port.port}" for port in self._watch.ports))
+    def names(self) -> RdmaPorts:
+        """What the network devices' rails need to know of these."""
+        return rdma_ports(self._watch.ports, self._mapped.values())
 
     def collectors(self) -> tuple[CollectorResult, ...]:
         """How reading goes; none on a host without RDMA."""
@@ -181,10 +220,7 @@ class RdmaRails:
     def _facts(self, facts: PortFacts, mapped: MappedNic) -> RailFacts:
         port = facts.port
         wire = self._wire.get((port.device, str(port.port)))
-        handed = None
-        if self._handed_over is not None:
-            # Counted by the sending process's namespace, which need not be the device's.
-            handed = sum(value for (_, device), value in self._handed_over.items() if device == port.device)
+        utilization = self._utilization.of((port.device, str(port.port)), port.rate_bytes_per_second)
         return RailFacts(
             rail=mapped.rail or UNKNOWN,
             device=port.device,
@@ -206,10 +242,19 @@ class RdmaRails:
             receive_explained_ratio=wire.receive.explained_ratio if wire else None,
             transmit_rate=facts.transmit_rate or _NO_RATES,
             receive_rate=facts.receive_rate or _NO_RATES,
-            counters=tuple((counter.name, counter.severity, counter.increase) for counter in facts.counters),
-            transmit_collective_bytes=handed,
+            counters=tuple((counter.name, counter.severity, counter.count) for counter in facts.counters),
+            transmit_collective_bytes=self._handed(port),
             pinned=tuple(counter.name for counter in facts.counters if counter.pinned),
+            bond_members=tuple((member.name, member.up) for member in port.bond_members),
+            ledger=self._ledgers.of(_key(port)),
+            transmit_utilization=utilization[0],
+            receive_utilization=utilization[1],
         )
+
+
+def _key(port: RdmaPort) -> tuple[int, str]:
+    """What a port is called among ledgers."""
+    return 0, f"{port.device}:{port.port}"
 
 
 def _together(expected: Sequence[ExpectedBytes]) -> ExpectedBytes:

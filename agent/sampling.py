@@ -8,6 +8,8 @@ The rules:
 
 * Totals never fall, and rates use the measured time between two reads, never the period: see agent/totals.py.
 * A beat that was missed is counted, not made up for; the schedule does not drift.
+* Where a source can do so, answers are only taken at the beat, and understood many at a time: that is most of the work,
+  and most of that is the same for one answer and for fifty.  Whoever asks for the state gets all that was answered.
 * A source that fails shows in its own result, is tried again after a growing pause, and comes back by itself.  A
   source whose reads take long is read less often: it never gets more than a third of the time.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,29 +27,47 @@ from agent.shaped_totals import totals_for
 from agent.snapshot import CollectorResult, Histogram
 from agent.totals import RATE_BOUNDS, Counts, Floats, Totals
 from probes.clock import Clock
-from probes.netdev.counters import CounterReading, CounterSource, DeviceFailure, Flags, Values
+from probes.netdev.counters import (
+    Answer,
+    CounterBlock,
+    CounterReading,
+    CounterSource,
+    DeferringSource,
+    DeviceFailure,
+    Flags,
+    Values,
+)
 
 MINIMUM_PERIOD_SECONDS: Final = 0.001
 MAXIMUM_PERIOD_SECONDS: Final = 10.0
 DEFAULT_PERIOD_SECONDS: Final = 0.1
 
+_MOST_SAID: Final = 4
+_OTHER_THINGS: Final = "the source counts other things than before"
 _LONGEST_PAUSE_NS: Final = 30_000_000_000
 _THREAD_SHARE: Final = 3
 """A source is read at most once in this many times its usual duration."""
+_MOST_WAITING: Final = 64
+"""Answers of one source that are not understood yet: a few hundred kilobytes."""
+_LONGEST_WAIT_NS: Final = 1_000_000_000
+_STATE_PATIENCE_SECONDS: Final = 0.01
+"""A source may hang while somebody asks for the state, who then gets what was known before."""
+_NAP_NS: Final = 20_000_000
+"""Waits up to this long cannot be cut short, as sleeping is cheaper than waiting for an event."""
 _PR_SET_TIMERSLACK: Final = 29
 _TIMER_SLACK_NS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """What one device carried since it was first seen."""
+    """What one device has counted: totals as in agent/totals.py."""
 
     netns: int
     device: str
     transmit_bytes: int
     receive_bytes: int
     counters: tuple[tuple[str, int], ...]
-    """(counter, increase since first seen) of everything else the source counts; never falls."""
+    """(counter, total) of everything else the source counts; never falls."""
     transmit_rate: Histogram
     """Bytes per second over the source's period."""
     receive_rate: Histogram
@@ -56,7 +76,7 @@ class DeviceTotals:
     bytes_counted: bool = True
     """False: the device does not count bytes; `transmit_bytes`, `receive_bytes` and the rates say nothing then."""
     pinned: tuple[str, ...] = ()
-    """Those of `counters` that stand at the most they can show: their increase is unknown."""
+    """Those of `counters` that stand at the most they can show: more may have happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +100,27 @@ class SourceResult:
     resets: int
     """New baselines of devices."""
 
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What did not work in the last read; empty: everything did, or it was not read yet."""
+        if not self.reads:
+            return ()
+        if not self.success:
+            return (self.error,)
+        return tuple(f"{failure.device}: {failure.reason}" for failure in self.failed_devices)
+
+    def collector_result(self, *, every_device: bool = False) -> CollectorResult:
+        """In the form that exporters show; `every_device`: one that could not be read is a failure of the source."""
+        success = self.success and not (every_device and self.failed_devices)
+        return CollectorResult(self.key, success, self.duration_seconds, self.ticks_missed)
+
+
+def on_one_line(troubles: Iterable[str]) -> str:
+    """The first few of these, each once, and how many more there are."""
+    once = list(dict.fromkeys(troubles))
+    more = len(once) - _MOST_SAID
+    return "; ".join(once[:_MOST_SAID]) + (f"; and {more} more" if more > 0 else "")
+
 
 class SamplerState:
     """The sampler at one moment; immutable."""
@@ -101,7 +142,7 @@ class SamplerState:
 
     def collector_results(self) -> tuple[CollectorResult, ...]:
         """In the form that exporters show."""
-        return tuple(CollectorResult(result.key, result.success, result.duration_seconds) for result in self.results)
+        return tuple(result.collector_result(every_device=True) for result in self.results)
 
     def device(self, netns: int, name: str) -> DeviceTotals | None:
         """Totals of one device; None if no source has seen it."""
@@ -169,40 +210,107 @@ class _Entry:
         self.key = key
         self.netns = netns
         self.source = source
+        self.deferring = source if isinstance(source, DeferringSource) else None
         self.period_ns = period_ns
         self.due_ns = due_ns
+        self.use = threading.Lock()
+        """Held by whoever uses the source."""
+        self.waiting: list[Answer] = []
+        """Not understood yet; guarded by `use`."""
+        self.most_waiting = max(1, min(_MOST_WAITING, _LONGEST_WAIT_NS // period_ns))
         self.totals = Totals(())
         self.usual_ns = 0.0
         """Smoothed duration of a read."""
         self.consecutive_failures = 0
         self.rates = False
-        self.reading = False
         self.removed = False
+        self.closed = False
         self.refresh = False
-        self.result = SourceResult(key, False, 0.0, "not read yet", (), 0, 0, 0, 0, 0)
+        self.success = False
+        self.refusal = ""
+        """Why no answer could be taken just now."""
+        self.duration_ns = 0
+        self.error = "not read yet"
+        self.failed_devices: tuple[DeviceFailure, ...] = ()
+        self.reads = self.failures = self.ticks_missed = self.ticks_spared = 0
 
-    def fits(self, reading: CounterReading) -> bool:
-        """Make room for a reading; False: it does not go with those before."""
+    @property
+    def result(self) -> SourceResult:
+        return SourceResult(
+            key=self.key,
+            success=self.success,
+            duration_seconds=self.duration_ns / 1e9,
+            error=self.error,
+            failed_devices=self.failed_devices,
+            reads=self.reads,
+            failures=self.failures,
+            ticks_missed=self.ticks_missed,
+            ticks_spared=self.ticks_spared,
+            resets=self.totals.resets,
+        )
+
+    def succeed(self, failed_devices: tuple[DeviceFailure, ...]) -> None:
+        self.success, self.error, self.failed_devices = True, "", failed_devices
+        self.consecutive_failures = 0
+
+    def fail(self, error: str, reads: int = 1) -> None:
+        """These reads failed; the next one begins anew, as rates over a gap say nothing."""
+        self.success, self.error, self.failed_devices = False, error, ()
+        self.failures += reads
+        self.consecutive_failures += 1
+        self.rates = False
+
+    def take(self, reading: CounterReading) -> str:
+        """Take in a reading; returns why it does not go with those before, empty: it does."""
         if not self.totals.fields:
             self.totals = totals_for(reading)
-        return self.totals.widen(reading.fields)
+        if not self.totals.widen(reading.fields):
+            return _OTHER_THINGS
+        self.totals.add(reading, rates=self.rates)
+        self.rates = True
+        self.succeed(reading.failed)
+        return ""
 
-    def schedule(self, started_ns: int, ended_ns: int) -> tuple[int, int]:
-        """Set the next beat; returns how many beats were (missed, spared)."""
-        missed = max(0, started_ns - self.due_ns) // self.period_ns
-        beat_ns = self.due_ns + missed * self.period_ns
+    def take_answer(self) -> bool:
+        """Ask a source whose answer may be understood later; False: that must not be now, or `refusal` says why not."""
+        self.refusal = ""
+        if self.deferring is None or self.refresh or self.removed or not self.success:
+            return False
+        try:
+            answer = self.deferring.take()
+        except (OSError, ValueError) as failure:
+            self.refusal = _words(failure)
+            return False
+        self.waiting.append(answer)
+        self.schedule(answer.before_ns, answer.after_ns)
+        return True
+
+    def schedule(self, started_ns: int, ended_ns: int) -> None:
+        """After a read: set the next beat, and count those that were missed or are spared."""
+        self.reads += 1
+        duration_ns = self.duration_ns = ended_ns - started_ns
+        if not self.consecutive_failures:
+            self.usual_ns += (duration_ns - self.usual_ns) / 8
+        period_ns = self.period_ns
+        next_ns = self.due_ns + period_ns
+        if ended_ns < next_ns and self.usual_ns * _THREAD_SHARE <= period_ns and not self.consecutive_failures:
+            self.due_ns = next_ns  # as a rule
+            return
+        missed = max(0, started_ns - self.due_ns) // period_ns
+        beat_ns = self.due_ns + missed * period_ns
         pause_ns = 0
         if self.consecutive_failures:
-            pause_ns = min(self.period_ns << min(self.consecutive_failures, 20), _LONGEST_PAUSE_NS)
-        elif self.usual_ns * _THREAD_SHARE > self.period_ns:
+            pause_ns = min(period_ns << min(self.consecutive_failures, 20), _LONGEST_PAUSE_NS)
+        elif self.usual_ns * _THREAD_SHARE > period_ns:
             pause_ns = int(self.usual_ns * _THREAD_SHARE)
-        steps = max(1, -(-pause_ns // self.period_ns))
-        self.due_ns = beat_ns + steps * self.period_ns
+        steps = max(1, -(-pause_ns // period_ns))
+        self.due_ns = beat_ns + steps * period_ns
         if self.due_ns <= ended_ns:  # one long read: the beats that it covered are gone
-            late = (ended_ns - self.due_ns) // self.period_ns + 1
-            self.due_ns += late * self.period_ns
+            late = (ended_ns - self.due_ns) // period_ns + 1
+            self.due_ns += late * period_ns
             missed += late
-        return missed, steps - 1
+        self.ticks_missed += missed
+        self.ticks_spared += steps - 1
 
     def frame(self) -> _Frame:
         totals = self.totals
@@ -210,7 +318,7 @@ class _Entry:
             netns=self.netns,
             result=self.result,
             rows=totals.rows,  # replaced, never changed
-            present=frozenset(totals.names) if self.result.success else frozenset(),
+            present=frozenset(totals.names) if self.success else frozenset(),
             fields=totals.fields,
             totals=totals.totals.copy(),
             counts=totals.counts.copy(),
@@ -220,6 +328,10 @@ class _Entry:
         )
 
 
+OnReading = Callable[[int, CounterReading | CounterBlock], None]
+"""Takes a namespace and what was read of its devices; it holds up the sampler, and must be quick."""
+
+
 class Sampler:
     """Reads counter sources in a thread of its own; every method may be called from any thread."""
 
@@ -227,6 +339,10 @@ class Sampler:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: dict[str, _Entry] = {}
+        self.on_reading: OnReading | None = None
+        """Shown every reading as it is understood, with the namespace of its devices; None: nobody asks."""
+        self._listed: tuple[_Entry, ...] = ()
+        """The same for `tick`: replaced, never changed."""
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -246,6 +362,7 @@ class Sampler:
                 raise ValueError(f"a counter source named {key!r} is registered already")
             due_ns = self._clock.monotonic_ns()
             self._entries[key] = _Entry(key, netns, source, round(period_seconds * 1e9), due_ns)
+            self._listed = tuple(self._entries.values())
         self._wake.set()
 
     def remove(self, key: str) -> None:
@@ -255,9 +372,8 @@ class Sampler:
             if entry is None:
                 return
             entry.removed = True
-            if entry.reading:
-                return  # the thread that reads it closes it
-        entry.source.close()
+            self._listed = tuple(self._entries.values())
+        _close(entry)
 
     def refresh(self, key: str) -> None:
         """Let a source learn its device names again at the next read; unknown keys are ignored."""
@@ -287,77 +403,111 @@ class Sampler:
 
     def tick(self, now_ns: int) -> int | None:
         """Read every source that is due; returns when the next one is, in monotonic nanoseconds, None without any."""
-        with self._lock:
-            due = [entry for entry in self._entries.values() if entry.due_ns <= now_ns]
-        for entry in due:
-            self._read(entry)
-        with self._lock:
-            return min((entry.due_ns for entry in self._entries.values()), default=None)
+        next_ns: int | None = None
+        for entry in self._listed:
+            if entry.due_ns <= now_ns:
+                self._read(entry)
+            if (next_ns is None or entry.due_ns < next_ns) and not entry.removed:
+                next_ns = entry.due_ns
+        return next_ns
 
     def state(self) -> SamplerState:
         """Everything known now."""
         with self._lock:
+            entries = list(self._entries.values())
+        for entry in entries:
+            if entry.waiting and entry.use.acquire(timeout=_STATE_PATIENCE_SECONDS):
+                try:
+                    if not entry.removed:
+                        self._understand(entry)
+                finally:
+                    entry.use.release()
+                if entry.removed:
+                    _close(entry)
+        with self._lock:
             return SamplerState([entry.frame() for entry in self._entries.values()])
 
     def _read(self, entry: _Entry) -> None:
-        with self._lock:
-            if entry.removed:
-                return
-            entry.reading = True
-            refresh, entry.refresh = entry.refresh, False
+        with entry.use:
+            # The usual beat, a thousand times a second: an answer is taken, and nothing else happens.
+            if not entry.take_answer() and not entry.removed:
+                self._read_now(entry)
+            if len(entry.waiting) >= entry.most_waiting:
+                self._understand(entry)
+        if entry.removed:
+            _close(entry)
+
+    def _read_now(self, entry: _Entry) -> None:
+        """Read what cannot be understood later, or failed lately; the caller holds `entry.use`."""
+        self._understand(entry)  # what was answered so far is about the devices known so far
         reading: CounterReading | None = None
-        error = ""
+        error = entry.refusal
         started_ns = self._clock.monotonic_ns()
-        try:
-            if refresh or entry.consecutive_failures:
-                entry.source.refresh()
-            reading = entry.source.read()
-        except (OSError, ValueError) as failure:
-            error = str(failure) or type(failure).__name__
+        if not error:
+            try:
+                if entry.refresh or entry.consecutive_failures:
+                    entry.refresh = False
+                    entry.source.refresh()
+                reading = entry.source.read()
+            except (OSError, ValueError) as failure:
+                error = _words(failure)
         ended_ns = self._clock.monotonic_ns()
         with self._lock:
-            entry.reading = False
-            if reading is not None and not entry.fits(reading):
-                reading = None
-                error = "the source counts other things than before"
-            self._apply(entry, reading, error, started_ns, ended_ns)
-            removed = entry.removed
-        if removed:
-            entry.source.close()
+            if reading is not None:
+                error = entry.take(reading)
+                if self.on_reading is not None and not error:
+                    self.on_reading(entry.netns, reading)
+            if error:
+                entry.fail(error)
+            entry.schedule(started_ns, ended_ns)
 
-    def _apply(self, entry: _Entry, reading: CounterReading | None, error: str, started_ns: int, ended_ns: int) -> None:
-        duration_ns = ended_ns - started_ns
-        if reading is not None:
-            entry.totals.add(reading, rates=entry.rates)
-            entry.usual_ns += (duration_ns - entry.usual_ns) / 8
-            entry.consecutive_failures = 0
-        else:
-            entry.consecutive_failures += 1
-        missed, spared = entry.schedule(started_ns, ended_ns)
-        entry.rates = reading is not None
-        before = entry.result
-        entry.result = SourceResult(
-            key=entry.key,
-            success=reading is not None,
-            duration_seconds=duration_ns / 1e9,
-            error=error,
-            failed_devices=() if reading is None else reading.failed,
-            reads=before.reads + 1,
-            failures=before.failures + (reading is None),
-            ticks_missed=before.ticks_missed + missed,
-            ticks_spared=before.ticks_spared + spared,
-            resets=entry.totals.resets,
-        )
+    def _understand(self, entry: _Entry) -> None:
+        """Take in what was answered so far; the caller holds `entry.use`."""
+        answers, entry.waiting = entry.waiting, []
+        if entry.deferring is None or not answers:
+            return
+        try:
+            blocks = entry.deferring.understand(answers)
+        except (OSError, ValueError) as failure:
+            with self._lock:
+                entry.fail(_words(failure), len(answers))
+            return
+        with self._lock:
+            for block in blocks:
+                if not entry.totals.widen(block.fields):
+                    entry.fail(_OTHER_THINGS, len(block.times_ns))
+                    return
+                entry.totals.add_block(block, rates=entry.rates)
+                if self.on_reading is not None:
+                    self.on_reading(entry.netns, block)
+                entry.rates = True
 
     def _run(self) -> None:
         _sharpen_timers()
+        clock = self._clock
         while not self._stopping:
-            self._wake.clear()
-            next_ns = self.tick(self._clock.monotonic_ns())
-            if self._stopping:
-                return
-            timeout = None if next_ns is None else max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)
-            self._wake.wait(timeout)
+            next_ns = self.tick(clock.monotonic_ns())
+            pause_ns = None if next_ns is None else next_ns - clock.monotonic_ns()
+            if pause_ns is None or pause_ns > _NAP_NS:
+                self._wake.wait(None if pause_ns is None else pause_ns / 1e9)
+                self._wake.clear()
+            elif pause_ns > 0:
+                clock.sleep(pause_ns / 1e9)
+
+
+def _close(entry: _Entry) -> None:
+    """Close the source of an entry that was removed, unless somebody uses it: they do it then."""
+    if entry.use.acquire(blocking=False):
+        try:
+            if not entry.closed:
+                entry.closed = True
+                entry.source.close()
+        finally:
+            entry.use.release()
+
+
+def _words(failure: Exception) -> str:
+    return str(failure) or type(failure).__name__
 
 
 def _sharpen_timers() -> None:

@@ -1,12 +1,14 @@
 """Totals of devices that differ in what they count, and whose counters have different ends.
 
 As agent/totals.py, for readings with a shape.  A counter is compared only with an earlier value of its own, so that
-one which comes, goes or fails for a while does no harm to its neighbours.  Then, by counter:
+one which comes, goes or fails for a while does no harm to its neighbours.  By counter:
 
+* One that a device shows for the first time begins with its value, also if others of the device were read before.
 * One that begins again at 0 after its maximum adds what it counted through the end, unless that were more than half
   its range: nothing counts that far between two reads, so it was set back, and stands still.
 * One that stops at its maximum is pinned there: it adds nothing, and that says nothing.  When it falls somebody
   cleared it, and what it shows is new.
+* A total that would pass 64 bits, because a driver shows all ones in place of a number, stands still.
 * A device whose bytes fall, or whose other counters fall while none rises, has begun anew: nothing is added for it.
 """
 
@@ -89,9 +91,10 @@ class ShapedTotals(Totals):
         rate = delta[:, self._directions] / (np.maximum(now_ns - previous_ns[:, np.newaxis], 1) / 1e9)
         anew = self._begun_anew(compared, fallen, delta, rate, shape.maxima, shape.saturating)
         self.resets += int(anew.sum())
-        self.totals[:count] += np.where(
-            anew[:, np.newaxis], np.uint64(0), _added(compared, fallen, delta, values, shape.maxima, shape.saturating)
-        )
+        added = _added(compared, fallen, delta, values, shape.maxima, shape.saturating)
+        totals = self.totals[:count]
+        risen = totals + np.where(anew[:, np.newaxis], np.uint64(0), added)
+        totals[:] = np.where(shape.known & ~self._counted[:count], values, np.maximum(totals, risen))
         if rates:
             both = (known & compared)[:, self._directions].all(axis=1)
             self._observe(rate, both & ~anew)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.stall_facts import Stall
+
 UNKNOWN: Final = "unknown"
 
 Labels = tuple[tuple[str, str], ...]
@@ -88,11 +90,71 @@ class CommunicatorFacts:
     """Collectives captured into CUDA graphs so far."""
     replayed: int = 0
     """Collectives that replayed graphs ran: they are not among the enqueued ones."""
+    instance: int = 0
+    """What events call it by; 0: none can name it."""
+    whole: bool = False
+    """Seen from its first call on: `enqueued` counts all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorStall:
+    """How long one rank's end of a communicator has stalled for one cause, all told."""
+
+    comm: str
+    rank: str
+    cause: str
+    seconds: float
+    current: Stall | None
+    """The stall that goes on now; None: it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallTotal:
+    """Stalls that began on this node; never falls."""
+
+    op: str
+    cause: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankArrivals:
+    """How often a rank made a call last among the ranks of its communicator on this host, and how long after them."""
+
+    comm: str
+    rank: str
+    last: int
+    lag_seconds: float
+    """Sum over those calls of the time since the rank before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Operations of one rank's end of a communicator that completed, and how long they took in sum."""
+
+    comm: str
+    rank: str
+    operations: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTotal:
+    """Completed operations of one kind and size on this node; never falls."""
+
+    op: str
+    size_bytes: int
+    """Upper bound of one operation's payload; more than half of it, for all but the smallest."""
+    operations: int
+    payload_bytes: int
+    bus_bytes: int
+    """Payload x nccl-tests' factor."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RailQueue:
-    """What waits to be sent on a rail; the counters since railscope first saw it."""
+    """What waits to be sent on a rail; the counters are those of its queueing discipline, and never fall."""
 
     discipline: str
     backlog_bytes: int
@@ -131,6 +193,35 @@ class RailTcp:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectionLedger:
+    """Port bytes of a rail in one direction by where they came from, since railscope first saw them; none ever falls.
+
+    See agent/ledger.py.  Together they are what the port counted until its connections were last read, which is at
+    most some seconds ago.
+    """
+
+    collective: int
+    """What observed collectives moved."""
+    overhead: int
+    """Headers of observed processes' packets."""
+    retransmission: int
+    foreign: int
+    """Of others, or of nobody who is known."""
+    unseen: int
+    """Of observed processes, and of no observed collective."""
+    offload: int
+    """Moved by the network itself."""
+    error_ratio: float | None
+    """Half the width of the band that a class may lie in, over all bytes; None: there are none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailLedger:
+    transmit: DirectionLedger
+    receive: DirectionLedger
+
+
+@dataclass(frozen=True, slots=True)
 class RailFacts:
     """One network port that collectives use, and what it carried."""
 
@@ -148,7 +239,7 @@ class RailFacts:
     up: bool | None
     speed_bytes_per_second: int | None
     transmit_bytes: int | None
-    """Port bytes since railscope first saw the device; never falls.  None: the device does not count them."""
+    """Port bytes as the device counts them, never falling.  None: it does not count them, or was not read yet."""
     receive_bytes: int | None
     transmit_wire_bytes: int | None
     """Wire bytes that the observed collectives should have put on this rail; None: cannot be known."""
@@ -159,7 +250,7 @@ class RailFacts:
     """Distribution of short-interval rates, bytes per second."""
     receive_rate: Histogram
     counters: tuple[tuple[str, str, int], ...]
-    """(counter, severity, value) of everything else that the device counts, since railscope first saw it."""
+    """(counter, severity, value) of everything else that the device counts; values never fall."""
     transmit_collective_bytes: int | None = None
     """Bytes that collectives handed to this rail, as NCCL gave them to the device; None: not observed."""
     queue: RailQueue | None = None
@@ -167,6 +258,15 @@ class RailFacts:
     """Connections of observed processes through this rail."""
     pinned: tuple[str, ...] = ()
     """Counters that stand at the most they can show: more may have happened since."""
+    bond_members: tuple[tuple[str, bool | None], ...] = ()
+    """(network device, whether its link is up) of the members, where the rail is a bond; None: it cannot be known."""
+    pci_stalled: tuple[tuple[str, float], ...] = ()
+    """(`read` or `write`, part of the last second) in which the card waited for the PCIe bus; empty: not known."""
+    ledger: RailLedger | None = None
+    """Where its bytes came from; None: not known yet."""
+    transmit_utilization: float | None = None
+    """Port bytes over what the line rate allows, of the last correlation window; None: one of them is not known."""
+    receive_utilization: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +276,8 @@ class CollectorResult:
     collector: str
     success: bool
     duration_seconds: float
+    reads_missed: int | None = None
+    """Reads that were due and left out because the reader came too late; None: this source has no beat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +328,7 @@ class GpuFacts:
     fabric_unhealthy: tuple[str, ...]
     """What the fabric's health mask complains of."""
     pcie_transmit_bytes: int | None
-    """Since railscope first saw the GPU; never falls."""
+    """As the GPU counts them, never falling."""
     pcie_receive_bytes: int | None
     refresh_seconds: float | None
     """How often the NVLink byte counters change, measured; None: not yet seen."""
@@ -241,18 +343,23 @@ class NvlinkFacts:
     """Number of the link; `all`: what is only known for all links of the GPU together."""
     up: bool | None
     transmit_bytes: int | None
-    """Since railscope first saw the link; never falls."""
+    """As the GPU counts them, never falling."""
     receive_bytes: int | None
     counted: str
     """Which bytes: `data` (payload), `link` or `raw` (payload and protocol); empty: none are counted."""
     errors: tuple[tuple[str, int], ...]
-    """(kind, count) since railscope first saw the link."""
+    """(kind, count), as the GPU counts."""
     speed_bytes_per_second: int | None
     """Of one direction."""
     remote: str
     """PCI address of the GPU or switch at the other end."""
     remote_type: str
     """`gpu`, `switch`, `ibm_npu`, `unknown`."""
+    transmit_utilization: float | None = None
+    """Bytes over what its speed allows, of the last correlation window; None: one of them is not known."""
+    receive_utilization: float | None = None
+    read_ns: int = 0
+    """Monotonic time of the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,15 +384,28 @@ class Snapshot:
     bandwidths: tuple[OpHistogram, ...] = ()
     """Bus bandwidth, bytes per second, from the same."""
     launches: tuple[LaunchTotal, ...] = ()
+    stalls: tuple[CommunicatorStall, ...] = ()
+    stall_totals: tuple[StallTotal, ...] = ()
+    ended_stalls: tuple[Stall, ...] = ()
+    """The last ones, oldest first."""
+    arrivals: tuple[RankArrivals, ...] = ()
+    rank_times: tuple[RankTimes, ...] = ()
+    completed: tuple[CompletedTotal, ...] = ()
+    monotonic_ns: int = 0
+    """The same moment as `realtime_ns`, as events are stamped."""
     gpus: tuple[GpuFacts, ...] = ()
     nvlinks: tuple[NvlinkFacts, ...] = ()
     comm_events: Mapping[str, int] = field(default_factory=dict)
     comm_errors: Mapping[str, int] = field(default_factory=dict)
     events_lost: Mapping[str, int] = field(default_factory=dict)
     """By reason; every reason is present from the start, with 0."""
+    recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Flight recordings, by reason (`stall`, `signal`) and result (`written`, `failed`)."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)
     overhead_seconds: Mapping[str, float] = field(default_factory=dict)
     """By program: calibrated cost that the probes put on the observed processes, seconds."""
+    started_realtime_ns: int = 0
+    """When the agent began; 0: nobody says."""
     processes_observed: int = 0
     simulated: bool = False
     """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""

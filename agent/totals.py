@@ -1,8 +1,10 @@
-"""What devices carried since they were first seen, and how fast: readings of counters turned into totals and rates.
+"""What devices have counted, and how fast: readings of counters turned into totals that never fall, and rates.
 
-A total never falls.  A counter that fell, a device that is another one under the same name, or a step that no link
-could carry starts a new baseline: nothing is added for it, and it is counted.  A rate is the difference of bytes over
-the measured time between two reads, sorted into a histogram per device and direction.
+A total begins with what the device itself shows when it is first read, so that totals here are those of other tools,
+and go on where they were when the agent is started anew.  From then on it only rises: a counter that fell, a device
+that is another one under the same name, or a step that no link could carry starts a new baseline, for which nothing
+is added, and which is counted.  A rate is the difference of bytes over the measured time between two reads, sorted
+into a histogram per device and direction.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.netdev.counters import CounterReading, Flags, Values
+from probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
 
 _MEGABITS: Final = (
     *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
@@ -23,7 +25,7 @@ RATE_BOUNDS: Final = tuple(megabits * 125_000.0 for megabits in _MEGABITS)
 
 IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
 """Ten times the fastest link: a step beyond it is a counter that was set, not traffic."""
-_FORGET_NS: Final = 300_000_000_000
+FORGET_NS: Final = 300_000_000_000
 """A device that is gone keeps its totals this long, in case it comes back."""
 
 Floats = npt.NDArray[np.float64]
@@ -103,6 +105,35 @@ class Totals:
         self._read_ns = now_ns
         self._steady = True
 
+    def add_block(self, block: CounterBlock, *, rates: bool) -> None:
+        """Take in readings one after the other; the same as `add` for each, at little more than the cost of one."""
+        count = len(block.names)
+        same = block.names == self.names and block.generations == self._generations
+        if not (same and self._steady and self._add_steady(block.values, block.times_ns, count, rates=rates)):
+            for number in range(len(block.times_ns)):
+                self.add(block.reading(number), rates=rates or number > 0)
+
+    def _add_steady(self, values: Values, times_ns: tuple[tuple[int, int], ...], count: int, *, rates: bool) -> bool:
+        """Take in readings of the last one's devices, if all of their counters only rise; False: nothing was done."""
+        if count == 0:
+            return False
+        now_ns = np.array(times_ns, dtype=np.int64).sum(axis=1) // 2
+        elapsed = np.maximum(np.diff(now_ns, prepend=self._read_ns), 1) / 1e9
+        before = np.concatenate((self._previous[np.newaxis, :count], values[:-1]))
+        if (values < before).any():
+            return False
+        rate = (values - before)[:, :, self._directions] / elapsed[:, np.newaxis, np.newaxis]
+        if rate.max() > IMPLAUSIBLE_BYTES_PER_SECOND:
+            return False
+        self.totals[:count] += values[-1] - before[0]
+        self._previous[:count] = values[-1]
+        self._read_ns = int(now_ns[-1])
+        shown = rate if rates else rate[1:]
+        buckets = np.searchsorted(self._bounds, shown, side="left") + self._first_bucket[:count]
+        self.counts.reshape(-1)[:] += np.bincount(buckets.reshape(-1), minlength=self.counts.size)
+        self.sums[:count] += shown.sum(axis=0)
+        return True
+
     def _add_some(self, fallen: npt.NDArray[np.bool_], delta: Values, rate: Floats, *, rates: bool) -> None:
         """As `add` when some device has no baseline or gets a new one."""
         count = len(delta)
@@ -130,7 +161,7 @@ class Totals:
         gone = [
             name
             for name, row in self.rows.items()
-            if name not in current and now_ns - self._previous_ns[row] < _FORGET_NS
+            if name not in current and now_ns - self._previous_ns[row] < FORGET_NS
         ]
         order = {name: row for row, name in enumerate((*reading.names, *gone))}
         kept = [name for name in order if name in self.rows]
@@ -139,6 +170,8 @@ class Totals:
         self._allocate(len(order))
         for source, target in zip(before, self._arrays(), strict=True):
             target[targets] = source[sources]
+        new = [row for row, name in enumerate(reading.names) if name not in self.rows]
+        self.totals[new] = reading.values[new]
         self.rows = order
         generations = np.array(reading.generations, dtype=np.int64)
         known = self._previous_ns[: len(generations)]

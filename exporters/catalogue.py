@@ -1,5 +1,8 @@
 """Every metric railscope shows: name, kind, labels and meaning.
 
+Counters of devices begin with what the device itself counts, as it has since it or its driver was started, and never
+fall while railscope runs: a device that begins anew goes on where the one before ended.
+
 The names are a contract with dashboards and alerts.  Three notions of bytes are kept apart by word: payload (count ×
 dtype size), wire (payload × algorithm factor: what should leave the node), port (what the network device counted).
 """
@@ -55,6 +58,69 @@ COMM_ENQUEUED: Final = _counter(
     "comm rank",
     "Operations this rank gave to NCCL on this communicator; ranks of one communicator should advance together.",
 )
+COMM_COUNTED_FROM_START: Final = _gauge(
+    "comm_counted_from_start",
+    "comm rank",
+    "0 where railscope came after the first operation, so that ranks do not compare by number; absent otherwise.",
+)
+COMM_STALLED: Final = _gauge(
+    "comm_stalled",
+    "comm rank op cause",
+    "1 while an operation of this rank does not come to its end; absent otherwise.",
+)
+COMM_STALL_INFO: Final = _gauge(
+    "comm_stall_info",
+    "comm rank cause strength blamed_rank rail device netns",
+    "1 while stalled: whom the cause names; strength weak: nothing saw the operation itself.",
+)
+COMM_STALL_SECONDS: Final = _counter(
+    "comm_stall_seconds",
+    "comm rank cause",
+    "Length in seconds of the stalls of this rank, the current one included.",
+)
+STALLS: Final = _counter(
+    "stalls",
+    "op cause",
+    "Stalls that began on this node.",
+)
+COMM_OPERATION_SECONDS: Final = _counter(
+    "comm_operation_seconds",
+    "comm rank",
+    "Time in seconds that this rank's completed operations took from hand-over to their end, in sum; among the ranks "
+    "of a communicator the one that waits least arrives last.",
+)
+COMM_OPERATIONS: Final = _counter(
+    "comm_operations",
+    "comm rank",
+    "Operations that comm_operation_seconds_total is the sum over.",
+)
+COMM_LAST_ARRIVALS: Final = _counter(
+    "comm_last_arrivals",
+    "comm rank",
+    "How often this rank made a call last among the ranks of the communicator on this host.",
+)
+COMM_ARRIVAL_LAG_SECONDS: Final = _counter(
+    "comm_arrival_lag_seconds",
+    "comm rank",
+    "Time in seconds by which this rank came after the rank before it, in sum over the calls that it made last.",
+)
+COLLECTIVE_COMPLETED_PAYLOAD_BYTES: Final = _counter(
+    "collective_completed_payload_bytes",
+    "op size",
+    "Payload in bytes of completed operations, by their size rounded up to a power of two; over "
+    "collective_completed_seconds_total it is algbw.",
+)
+COLLECTIVE_COMPLETED_BUS_BYTES: Final = _counter(
+    "collective_completed_bus_bytes",
+    "op size",
+    "Payload x nccl-tests' factor in bytes of completed operations; over collective_completed_seconds_total it is "
+    "busbw.",
+)
+COLLECTIVE_COMPLETED_SECONDS: Final = _counter(
+    "collective_completed_seconds",
+    "op size",
+    "Time in seconds that completed operations took from hand-over to their end, in sum.",
+)
 COLLECTIVE_DURATION_SECONDS: Final = _histogram(
     "collective_duration_seconds",
     "op source",
@@ -106,12 +172,12 @@ RAIL_INFO: Final = _gauge(
 RAIL_TRANSMIT_BYTES: Final = _counter(
     "rail_transmit_bytes",
     "rail device port",
-    "Port bytes sent, as the device counted them since railscope first saw it.",
+    "Port bytes sent, as the device counts them; goes on where it was when the device begins again at 0.",
 )
 RAIL_RECEIVE_BYTES: Final = _counter(
     "rail_receive_bytes",
     "rail device port",
-    "Port bytes received, as the device counted them since railscope first saw it.",
+    "Port bytes received, as the device counts them; goes on where it was when the device begins again at 0.",
 )
 RAIL_EXPECTED_WIRE_BYTES: Final = _counter(
     "rail_expected_wire_bytes",
@@ -130,6 +196,24 @@ RAIL_EXPLAINED_RATIO: Final = _gauge(
     "Expected wire bytes over port bytes: 1 when the observed collectives explain the traffic; "
     "absent where that cannot be known.",
 )
+RAIL_BYTES_BY_ORIGIN: Final = _counter(
+    "rail_bytes_by_origin",
+    "rail device direction origin",
+    "Port bytes since railscope first saw the rail, by origin: collective (what observed collectives moved), overhead "
+    "(headers of observed processes' packets), retransmission, unseen (of observed processes, and of no observed "
+    "collective), offload (moved by the network itself), foreign (of others). Together they are the port "
+    "bytes up to a moment at most some seconds ago.",
+)
+RAIL_LEDGER_ERROR: Final = _gauge(
+    "rail_ledger_error_ratio",
+    "rail device direction",
+    "Half the width of the band that an origin's bytes may lie in, over all of them; absent until there are some.",
+)
+RAIL_UTILIZATION: Final = _gauge(
+    "rail_utilization_ratio",
+    "rail device port direction",
+    "Port bytes over what the line rate allows, of the last correlation window; absent where one is unknown.",
+)
 RAIL_RATE: Final = _histogram(
     "rail_rate_bytes_per_second",
     "rail device direction",
@@ -144,16 +228,30 @@ RAIL_SPEED: Final = _gauge(
 RAIL_COUNTER: Final = _counter(
     "rail_events",
     "rail device port counter severity",
-    "Everything else that the device counts (errors, drops, carrier changes, packets) since railscope first saw it, "
-    "by the name of its counter; severity page: any increase matters, warn: a lasting rate does, context: neither.",
+    "Everything else that the device counts (errors, drops, carrier changes, packets), by the name of its counter and "
+    "from the device's own value on; severity page: any increase matters, warn: a lasting rate does, context: neither.",
 )
 RAIL_COUNTER_PINNED: Final = _gauge(
     "rail_pinned",
     "rail device port counter",
     "1 where a counter stands at the most it can show: more may have happened since, and nothing says how much.",
 )
+RAIL_BOND_MEMBER_UP: Final = _gauge(
+    "rail_bond_member_up",
+    "rail device port member",
+    "For each member of a bonded rail: 1 if the bond takes its link for up, 0 if not; absent if unknown.",
+)
+RAIL_PCI_STALLED: Final = _gauge(
+    "rail_pci_stalled_ratio",
+    "rail device direction",
+    "Part of the last second in which the card waited for the PCIe bus, 0 to 1; direction read (of memory, to send) or "
+    "write (what was received).",
+)
 RAIL_QUEUE_BACKLOG_BYTES: Final = _gauge(
     "rail_queue_backlog_bytes", "rail device", "Bytes that wait in the rail's queueing discipline to be sent."
+)
+RAIL_QUEUE_BACKLOG_PACKETS: Final = _gauge(
+    "rail_queue_backlog_packets", "rail device", "Packets that wait in the rail's queueing discipline to be sent."
 )
 RAIL_QUEUE_DROPS: Final = _counter(
     "rail_queue_drops", "rail device", "Packets that the rail's queueing discipline dropped."
@@ -189,16 +287,33 @@ RAIL_TCP_UNSENT_BYTES: Final = _gauge(
 RAIL_TCP_SENT_BYTES: Final = _counter(
     "rail_tcp_sent_bytes",
     "rail device",
-    "Payload that TCP connections of observed processes sent, retransmissions included.",
+    "Payload that TCP connections of observed processes sent, retransmissions included, since railscope saw them.",
+)
+RAIL_TCP_ACKNOWLEDGED_BYTES: Final = _counter(
+    "rail_tcp_acknowledged_bytes",
+    "rail device",
+    "Payload of observed processes that their peers acknowledged, since railscope saw them: what really arrived.",
 )
 RAIL_TCP_RECEIVED_BYTES: Final = _counter(
-    "rail_tcp_received_bytes", "rail device", "Payload that TCP connections of observed processes received."
+    "rail_tcp_received_bytes",
+    "rail device",
+    "Payload that TCP connections of observed processes received, since railscope saw them.",
 )
 RAIL_TCP_RETRANSMITTED_BYTES: Final = _counter(
-    "rail_tcp_retransmitted_bytes", "rail device", "Bytes that TCP connections of observed processes sent again."
+    "rail_tcp_retransmitted_bytes",
+    "rail device",
+    "Bytes that TCP connections of observed processes sent again, since railscope saw them.",
+)
+RAIL_TCP_SENT_SEGMENTS: Final = _counter(
+    "rail_tcp_sent_segments",
+    "rail device",
+    "Segments with payload that TCP connections of observed processes sent, retransmissions included, since railscope "
+    "saw them.",
 )
 RAIL_TCP_RETRANSMITTED_SEGMENTS: Final = _counter(
-    "rail_tcp_retransmitted_segments", "rail device", "Segments that TCP connections of observed processes sent again."
+    "rail_tcp_retransmitted_segments",
+    "rail device",
+    "Segments that TCP connections of observed processes sent again, since railscope saw them.",
 )
 RAIL_TCP_BUSY_SECONDS: Final = _counter(
     "rail_tcp_busy_seconds",
@@ -216,10 +331,10 @@ GPU_FABRIC_UNHEALTHY: Final = _gauge(
     "gpu_fabric_unhealthy", "gpu reason", "1 for each complaint in the health of the GPU's NVLink fabric."
 )
 GPU_PCIE_TRANSMIT_BYTES: Final = _counter(
-    "gpu_pcie_transmit_bytes", "gpu", "Bytes the GPU sent over PCIe since railscope first saw it."
+    "gpu_pcie_transmit_bytes", "gpu", "Bytes sent over PCIe, as the GPU counts them."
 )
 GPU_PCIE_RECEIVE_BYTES: Final = _counter(
-    "gpu_pcie_receive_bytes", "gpu", "Bytes the GPU received over PCIe since railscope first saw it."
+    "gpu_pcie_receive_bytes", "gpu", "Bytes received over PCIe, as the GPU counts them."
 )
 NVLINK_INFO: Final = _gauge(
     "nvlink_info",
@@ -234,15 +349,20 @@ NVLINK_SPEED: Final = _gauge(
     "nvlink_speed_bytes_per_second", "gpu link", "Nominal speed of the NVLink in bytes per second, one direction."
 )
 NVLINK_TRANSMIT_BYTES: Final = _counter(
-    "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink since railscope first saw it."
+    "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink, as the GPU counts them."
 )
 NVLINK_RECEIVE_BYTES: Final = _counter(
-    "nvlink_receive_bytes", "gpu link", "Bytes received on this NVLink since railscope first saw it."
+    "nvlink_receive_bytes", "gpu link", "Bytes received on this NVLink, as the GPU counts them."
+)
+NVLINK_UTILIZATION: Final = _gauge(
+    "nvlink_utilization_ratio",
+    "gpu link direction",
+    "Bytes over what the NVLink's speed allows, of the last correlation window; absent where one is unknown.",
 )
 NVLINK_ERRORS: Final = _counter(
     "nvlink_errors",
     "gpu link kind",
-    "Errors of this NVLink since railscope first saw it; link all where the GPU tells only their sum.",
+    "Errors of this NVLink, as the GPU counts them; link all where the GPU tells only their sum.",
 )
 NVLINK_REFRESH_SECONDS: Final = _gauge(
     "nvlink_refresh_seconds", "gpu", "How often the GPU renews its NVLink counters, measured; absent until seen."
@@ -251,6 +371,12 @@ COLLECTOR_SUCCESS: Final = _gauge(
     "collector_success",
     "collector",
     "1 if the last run of this source worked, 0 if it failed; the other sources are unaffected.",
+)
+COLLECTOR_READS_MISSED: Final = _counter(
+    "collector_reads_missed",
+    "collector",
+    "Reads of this source that were due and left out because the reader came too late; absent for sources without a "
+    "beat.",
 )
 COLLECTOR_DURATION: Final = _gauge(
     "collector_duration_seconds", "collector", "How long the last run of this source took, in seconds."
@@ -274,6 +400,9 @@ PROBE_LAYOUT_INFO: Final = _gauge(
 EVENTS_LOST: Final = _counter(
     "events_lost", "reason", "Events that railscope itself lost; counts and bytes stay exact."
 )
+RECORDINGS: Final = _counter(
+    "recordings", "reason result", "Flight recordings made on a stall or on a signal, by whether they were written."
+)
 SERIES_DROPPED: Final = _counter(
     "series_dropped", "reason", "Series left out of expositions, added up over expositions: rises while any is missing."
 )
@@ -281,6 +410,9 @@ OVERHEAD_SECONDS: Final = _counter(
     "overhead_seconds", "program", "Calibrated cost of this eBPF program to the observed processes, in seconds."
 )
 PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
+AGENT_START_TIME: Final = _gauge(
+    "agent_start_time_seconds", "", "When the agent began, in seconds since the Unix epoch: counts began anew then."
+)
 SNAPSHOT_TIMESTAMP: Final = _gauge(
     "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
 )
@@ -292,6 +424,7 @@ BUILD_INFO: Final = _gauge(
 
 METRICS: Final = (
     BUILD_INFO,
+    AGENT_START_TIME,
     SNAPSHOT_TIMESTAMP,
     PROCESSES_OBSERVED,
     COLLECTIVE_CALLS,
@@ -303,10 +436,22 @@ METRICS: Final = (
     COLLECTIVE_LAUNCHES,
     COMM_INFO,
     COMM_ENQUEUED,
+    COMM_COUNTED_FROM_START,
     COMM_COMPLETED,
     COMM_INFLIGHT_SECONDS,
     COMM_CAPTURED,
     COMM_REPLAYED,
+    COMM_STALLED,
+    COMM_STALL_INFO,
+    COMM_STALL_SECONDS,
+    STALLS,
+    COMM_OPERATION_SECONDS,
+    COMM_OPERATIONS,
+    COMM_LAST_ARRIVALS,
+    COMM_ARRIVAL_LAG_SECONDS,
+    COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
+    COLLECTIVE_COMPLETED_BUS_BYTES,
+    COLLECTIVE_COMPLETED_SECONDS,
     COMM_EVENTS,
     COMM_ERRORS,
     RAIL_INFO,
@@ -317,10 +462,16 @@ METRICS: Final = (
     RAIL_EXPECTED_WIRE_BYTES,
     RAIL_COLLECTIVE_BYTES,
     RAIL_EXPLAINED_RATIO,
+    RAIL_BYTES_BY_ORIGIN,
+    RAIL_LEDGER_ERROR,
+    RAIL_UTILIZATION,
     RAIL_RATE,
     RAIL_COUNTER,
     RAIL_COUNTER_PINNED,
+    RAIL_BOND_MEMBER_UP,
+    RAIL_PCI_STALLED,
     RAIL_QUEUE_BACKLOG_BYTES,
+    RAIL_QUEUE_BACKLOG_PACKETS,
     RAIL_QUEUE_DROPS,
     RAIL_QUEUE_OVERLIMITS,
     RAIL_QUEUE_REQUEUES,
@@ -330,8 +481,10 @@ METRICS: Final = (
     RAIL_TCP_UNACKNOWLEDGED,
     RAIL_TCP_UNSENT_BYTES,
     RAIL_TCP_SENT_BYTES,
+    RAIL_TCP_ACKNOWLEDGED_BYTES,
     RAIL_TCP_RECEIVED_BYTES,
     RAIL_TCP_RETRANSMITTED_BYTES,
+    RAIL_TCP_SENT_SEGMENTS,
     RAIL_TCP_RETRANSMITTED_SEGMENTS,
     RAIL_TCP_BUSY_SECONDS,
     GPU_INFO,
@@ -343,6 +496,7 @@ METRICS: Final = (
     NVLINK_SPEED,
     NVLINK_TRANSMIT_BYTES,
     NVLINK_RECEIVE_BYTES,
+    NVLINK_UTILIZATION,
     NVLINK_ERRORS,
     NVLINK_REFRESH_SECONDS,
     PROBE_ATTACHED,
@@ -351,7 +505,9 @@ METRICS: Final = (
     OVERHEAD_SECONDS,
     COLLECTOR_SUCCESS,
     COLLECTOR_DURATION,
+    COLLECTOR_READS_MISSED,
     EVENTS_LOST,
+    RECORDINGS,
     SERIES_DROPPED,
 )
 """In the order in which they are shown."""

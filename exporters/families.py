@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -96,6 +96,8 @@ def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot)
     yield from _communicators(snapshot.communicators)
+    yield from _stalls(snapshot)
+    yield from _times(snapshot)
     yield _by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
     yield _by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
     yield from _rails(snapshot.rails)
@@ -107,6 +109,8 @@ def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
 def _about_railscope(snapshot: Snapshot) -> Iterator[_Draft]:
     build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
     yield _Draft(catalogue.BUILD_INFO, [(build, 1)])
+    if snapshot.started_realtime_ns:
+        yield _Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
     yield _Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
     yield _Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
 
@@ -155,6 +159,10 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Dr
 
     yield _Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
     yield _Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
+    yield _Draft(
+        catalogue.COMM_COUNTED_FROM_START,
+        (((one.comm, one.rank), 0) for one in communicators if one.alive and not one.whole),
+    )
     seen = [one for one in communicators if one.completed is not None]
     yield _Draft(
         catalogue.COMM_COMPLETED,
@@ -190,6 +198,49 @@ def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, 
     return shown
 
 
+def _stalls(snapshot: Snapshot) -> Iterator[_Draft]:
+    current = [one.current for one in snapshot.stalls if one.current is not None]
+    yield _Draft(
+        catalogue.COMM_STALLED,
+        [((stall.comm, stall.rank, stall.op, stall.blame.cause.value), 1) for stall in current],
+    )
+    yield _Draft(
+        catalogue.COMM_STALL_INFO,
+        [
+            (
+                (
+                    stall.comm,
+                    stall.rank,
+                    stall.blame.cause.value,
+                    stall.strength,
+                    "" if stall.blame.blamed_rank is None else str(stall.blame.blamed_rank),
+                    stall.blame.rail,
+                    stall.blame.device,
+                    stall.blame.netns,
+                ),
+                1,
+            )
+            for stall in current
+        ],
+    )
+    yield _Draft(
+        catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in snapshot.stalls]
+    )
+    yield _Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
+
+
+def _times(snapshot: Snapshot) -> Iterator[_Draft]:
+    times, arrivals, completed = snapshot.rank_times, snapshot.arrivals, snapshot.completed
+    yield _Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
+    yield _Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
+    yield _Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
+    yield _Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
+    kinds = [((one.op, str(one.size_bytes)), one) for one in completed]
+    yield _Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
+    yield _Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
+    yield _Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
+
+
 def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
     yield _of_rails(
         catalogue.RAIL_INFO,
@@ -218,6 +269,15 @@ def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
             for direction, value in ((_TRANSMIT, one.transmit_explained_ratio), (_RECEIVE, one.receive_explained_ratio))
         ),
     )
+    yield from _ledgers(rails)
+    yield _of_rails(
+        catalogue.RAIL_UTILIZATION,
+        (
+            (one, (one.port, direction), value)
+            for one in rails
+            for direction, value in ((_TRANSMIT, one.transmit_utilization), (_RECEIVE, one.receive_utilization))
+        ),
+    )
     yield _Draft(
         catalogue.RAIL_RATE,
         histograms=(
@@ -235,13 +295,53 @@ def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
     yield _of_rails(
         catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
     )
+    yield _of_rails(
+        catalogue.RAIL_BOND_MEMBER_UP,
+        (
+            (one, (one.port, member), None if up is None else int(up))
+            for one in rails
+            for member, up in one.bond_members
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_PCI_STALLED,
+        ((one, (direction,), ratio) for one in rails for direction, ratio in one.pci_stalled),
+    )
     yield from _queues(rails)
     yield from _tcp(rails)
+
+
+def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
+    ledgers = [
+        (one, direction, ledger)
+        for one in rails
+        if one.ledger is not None
+        for direction, ledger in ((_TRANSMIT, one.ledger.transmit), (_RECEIVE, one.ledger.receive))
+    ]
+    yield _of_rails(
+        catalogue.RAIL_BYTES_BY_ORIGIN,
+        (
+            (one, (direction, origin), value)
+            for one, direction, ledger in ledgers
+            for origin, value in (
+                ("collective", ledger.collective),
+                ("overhead", ledger.overhead),
+                ("retransmission", ledger.retransmission),
+                ("foreign", ledger.foreign),
+                ("unseen", ledger.unseen),
+                ("offload", ledger.offload),
+            )
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_LEDGER_ERROR, ((one, (direction,), ledger.error_ratio) for one, direction, ledger in ledgers)
+    )
 
 
 def _queues(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
     queues = [(one, one.queue) for one in rails if one.queue is not None]
     yield _of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES, ((one, (), queue.backlog_bytes) for one, queue in queues))
+    yield _of_rails(catalogue.RAIL_QUEUE_BACKLOG_PACKETS, ((one, (), queue.queued_packets) for one, queue in queues))
     yield _of_rails(catalogue.RAIL_QUEUE_DROPS, ((one, (), queue.drops) for one, queue in queues))
     yield _of_rails(catalogue.RAIL_QUEUE_OVERLIMITS, ((one, (), queue.overlimits) for one, queue in queues))
     yield _of_rails(catalogue.RAIL_QUEUE_REQUEUES, ((one, (), queue.requeues) for one, queue in queues))
@@ -275,8 +375,10 @@ def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
     yield _of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED, ((one, (), tcp.unacknowledged_segments) for one, tcp in found))
     yield _of_rails(catalogue.RAIL_TCP_UNSENT_BYTES, ((one, (), tcp.not_sent_bytes) for one, tcp in found))
     yield _of_rails(catalogue.RAIL_TCP_SENT_BYTES, ((one, (), tcp.sent_bytes) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES, ((one, (), tcp.acknowledged_bytes) for one, tcp in found))
     yield _of_rails(catalogue.RAIL_TCP_RECEIVED_BYTES, ((one, (), tcp.received_bytes) for one, tcp in found))
     yield _of_rails(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, ((one, (), tcp.retransmitted_bytes) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_SENT_SEGMENTS, ((one, (), tcp.data_segments) for one, tcp in found))
     yield _of_rails(
         catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS, ((one, (), tcp.retransmitted_segments) for one, tcp in found)
     )
@@ -321,6 +423,14 @@ def _gpus(snapshot: Snapshot) -> Iterator[_Draft]:
     yield _known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in links))
     yield _known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
     yield _known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
+    yield _known(
+        catalogue.NVLINK_UTILIZATION,
+        (
+            ((one.gpu, one.link, direction), value)
+            for one in links
+            for direction, value in ((_TRANSMIT, one.transmit_utilization), (_RECEIVE, one.receive_utilization))
+        ),
+    )
     yield _Draft(
         catalogue.NVLINK_ERRORS,
         (((one.gpu, one.link, kind), count) for one in links for kind, count in one.errors),
@@ -353,7 +463,11 @@ def _collectors(snapshot: Snapshot) -> Iterator[_Draft]:
     yield _Draft(
         catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors)
     )
+    yield _known(
+        catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in snapshot.collectors)
+    )
     yield _Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
+    yield _Draft(catalogue.RECORDINGS, snapshot.recordings.items())
 
 
 def _by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> _Draft:
@@ -362,7 +476,10 @@ def _by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> 
 
 def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
     """The snapshot without what stands for `excess` series, if that many can be given up."""
-    communicators, excess = _fewer_communicators(snapshot.communicators, excess)
+    # Two families of each.
+    more = Counter(dict.fromkeys({(one.comm, one.rank) for one in snapshot.rank_times}, 2))
+    more.update(dict.fromkeys({(one.comm, one.rank) for one in snapshot.arrivals}, 2))
+    communicators, excess = _fewer_communicators(snapshot.communicators, more, excess)
     rails = list(snapshot.rails)
     # Last rail first, so that the rails that stay are the same from scrape to scrape.
     for index in reversed(range(len(rails))):
@@ -375,13 +492,23 @@ def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
             rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
     while rails and excess > 0:
         excess -= _series(_families(_rails((rails.pop(),)), lambda: None))
-    return replace(snapshot, communicators=communicators, rails=tuple(rails))
+    kept = {(one.comm, one.rank) for one in communicators}
+    return replace(
+        snapshot,
+        communicators=communicators,
+        rank_times=tuple(one for one in snapshot.rank_times if (one.comm, one.rank) in kept),
+        arrivals=tuple(one for one in snapshot.arrivals if (one.comm, one.rank) in kept),
+        rails=tuple(rails),
+    )
 
 
 def _fewer_communicators(
-    communicators: tuple[CommunicatorFacts, ...], excess: int
+    communicators: tuple[CommunicatorFacts, ...], more: Mapping[tuple[str, str], int], excess: int
 ) -> tuple[tuple[CommunicatorFacts, ...], int]:
-    """What stays when the ended and then the oldest go until `excess` series are saved, and what excess is left."""
+    """What stays when the ended and then the oldest go until `excess` series are saved, and what excess is left.
+
+    `more`: series that go with a rank, by communicator and rank, besides those made of its facts.
+    """
     ends_of_rank = Counter((one.comm, one.rank) for one in communicators)
     gone = set()
     for index in sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index)):
@@ -391,7 +518,8 @@ def _fewer_communicators(
         gone.add(index)
         ends_of_rank[one.comm, one.rank] -= 1
         # Its comm_info, and its numbers unless another end of the same rank still needs them.
-        excess -= 1 if ends_of_rank[one.comm, one.rank] else 1 + _numbers_of(one)
+        last_of_rank = not ends_of_rank[one.comm, one.rank]
+        excess -= 1 + _numbers_of(one) + more.get((one.comm, one.rank), 0) if last_of_rank else 1
     return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
 
 

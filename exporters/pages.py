@@ -18,8 +18,10 @@ from typing import Final
 
 from agent.snapshot import Snapshot
 from exporters.budget import SeriesBudget
+from exporters.communicator_page import communicators_json
 from exporters.families import families
 from exporters.negotiation import accepts_gzip, metrics_format
+from exporters.stall_page import stalls_json
 from exporters.text import Renderer
 
 Check = Callable[[], tuple[bool, str]]
@@ -27,6 +29,8 @@ Check = Callable[[], tuple[bool, str]]
 
 HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
+STALLS_PATH: Final = "/stalls"
+COMMUNICATORS_PATH: Final = "/communicators"
 LANDING_PATH: Final = "/"
 
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -73,6 +77,10 @@ class Pages:
         """The page at `path` (without query).  What the snapshot or a check raises goes through to the caller."""
         if path == self._telemetry_path:
             return self._metrics(accept, accept_encoding)
+        if path == STALLS_PATH:
+            return Answer(HTTPStatus.OK, stalls_json(self._snapshot()), "application/json")
+        if path == COMMUNICATORS_PATH:
+            return Answer(HTTPStatus.OK, communicators_json(self._snapshot()), "application/json")
         if path in self._checks:
             good, line = self._checks[path]()
             return one_line(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
@@ -101,6 +109,8 @@ class Pages:
             f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {meaning}</li>\n'
             for path, meaning in (
                 (self._telemetry_path, "metrics for Prometheus"),
+                (STALLS_PATH, "collectives that do not come to their end, and why, as JSON"),
+                (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
                 (HEALTH_PATH, "whether the agent works"),
                 (READY_PATH, "whether it has its first readings"),
             )

@@ -74,7 +74,10 @@ class AgentProcess:
             return False
 
     def text(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+        return self.page("/metrics")
+
+    def page(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
             body: bytes = answer.read()
         return body.decode()
 

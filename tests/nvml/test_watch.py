@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -72,22 +73,22 @@ def test_gpus_carry_what_joins_them_with_the_rest_of_the_node(watch: NvlinkWatch
     assert (second.pci, second.numa) == ("0000:1c:00.0", "unknown")
 
 
-def test_totals_begin_at_zero_and_follow_the_counter(watch: NvlinkWatch, stub: Stub) -> None:
-    assert link(watch.state(), 0, 0).transmit_bytes == 0
+def test_totals_begin_with_the_gpus_own_and_follow_the_counter(watch: NvlinkWatch, stub: Stub) -> None:
+    assert link(watch.state(), 0, 0).transmit_bytes == 1000 * 1024
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     assert link(watch.state(), 0, 1).transmit_bytes == 0
 
 
 def test_totals_stay_when_a_counter_is_reset_and_grow_from_there(watch: NvlinkWatch, stub: Stub) -> None:
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.count(0, 138, 0, 10)
     stub.count(0, 161, 0, 4)  # read in the same call: seen, so the reset was too
     wait_until(lambda: ("replay", 4) in link(watch.state(), 0, 0).errors, "the reset has been read")
-    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
     stub.count(0, 138, 0, 13)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 503 * 1024, "the total grows again")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1503 * 1024, "the total grows again")
 
 
 def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
@@ -95,17 +96,17 @@ def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
 ) -> None:
     caplog.set_level(logging.INFO, "railscope")
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.say(f"fail 0 {GPU_IS_LOST}")
     wait_until(lambda: link(watch.state(), 0, 0).up is None, "the loss is noticed")
     assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": False, "nvlink gpu1": True}
-    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
     stub.count(1, 139, 1, 2)
     wait_until(lambda: link(watch.state(), 1, 1).receive_bytes == 2048, "the other GPU is still read")
     stub.count(0, 138, 0, 90_000)  # while it was away: nobody knows from where it counted
     stub.say("fail 0 0")
     wait_until(lambda: success(watch.state())["nvlink gpu0"], "the GPU is read again")
-    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
     said = [record.getMessage() for record in caplog.records if "gpu0" in record.getMessage()]
     assert len(said) == 2
     assert "GPU is lost" in said[0]
@@ -121,7 +122,7 @@ def test_a_gpu_that_hangs_leaves_the_others_working_and_goes_on_by_itself(
     assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": True, "nvlink gpu1": False}
     assert link(watch.state(), 0, 0).up is True
     stub.count(0, 138, 0, 1001)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1024, "the other GPU is still read")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1001 * 1024, "the other GPU is still read")
     stub.say("release")
     wait_until(lambda: link(watch.state(), 1, 0).up is True, "the GPU is read again")
 
@@ -134,13 +135,13 @@ def test_closing_does_not_wait_for_a_gpu_that_hangs(watch: NvlinkWatch, stub: St
 
 def test_a_driver_that_was_unloaded_is_opened_anew(watch: NvlinkWatch, stub: Stub) -> None:
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.say(f"fail 0 {DRIVER_NOT_LOADED}", f"fail 1 {DRIVER_NOT_LOADED}", f"init {DRIVER_NOT_LOADED}")
     wait_until(lambda: success(watch.state()) == {"nvlink": False}, "the session is lost")
     stub.count(0, 138, 0, 3)
     stub.say("fail 0 0", "fail 1 0", "init 0")
     wait_until(lambda: all(success(watch.state()).values()) and len(watch.state().links) == 4, "all is read again")
-    assert link(watch.state(), 0, 0).transmit_bytes == 500 * 1024
+    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
 
 
 def test_a_link_down_is_shown_as_down(watch: NvlinkWatch, stub: Stub) -> None:
@@ -191,6 +192,24 @@ def test_another_process_reads_a_scripted_library(tmp_path: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "ok driver 0.0.simulated: 1 GPU, 18 of 18 links up\n"
+
+
+def test_a_gpu_that_fails_shows_in_its_own_collector_and_every_other_source_goes_on(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    lines = ["gpus 2", *link_lines(0, [0]), *link_lines(1, [0]), f"fail 0 {GPU_IS_LOST}", "field 1 138 0 0 3 1000"]
+    script.write_text("\n".join([*lines, ""]))
+    build_stub(tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
+    command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", "2s", "--no-collector.collective"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    success = dict(re.findall(r'^railscope_collector_success\{collector="(.*)"\} (.*)$', done.stdout, re.M))
+    assert success["nvlink gpu0"] == "0"
+    assert {value for name, value in success.items() if name != "nvlink gpu0"} == {"1"}
+    assert success.keys() >= {"nvlink", "nvlink gpu1", "netdev"}
+    assert 'railscope_nvlink_transmit_bytes_total{gpu="1",link="0"} 1024000' in done.stdout.splitlines()
+    assert 'railscope_nvlink_up{gpu="0"' not in done.stdout
+    assert "railscope_rail_transmit_bytes_total{" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "level=warn" in line and "nvlink gpu0" in line]
 
 
 class TestDoctor:

@@ -12,6 +12,9 @@ from agent.snapshot import (
     CollectiveTotal,
     CollectorResult,
     CommunicatorFacts,
+    CommunicatorStall,
+    CompletedTotal,
+    DirectionLedger,
     GpuFacts,
     Histogram,
     LaunchTotal,
@@ -20,10 +23,15 @@ from agent.snapshot import (
     OpTotal,
     ProbeLevel,
     RailFacts,
+    RailLedger,
     RailQueue,
     RailTcp,
+    RankArrivals,
+    RankTimes,
     Snapshot,
+    StallTotal,
 )
+from agent.stall_facts import Blame, Cause, Stall
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
 
@@ -48,6 +56,7 @@ def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 471
         inflight_seconds=0.25,
         captured=4,
         replayed=400,
+        whole=True,
     )
 
 
@@ -78,6 +87,14 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         queue=RailQueue("mq", 4096, 3, 5, 6, 7),
         tcp=RailTcp(4, 2, 0.0005, 0.002, 10**9, 1, 12, 0, 2**40, 2**39, 9, 1448, 1, 10**6, 12.5, 0.25, 0.0),
         pinned=("symbol_error",),
+        bond_members=(("ens24f0np0", True), ("ens24f1np1", False), ("ens25", None)),
+        pci_stalled=(("read", 0.25), ("write", 0.0)),
+        ledger=RailLedger(
+            DirectionLedger(2**62, 2**55, 3000, 4000, 5000, 6000, 0.004),
+            DirectionLedger(900_000_000, 9_000_000, 0, 70_000, 0, 0, None),
+        ),
+        transmit_utilization=0.875,
+        receive_utilization=0.0,
     )
 
 
@@ -92,6 +109,7 @@ def full_snapshot() -> Snapshot:
         inflight_seconds=None,
         captured=0,
         replayed=0,
+        whole=False,
     )
     soft_rail = replace(
         rail("1", "rxe0"),
@@ -107,9 +125,15 @@ def full_snapshot() -> Snapshot:
         queue=None,
         tcp=None,
         pinned=(),
+        bond_members=(),
+        pci_stalled=(),
+        ledger=None,
+        transmit_utilization=None,
+        receive_utilization=None,
     )
     return Snapshot(
         realtime_ns=1_750_000_000_250_000_000,
+        started_realtime_ns=1_749_999_000_500_000_000,
         version="0.1.0",
         kernel="6.8.0",
         collectives=(
@@ -120,7 +144,7 @@ def full_snapshot() -> Snapshot:
         enqueue_times=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 9, 1, 0), sum=None)),),
         communicators=(communicator(), communicator(rank="1", pid=4712), unknown),
         rails=(rail(), soft_rail),
-        collectors=(CollectorResult("rdma", True, 0.00125), CollectorResult("ethernet", False, 2.0)),
+        collectors=(CollectorResult("rdma", True, 0.00125, 3), CollectorResult("ethernet", False, 2.0)),
         probes=(
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
             AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
@@ -141,20 +165,54 @@ def full_snapshot() -> Snapshot:
             GpuFacts("1", "GPU-9d", "0000:1c:00.0", "NVIDIA H200", "unknown", "not_supported", (), None, None, None),
         ),
         nvlinks=(
-            NvlinkFacts("0", "3", True, 2**61, 5, "data", (("crc", 2),), 26_562_500_000, "0000:1c:00.0", "gpu"),
+            NvlinkFacts(
+                "0", "3", True, 2**61, 5, "data", (("crc", 2),), 26_562_500_000, "0000:1c:00.0", "gpu", 0.5, 0.0
+            ),
             NvlinkFacts("1", "all", None, None, None, "", (), None, "unknown", "unknown"),
         ),
         levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
         durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
         bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),
         launches=(LaunchTotal("AllReduce", "Ring", "Simple", 4, 1200),),
+        stalls=(
+            CommunicatorStall("00c0ffee00c0ffee", "1", "rail_down", 2.5, stall()),
+            CommunicatorStall("00c0ffee00c0ffee", "1", "unknown", 0.5, None),
+        ),
+        stall_totals=(StallTotal("AllReduce", "rail_down", 1),),
+        ended_stalls=(stall(ended_ns=7_000_000_000),),
+        monotonic_ns=8_500_000_000,
+        arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
+        rank_times=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
+        completed=(CompletedTotal("AllReduce", 1 << 20, 100, 100 << 20, 150 << 20, 1.25),),
         comm_events={"init": 3, "abort": 0},
         comm_errors={"remote_error": 1},
         events_lost={"ring_full": 0, "decode": 2},
+        recordings={("stall", "written"): 2, ("signal", "failed"): 1},
         series_dropped={"communicator_limit": 0},
         overhead_seconds={"all_reduce": 0.0625},
         processes_observed=3,
         simulated=True,
+    )
+
+
+def stall(*, ended_ns: int | None = None) -> Stall:
+    """Of an AllReduce that was handed over at 6 s."""
+    blame = Blame(
+        Cause.RAIL_DOWN, ("rail 1 (rail1) has no carrier or is switched off",), culprit=True, rail="1", device="rail1"
+    )
+    return Stall(
+        instance=7,
+        comm="00c0ffee00c0ffee",
+        rank="1",
+        nranks="2",
+        pid=4712,
+        op="AllReduce",
+        payload_bytes=1 << 20,
+        since_ns=6_000_000_000,
+        flagged_ns=8_000_000_000,
+        strength="strong",
+        blame=blame,
+        ended_ns=ended_ns,
     )
 
 
@@ -163,6 +221,8 @@ def large_snapshot(communicators: int = 7_000, rails: int = 64) -> Snapshot:
     base = full_snapshot()
     return replace(
         base,
+        arrivals=(),
+        rank_times=(),
         communicators=tuple(
             communicator(comm=f"{number // 8:016x}", rank=str(number % 8), pid=number + 2)
             for number in range(communicators)

@@ -1,4 +1,4 @@
-"""Carrier changes count from when a device was first seen, and never fall (simulated devices)."""
+"""Carrier changes begin with the kernel's count and never fall (simulated devices)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def device(changes: int | None, index: int = 2) -> NetworkDevice:
     return replace(ETH0, carrier_changes=changes, index=index)
 
 
-def test_what_happened_before_railscope_came_is_no_news() -> None:
+def test_a_total_begins_with_the_kernels_count_and_rises_with_it() -> None:
     changes = CarrierChanges()
     changes.take(1, [device(41)], 0)
-    assert changes.of(1, "eth0") == 0
+    assert changes.of(1, "eth0") == 41
     changes.take(1, [device(43)], SECOND_NS)
-    assert changes.of(1, "eth0") == 2
+    assert changes.of(1, "eth0") == 43
     assert changes.of(2, "eth0") is None
 
 
@@ -28,7 +28,7 @@ def test_a_total_goes_on_when_the_device_is_made_anew_or_its_count_falls() -> No
     changes = CarrierChanges()
     for kernel, index in ((41, 2), (42, 2), (1, 3), (2, 3), (0, 3)):
         changes.take(1, [device(kernel, index)], SECOND_NS)
-    assert changes.of(1, "eth0") == 2
+    assert changes.of(1, "eth0") == 43
 
 
 def test_a_device_that_is_gone_keeps_its_total_for_a_while_and_another_namespace_keeps_its_own() -> None:
@@ -37,9 +37,9 @@ def test_a_device_that_is_gone_keeps_its_total_for_a_while_and_another_namespace
     changes.take(2, [device(1)], 0)
     changes.take(1, [device(2)], SECOND_NS)
     changes.take(1, [], 200 * SECOND_NS)
-    assert changes.of(1, "eth0") == 1
+    assert changes.of(1, "eth0") == 2
     changes.take(1, [], 302 * SECOND_NS)
-    assert (changes.of(1, "eth0"), changes.of(2, "eth0")) == (None, 0)
+    assert (changes.of(1, "eth0"), changes.of(2, "eth0")) == (None, 1)
     changes.forget(2)
     assert changes.of(2, "eth0") is None
 

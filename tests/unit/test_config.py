@@ -110,6 +110,7 @@ def test_every_flag_reaches_its_field() -> None:
         "--rail.devices", "eth*", "ib0=3", "--rail.sample-interval=1ms", "--rail.window=1m",
         "--rail.small-message=1KiB", "--limit.series=500", "--limit.communicator-lifetime=1h",
         "--limit.aggregates=2048", "--limit.communicators=100", "--limit.ring=1MiB", "--path.sysfs=/a",
+        "--recordings.directory=", "--recordings.max-bytes=1GiB", "--recordings.window=5m", "--recordings.memory=0",
         "--path.procfs=/b", "--log.level=debug", "--log.format=json", "--no-collector.netdev", "--once",
         "--once.settle=0s",
     ) == Config(
@@ -117,7 +118,9 @@ def test_every_flag_reaches_its_field() -> None:
         scan_interval_ns=90_000_000_000, probe_attach="multi", probe_enqueue_time="off", probe_sample_every=1,
         rails=("eth*", "ib0=3"), sample_interval_ns=1_000_000, correlation_window_ns=60_000_000_000,
         small_payload_bytes=1024, series_limit=500, comm_lifetime_ns=3_600_000_000_000, aggregate_entries=2048,
-        communicator_entries=100, ring_bytes=1 << 20, sysfs=Path("/a"), procfs=Path("/b"), log_level="debug",
+        communicator_entries=100, ring_bytes=1 << 20, recordings_directory=None, recordings_max_bytes=1 << 30,
+        recordings_window_ns=300_000_000_000, recordings_memory_bytes=0, sysfs=Path("/a"), procfs=Path("/b"),
+        log_level="debug",
         log_format="json", collectors=frozenset({"collective", *OTHERS}), once=True, once_settle_ns=0,
     )  # fmt: skip
 
@@ -205,7 +208,8 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         ("web: {}\nrails: {}\nweb: {}\n", "line 3: web is set a second time; line 1 has it too"),
         (
             "- a\n",
-            "line 1: the file must hold keys with values (collectors, limits, logging, path, probes, rails, web)",
+            "line 1: the file must hold keys with values "
+            "(collectors, limits, logging, path, probes, rails, recordings, stalls, web)",
         ),
         ("hello\n", "line 1: the file must hold keys with values"),
         ("web: 9779\n", "line 1: web must hold keys with values (listen_address, telemetry_path, config_file)"),

@@ -14,8 +14,11 @@ from agent.cli import main
 from agent.config import Config
 from agent.doctor import Examination, as_json_text, as_text
 from agent.doctor_findings import RailReport
+from agent.doctor_rails import check_rails
 from agent.doctor_topology import WIDTH, PortReport, TopologyReport, check_topology, picture, report, topology_of_file
 from agent.rail_map import map_rails
+from probes.clock import SystemClock
+from tests.trees import rdma
 from tests.trees.pci import SimulatedMachine, behind_switch, dgx_h100, p4d, p5, without_gpus, workstation
 
 FUNCTION = '<pci busid="{}" class="{}"/>'
@@ -254,3 +257,18 @@ def test_a_file_can_be_asked_for_without_a_command(tmp_path: Path) -> None:
 
 def test_a_workstation_has_one_line(tmp_path: Path) -> None:
     assert drawn(workstation(tmp_path)) == ["GPU 0 ─── PHB mlx5_0:1  100 Gb/s  rail 0"]
+
+
+def test_network_devices_beside_rdma_rails_have_the_numbers_that_the_agent_gives_them(tmp_path: Path) -> None:
+    rdma.mlx5_roce_8rails(tmp_path)
+    _findings, reports = check_rails(Config(sysfs=tmp_path), (), SystemClock())
+    numbers = {report.device: report.rail for report in reports}
+    assert (numbers["ens24np0"], numbers["ens64np0"], numbers["ens220np0"], numbers["eth0"]) == ("0", "1", "7", "8")
+
+
+def test_a_host_whose_only_rails_are_rdma_ports_has_no_problem_with_its_rails(tmp_path: Path) -> None:
+    rdma.efa(tmp_path)
+    config = Config(sysfs=tmp_path, rails=("rdmap16s27",))
+    findings, reports = check_rails(config, (), SystemClock())
+    assert [finding for finding in findings if finding.status == "problem"] == []
+    assert reports == ()

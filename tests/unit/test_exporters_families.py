@@ -131,7 +131,7 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
 
 
 def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
-    snapshot = full_snapshot()
+    snapshot = replace(full_snapshot(), arrivals=(), rank_times=())
     core = count(families(replace(snapshot, communicators=(), rails=())))
     without_counters = replace(snapshot, communicators=(), rails=tuple(replace(r, counters=()) for r in snapshot.rails))
     shown = families(snapshot, SeriesBudget(count(families(without_counters))))

@@ -25,7 +25,7 @@ from probes.nccl.cuda_events import CudaProgress
 from probes.nccl.error_records import ERROR_EVENT, ErrorLayout
 from probes.nccl.internal_functions import InternalPoints, Level
 from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
-from probes.nccl.internals import Launch, Progress, Sent
+from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
 from probes.nccl.layout import Layouts
 from probes.nccl.library import ProbePoint
 from probes.processes import ProcessIdentity
@@ -53,6 +53,7 @@ class SimulatedPrograms:
     attached: dict[Level, Links] = field(default_factory=dict)
     refuses: Level | None = None
     states: dict[int, Progress] = field(default_factory=dict)
+    discarded: dict[int, EmptyRun] = field(default_factory=dict)
     unreadable: bool = False
 
     def describe(self, library: int, layout: Records | None) -> None:
@@ -87,6 +88,9 @@ class SimulatedPrograms:
         if self.unreadable:
             raise KernelRefusal(errno.EPERM, "simulated refusal")
         return self.states
+
+    def empty_runs(self) -> dict[int, EmptyRun]:
+        return self.discarded
 
     def durations(self) -> dict[Op, Records]:
         one = np.zeros(1, DISTRIBUTION)
@@ -242,17 +246,87 @@ def test_what_the_kernel_refuses_is_one_line_and_leaves_the_rest(library: Simula
     assert programs.log == ["+COMPLETION", "+RAILS", "+ALL"]
 
 
-def progress(completed: int, oldest_ns: int | None = None, posted: int = 1) -> Progress:
+def progress(
+    completed: int,
+    oldest_ns: int | None = None,
+    posted: int = 1,
+    *,
+    sequence: int | None = None,
+    elsewhere: bool = False,
+) -> Progress:
     return Progress(
         instance=7,
         completed_sequence=completed,
+        posted_sequence=completed if sequence is None else sequence,
         oldest_posted_ns=oldest_ns,
         oldest_op=None,
         posted=posted,
         completed=posted,
         captured=0,
         replayed=0,
+        elsewhere=elsewhere,
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "completed", "followed"),
+    [
+        (EmptyRun(6, 9), 9, 9),  # right behind what is complete: there is nothing to wait for
+        (EmptyRun(3, 9), 9, 9),
+        (EmptyRun(7, 9), 5, 5),  # call 6 is still to come: it waits for its group, or has no network part
+        (EmptyRun(2, 5), 5, 5),
+    ],
+)
+def test_calls_that_nccl_discards_are_complete_once_those_before_them_are(
+    run: EmptyRun, completed: int, followed: int
+) -> None:
+    programs = SimulatedPrograms(states={7: progress(5)}, discarded={7: run})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    known = completion.of(7)
+    assert known is not None
+    assert (known.completed, known.followed) == (completed, followed)
+
+
+def test_discarded_calls_stay_complete_when_later_ones_are_known_instead() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)}, discarded={7: EmptyRun(6, 9)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    programs.discarded = {7: EmptyRun(12, 12)}
+    completion.read()
+    known = completion.of(7)
+    assert known is not None
+    assert (known.completed, known.followed) == (9, 9)
+
+
+def test_a_discarded_call_behind_one_in_flight_is_not_complete() -> None:
+    programs = SimulatedPrograms(states={7: progress(4, oldest_ns=9, sequence=5)}, discarded={7: EmptyRun(6, 9)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    known = completion.of(7)
+    assert known is not None
+    assert (known.completed, known.followed, known.oldest_posted_ns) == (4, 9, 9)
+    completion.forget([7])
+    assert completion.of(7) is None
+
+
+def test_a_communicator_that_sends_through_anothers_proxy_is_not_known_to_be_complete() -> None:
+    programs = SimulatedPrograms(states={7: progress(5)})
+    completion = Completion(programs, Level.COMPLETION)
+    completion.read()
+    assert completion.of(7) is not None
+    programs.states = {7: progress(6, elsewhere=True)}
+    completion.read()
+    assert completion.of(7) is None
+
+
+def test_what_cuda_proved_is_followed_by_what_nccl_discarded(tmp_path: Path) -> None:
+    programs = SimulatedPrograms(discarded={7: EmptyRun(13, 15)})
+    completion = Completion(programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path))
+    completion.read()
+    known = completion.of(7)
+    assert known is not None
+    assert (known.completed, known.age_known) == (15, False)
 
 
 def test_what_is_complete_never_falls() -> None:

@@ -7,68 +7,69 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nvlink_gpu import GpuHistories, Increases
+from agent.nvlink_gpu import GpuHistories, GpuTotals
 
 KEY = ("3", "transmit")
 COUNTERS = st.lists(st.none() | st.integers(0, 2**64 - 1), max_size=30)
 
 
-def test_the_first_reading_is_a_baseline() -> None:
-    increases = Increases()
-    assert increases.add(KEY, 5_000) == 0
-    assert increases.add(KEY, 5_300) == 300
+def test_a_total_begins_with_the_first_reading() -> None:
+    counted = GpuTotals()
+    assert counted.add(KEY, 5_000) == 5_000
+    assert counted.add(KEY, 5_300) == 5_300
 
 
 def test_a_counter_that_was_never_read_has_no_total() -> None:
-    assert Increases().add(KEY, None) is None
+    assert GpuTotals().add(KEY, None) is None
 
 
 def test_what_was_counted_stays_known_while_a_counter_cannot_be_read() -> None:
-    increases = Increases()
-    increases.add(KEY, 1)
-    increases.add(KEY, 4)
-    assert increases.add(KEY, None) == 3
-    assert increases.add(KEY, 6) == 5
+    counted = GpuTotals()
+    counted.add(KEY, 1)
+    counted.add(KEY, 4)
+    assert counted.add(KEY, None) == 4
+    assert counted.add(KEY, 6) == 6
 
 
 def test_a_fall_is_a_new_baseline_and_is_counted() -> None:
-    increases = Increases()
+    counted = GpuTotals()
     for value in (10, 30, 2, 7):
-        total = increases.add(KEY, value)
-    assert total == 20 + 5
-    assert increases.resets == 1
+        total = counted.add(KEY, value)
+    assert total == 30 + 5
+    assert counted.resets == 1
 
 
 def test_bytes_of_another_kind_go_on_where_the_total_was() -> None:
-    increases = Increases()
-    increases.add(KEY, 10, "data")
-    increases.add(KEY, 30, "data")
-    assert increases.add(KEY, 500, "raw") == 20
-    assert increases.add(KEY, 501, "raw") == 21
-    assert increases.resets == 0
+    counted = GpuTotals()
+    counted.add(KEY, 10, "data")
+    counted.add(KEY, 30, "data")
+    assert counted.add(KEY, 500, "raw") == 30
+    assert counted.add(KEY, 501, "raw") == 31
+    assert counted.resets == 0
 
 
 def test_after_a_restart_a_higher_counter_adds_nothing() -> None:
-    increases = Increases()
-    increases.add(KEY, 10)
-    increases.restart()
-    assert increases.add(KEY, 1_000) == 0
-    assert increases.add(KEY, 1_001) == 1
+    counted = GpuTotals()
+    counted.add(KEY, 10)
+    counted.restart()
+    assert counted.add(KEY, 1_000) == 10
+    assert counted.add(KEY, 1_001) == 11
 
 
 def test_totals_belong_to_the_gpu_not_to_its_number() -> None:
     histories = GpuHistories()
     histories.of("GPU-a").add(KEY, 1)
     histories.of("GPU-a").add(KEY, 9)
-    assert histories.of("GPU-a").add(KEY, 9) == 8
-    assert histories.of("GPU-b").add(KEY, 9) == 0
+    assert histories.of("GPU-a").add(KEY, 10) == 10
+    assert histories.of("GPU-a").add(KEY, 3) == 10
+    assert histories.of("GPU-b").add(KEY, 3) == 3
 
 
 @given(COUNTERS)
-def test_totals_never_fall_and_are_the_sum_of_the_rises(values: list[int | None]) -> None:
-    increases = Increases()
-    totals = [total for value in values if (total := increases.add(KEY, value)) is not None]
+def test_totals_never_fall_and_are_the_first_value_and_the_sum_of_the_rises(values: list[int | None]) -> None:
+    counted = GpuTotals()
+    totals = [total for value in values if (total := counted.add(KEY, value)) is not None]
     assert totals == sorted(totals)
     known = [value for value in values if value is not None]
     if known:
-        assert totals[-1] == sum(max(0, after - before) for before, after in pairwise(known))
+        assert totals[-1] == known[0] + sum(max(0, after - before) for before, after in pairwise(known))

@@ -1,8 +1,9 @@
-"""Link events that cannot be understood do not stop the watch (simulated sources)."""
+"""Rails of namespaces as the watch keeps them: events, numbers, trouble that is said (simulated sources)."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ import pytest
 
 from agent import rail_watch
 from agent.rail_watch import RailWatch
+from agent.rails import RdmaPorts, RdmaRail
 from probes.clock import SystemClock
 from probes.namespaces import NetworkNamespace
 from probes.netdev.counters import CounterReading
@@ -42,14 +44,29 @@ class SimulatedEvents:
 
 
 class SimulatedInventory:
-    def __init__(self) -> None:
+    def __init__(self, netns: int = NETNS) -> None:
+        self.netns = netns
         self.names = ["eth0"]
         self.changes = 40
 
     def read(self) -> tuple[NetworkDevice, ...]:
         return tuple(
             NetworkDevice(
-                name, index, NETNS, "physical", "Ethernet", "", "", None, True, True, None, None, "", (), self.changes
+                name,
+                index,
+                self.netns,
+                "physical",
+                "Ethernet",
+                "",
+                "",
+                None,
+                True,
+                True,
+                None,
+                None,
+                "",
+                (),
+                self.changes,
             )
             for index, name in enumerate(self.names)
         )
@@ -59,7 +76,12 @@ class SimulatedInventory:
 
 
 class NoCounters:
+    def __init__(self) -> None:
+        self.error = ""
+
     def read(self) -> CounterReading:
+        if self.error:
+            raise OSError(self.error)
         return CounterReading(0, 0, (), (), ("tx_bytes", "rx_bytes"), np.zeros((0, 2), np.uint64))
 
     def refresh(self) -> None:
@@ -71,8 +93,8 @@ class NoCounters:
 
 class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events, self.inventory = SimulatedEvents(), SimulatedInventory()
-        sources = DeviceSources(NETNS, self.inventory, NoCounters(), cast(LinkEvents, self.events), "netlink", "")
+        self.events, self.inventory, self.counters = SimulatedEvents(), SimulatedInventory(), NoCounters()
+        sources = DeviceSources(NETNS, self.inventory, self.counters, cast(LinkEvents, self.events), "netlink", "")
         monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
         self.rails = RailWatch(
             SystemClock(),
@@ -87,6 +109,9 @@ class Watch:
 
     def devices(self) -> list[str]:
         return [decision.device.name for decision in self.rails.decisions()]
+
+    def numbers(self) -> dict[str, str]:
+        return {facts.device: facts.rail for facts in self.rails.rails()}
 
     def take(self) -> None:
         self.rails.take_events(cast(LinkEvents, self.events))
@@ -118,14 +143,65 @@ def test_events_that_cannot_be_read_are_one_line_and_are_read_again_at_the_next_
     assert "link events" in caplog.messages[0]
 
 
-def test_a_rail_s_carrier_changes_are_exported_from_zero(watch: Watch) -> None:
+def test_a_rail_s_carrier_changes_are_the_kernels(watch: Watch) -> None:
     def carrier_changes() -> list[int]:
         return [
             value for fact in watch.rails.rails() for counter, _, value in fact.counters if counter == "carrier_changes"
         ]
 
-    assert carrier_changes() == [0]
+    assert carrier_changes() == [40]
     watch.inventory.changes = 42
     watch.events.coming = [[LinkEvent(NETNS, LinkChange.CARRIER, "eth0", 0, True, True, 42, 2)]]
     watch.take()
-    assert carrier_changes() == [2]
+    assert carrier_changes() == [42]
+
+
+def test_a_rail_that_vanishes_and_comes_back_moves_no_number(watch: Watch) -> None:
+    numbers = {"eth0": "0", "eth1": "1", "eth2": "2"}
+    for names in (["eth0", "eth1", "eth2"], ["eth0", "eth2"], ["eth0", "eth1", "eth2"]):
+        watch.inventory.names = names
+        watch.events.coming = [[ADDED]]
+        watch.take()
+        assert watch.numbers() == {name: numbers[name] for name in names}
+
+
+def test_numbers_of_rdma_rails_are_left_to_them_when_they_come(watch: Watch) -> None:
+    assert watch.numbers() == {"eth0": "0"}
+    watch.rails.other_devices = RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),))
+    assert watch.numbers() == {"eth0": "1"}
+    watch.rails.other_devices = RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),))
+    assert watch.numbers() == {"eth0": "3"}
+
+
+def test_the_agent_s_own_devices_take_other_numbers_than_the_rails_of_a_job_elsewhere(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = SimulatedInventory(8)
+    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
+    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
+    there.names = ["net1", "net2"]
+    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    assert watch.numbers() == {"eth0": "2", "net1": "0", "net2": "1"}
+    own = NetworkNamespace(NETNS, Path("/proc/self/ns/net"), own=True)
+    watch.rails.add_process(43, own, "")
+    assert watch.numbers() == {"eth0": "0", "net1": "0", "net2": "1"}, "a job runs here too"
+
+
+def test_counters_that_cannot_be_read_are_one_line_and_so_is_their_return(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def until(count: int) -> None:
+        deadline = time.monotonic() + 60
+        while len(caplog.messages) < count:
+            assert time.monotonic() < deadline, caplog.messages
+            watch.rails.tick(())
+            time.sleep(0.01)
+
+    caplog.set_level(logging.INFO)
+    watch.counters.error = "Input/output error"
+    watch.rails.start()
+    until(1)
+    assert [(result.collector, result.success) for result in watch.rails.collectors()] == [("netdev", False)]
+    watch.counters.error = ""
+    until(2)
+    assert caplog.messages == ["netdev: Input/output error", "netdev: is read again"]

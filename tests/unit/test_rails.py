@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from agent.rails import (
     RailDecision,
+    RdmaPorts,
+    RdmaRail,
     decide_rails,
+    members_of_bond,
     natural_order,
     netns_labels,
     parse_rail_patterns,
@@ -190,6 +194,90 @@ def test_a_pattern_that_cannot_be_meant_is_refused_with_what_to_write(text: str)
         parse_rail_patterns([text])
 
 
+def numbers(decisions: Sequence[RailDecision]) -> dict[str, str]:
+    return {decision.device.name: decision.rail for decision in decisions if decision.rail is not None}
+
+
+def test_a_rail_that_vanished_keeps_its_number_for_the_others_sake() -> None:
+    devices = [device(f"eth{number}") for number in range(4)]
+    known = [(1, one.name) for one in devices]
+    del devices[1]
+    assert rails(devices, known=known) == {"eth0": "0", "eth2": "2", "eth3": "3"}
+    assert rails(devices, known=[(2, "eth1")]) == {"eth0": "0", "eth2": "1", "eth3": "2"}
+
+
+RDMA = RdmaPorts(
+    rails=(
+        RdmaRail("0", "0000:18:00.0", ("ens24np0",)),
+        RdmaRail("3", "0000:40:00.0", ("ens64np0", "ens64np0.7")),
+        RdmaRail("4", "0000:05:00.0", ("ib0",)),
+        RdmaRail("5", "0000:05:00.0", ("ib1",)),
+    )
+)
+
+
+def test_a_network_device_beside_rdma_rails_has_its_own_port_s_number_or_one_that_no_port_has() -> None:
+    devices = [
+        replace(device("eth0"), pci="0000:03:00.0"),
+        replace(device("ens24np0"), pci="0000:18:00.0"),
+        replace(device("ens64np0"), pci=""),
+        replace(device("renamed"), pci="0000:40:00.0"),
+        replace(device("ib1"), pci="0000:05:00.0"),
+        replace(device("other"), pci="0000:05:00.0"),
+    ]
+    assert numbers(decide_rails(devices, rdma=RDMA, home=[1], patterns=parse_rail_patterns(["*"]))) == {
+        "ens24np0": "0",
+        "ens64np0": "3",
+        "ib1": "5",
+        "eth0": "1",
+        "other": "2",  # of two ports on one PCI function: nobody knows which
+        "renamed": "6",  # a second network device of the port: the first one, by order, has its number
+    }
+
+
+def test_in_another_namespace_a_name_says_nothing_and_the_card_does() -> None:
+    devices = [
+        replace(device("ens24np0", netns=7), pci=""),
+        replace(device("net1", netns=7), pci="0000:40:00.0"),
+    ]
+    assert numbers(decide_rails(devices, rdma=RDMA, home=[1])) == {"ens24np0": "1", "net1": "3"}
+
+
+def test_a_configured_number_is_given_whatever_rdma_says() -> None:
+    decisions = decide_rails(
+        [device("ens24np0"), replace(device("eth0"), pci="")],
+        rdma=RDMA,
+        home=[1],
+        patterns=parse_rail_patterns(["ens24np0=9", "eth0"]),
+    )
+    assert numbers(decisions) == {"ens24np0": "9", "eth0": "1"}
+
+
+def test_devices_where_no_job_runs_take_numbers_that_rails_of_jobs_do_not_have() -> None:
+    devices = [device("eth0", netns=1), device("net1", netns=2), device("net2", netns=2), device("net1", netns=3)]
+
+    def found(*numbers_of_jobs: str) -> list[tuple[int, str, str | None]]:
+        decisions = decide_rails(devices, idle=[1], numbers_of_jobs=numbers_of_jobs)
+        return [(decision.device.netns, decision.device.name, decision.rail) for decision in decisions]
+
+    jobs = [(2, "net1", "0"), (2, "net2", "1"), (3, "net1", "0")]
+    assert found() == [(1, "eth0", "2"), *jobs]
+    assert found("2", "3") == [(1, "eth0", "4"), *jobs]
+
+
+def test_the_members_of_a_bond_are_up_as_the_bond_sees_them_or_else_by_their_carrier() -> None:
+    bond = replace(device("bond0", "bond"), slaves=("eth0", "eth1", "eth2", "gone"))
+    members = [
+        replace(device("eth0", master="bond0"), bond_link=False),
+        device("eth1", master="bond0", carrier=False),
+        device("eth2", master="bond0"),
+    ]
+    devices = {(one.netns, one.name): one for one in (bond, *members)}
+    assert members_of_bond(bond, devices) == (("eth0", False), ("eth1", False), ("eth2", True), ("gone", None))
+    bridge = replace(device("br0", "bridge"), slaves=("eth0",))
+    assert members_of_bond(bridge, devices) == ()
+
+
 def test_every_device_gets_a_decision_with_a_reason() -> None:
     devices = [LO, device("eth0"), device("veth1", "veth"), device("eth9", up=False)]
     decisions = decide_rails(devices)
@@ -212,7 +300,7 @@ def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
         totals,
         netns_label="host1",
         gpu="4",
-        carrier_changes=1,
+        carrier_changes=3,
         transmit_wire_bytes=600,
         transmit_explained_ratio=0.857,
     )
@@ -224,7 +312,7 @@ def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
     assert facts.counters == (
         ("rx_errors", "warn", 2),
         ("rx_packets", "context", 9),
-        ("carrier_changes", "page", 1),  # not the 2 that the kernel counted since boot
+        ("carrier_changes", "page", 3),  # the total, not the 2 that the kernel counts of this device
     )
     assert facts.transmit_rate is histogram
 
@@ -240,9 +328,11 @@ def test_a_rail_is_up_when_switched_on_and_connected_and_unknown_is_not_down(
     assert rail_facts(decision, None, netns_label="").up is works
 
 
-def test_a_rail_that_was_not_read_yet_has_zero_bytes_and_empty_histograms() -> None:
+def test_a_rail_that_was_not_read_yet_has_unknown_bytes_and_empty_histograms() -> None:
+    """Zero would be a lie, and the first real value a burst."""
     facts = rail_facts(RailDecision(device("eth0", speed=None), "0", ""), None, netns_label="")
-    assert (facts.transmit_bytes, sum(facts.receive_rate.counts), facts.speed_bytes_per_second) == (0, 0, None)
+    assert (facts.transmit_bytes, facts.receive_bytes) == (None, None)
+    assert (sum(facts.receive_rate.counts), facts.speed_bytes_per_second) == (0, None)
 
 
 def test_facts_are_only_made_of_rails() -> None:

@@ -1,0 +1,322 @@
+"""Who is to blame for an operation that does not come to its end, from what one host can see.
+
+A ring is lock-step: with one sick rail, or one stopped rank, everything stands everywhere, and bytes fall on all rails
+alike.  What separates them is what is asked here, in this order: is the process itself stopped or gone; has a rail no
+carrier; do connections on a rail send again and again without an answer; does a rail lose, or is it slow beside its
+siblings; is a rank of this host behind; did the GPU never begin.  What is left waits for a rank on another host, which
+that host's own agent, or `railscope diagnose`, can name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts
+
+UNANSWERED_NS: Final = 800_000_000
+"""TCP's first retransmission comes after 0.2 s at the earliest, the second 0.4 s later: two of them are no accident."""
+_CARRIER_NS: Final = 5_000_000_000
+"""TCP goes on some 1.5 s after a carrier came back, NCCL after it."""
+_LOSSY_RATIO: Final = 0.01
+_VERY_LOSSY_RATIO: Final = 0.05
+_LOSSY_BYTES: Final = 8 << 10
+_LEAST_LOSSES: Final = 10
+_BACKLOG_BYTES: Final = 64 << 10
+_BACKLOG_RATIO: Final = 8
+_ROUND_TRIP_RATIO: Final = 5
+_ROUND_TRIP_NS: Final = 5_000_000
+_PEER_LIMITED_RATIO: Final = 0.5
+"""A sender that waited this much of its time for a peer that does not read is no sign against the rail between."""
+_LOADED_BYTES_PER_SECOND: Final = 256 << 10
+_BUSY_RATIO: Final = 0.8
+_IDLE_RATIO: Final = 0.4
+
+
+def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
+    """The best founded explanation; `unknown` where nothing on this host speaks for any."""
+    found = (
+        _process(rank, evidence.process)
+        or _rail(evidence, now_ns)
+        or _peer_gone(rank, evidence)
+        or _behind(rank, evidence)
+        or _gpu(rank)
+        or _perhaps_down(evidence)
+        or _waiting(rank, evidence)
+    )
+    return found or Blame(Cause.UNKNOWN, ("nothing on this host explains it",), culprit=False)
+
+
+def _process(rank: RankFacts, process: ProcessFacts) -> Blame | None:
+    words = {
+        "stopped": "is stopped (state T): `kill -CONT` lets it go on",
+        "traced": "is held by a debugger (state t)",
+        "frozen": "is frozen by its control group",
+    }
+    if process.condition == "gone":
+        return Blame(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
+    if process.condition in words:
+        sentence = f"process {rank.pid} {words[process.condition]}"
+        return Blame(Cause.PROCESS_STOPPED, (sentence,), culprit=True, blamed_rank=rank.rank)
+    return None
+
+
+def _rail(evidence: Evidence, now_ns: int) -> Blame | None:
+    rails = evidence.rails
+    for rail in rails:
+        if rail.up is False and _matters(rail):
+            return _is_down(rail)
+    for rail in rails:
+        lost = rail.carrier_lost_ns
+        if lost is not None and now_ns - lost < _CARRIER_NS and _waits_in_vain(rail):
+            age = (now_ns - lost) / 1e9
+            return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} lost its carrier, or got it back, {age:.1f} s ago")
+    unanswered = [rail for rail in rails if _waits_in_vain(rail)]
+    if unanswered:
+        worst = max(unanswered, key=lambda rail: rail.unanswered_ns)
+        sentences = [
+            f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have had no answer for "
+            f"{worst.unanswered_ns / 1e9:.1f} s, however often they sent again; its link is up"
+        ]
+        if len(unanswered) == len(rails) > 1:
+            sentences.append("no rail is answered: the host at the other end may be down or unreachable")
+        return _of_rail(Cause.RAIL_FILTERED, worst, *sentences)
+    if evidence.process.condition != "running":
+        return None
+    return _weak(rails)
+
+
+def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """The other end closed connections that this rank still holds: it does so when its process ends."""
+    closed = [rail for rail in evidence.rails if rail.peer_closed]
+    if not closed:
+        return None
+    count = sum(rail.peer_closed for rail in closed)
+    sentence = f"{count} of its connections on {_name(closed[0])} were closed by the other end: that process has ended"
+    return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+
+
+def _matters(rail: RailSigns) -> bool:
+    """Whether a rail that is down is a reason: one that is used, or was up while it was watched."""
+    return rail.surely_used or rail.carrier_lost_ns is not None
+
+
+def _is_down(rail: RailSigns) -> Blame:
+    return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} has no carrier or is switched off")
+
+
+def _perhaps_down(evidence: Evidence) -> Blame | None:
+    """A rail without a carrier that may or may not be used: some ports never had a cable."""
+    down = [rail for rail in evidence.rails if rail.up is False]
+    return replace(_is_down(down[0]), culprit=False) if down else None
+
+
+def _waits_in_vain(rail: RailSigns) -> bool:
+    return rail.unanswered > 0 and rail.unanswered_ns >= UNANSWERED_NS
+
+
+def _weak(rails: tuple[RailSigns, ...]) -> Blame | None:
+    """A rail that loses, or is slow.  While one rail is slow TCP sends again on its siblings too, for no reason."""
+    read = tuple(rail for rail in rails if rail.peer_limited_ratio < _PEER_LIMITED_RATIO)
+    slow, lossy = _slow(read), _lossy(read)
+    if slow is None or lossy is None:
+        return slow or lossy
+    loses = next(rail for rail in rails if rail.device == lossy.device)
+    counted = any(more >= _LEAST_LOSSES for _, more in loses.losses)
+    much = loses.retransmitted_bytes >= _VERY_LOSSY_RATIO * loses.sent_bytes
+    return lossy if counted or (much and lossy.device == slow.device) else slow
+
+
+def _lossy(rails: Iterable[RailSigns]) -> Blame | None:
+    for rail in sorted(rails, key=lambda rail: -rail.retransmitted_bytes):
+        sentences = []
+        if rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes):
+            share = 100 * rail.retransmitted_bytes / max(rail.sent_bytes, 1)
+            sentences.append(f"{share:.1f} % of what was sent on {_name(rail)} was sent again")
+        losses = [(name, more) for name, more in rail.losses if more >= _LEAST_LOSSES]
+        if losses:
+            names = ", ".join(f"{name} +{more}" for name, more in sorted(losses, key=lambda loss: -loss[1])[:3])
+            sentences.append(f"{_name(rail)} counted {names}")
+        if sentences and not _queue_only(rail):
+            return _of_rail(Cause.RAIL_LOSSY, rail, *sentences)
+    return None
+
+
+def _queue_only(rail: RailSigns) -> bool:
+    """Whether what was lost was lost in this host's own, full queue: such a rail is slow."""
+    return (rail.backlog_bytes or 0) >= _BACKLOG_BYTES and not any(more >= _LEAST_LOSSES for _, more in rail.losses)
+
+
+def _slow(rails: tuple[RailSigns, ...]) -> Blame | None:
+    """A rail that differs from its siblings."""
+    found: list[tuple[int, RailSigns, list[str]]] = []
+    for rail in rails:
+        others = [other for other in rails if other is not rail]
+        sentences = [*_backlog(rail, others), *_round_trips(rail, others), *_speeds(rail, others)]
+        if sentences:
+            found.append((len(sentences), rail, [*sentences, *_busy(rail, others)]))
+    if not found:
+        return None
+    _, worst, sentences = max(found, key=lambda entry: (entry[0], entry[1].backlog_bytes or 0))
+    return _of_rail(Cause.RAIL_SLOW, worst, *sentences)
+
+
+def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    if rail.backlog_bytes is None or rail.backlog_bytes < _BACKLOG_BYTES:
+        return []
+    usual = np.median([other.backlog_bytes or 0 for other in others]) if others else 0
+    if rail.backlog_bytes < _BACKLOG_RATIO * usual:
+        return []
+    return [
+        f"{rail.backlog_bytes >> 10} KiB wait in the queue of {_name(rail)}, {int(usual) >> 10} KiB in its siblings'"
+    ]
+
+
+def _round_trips(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    times = [other.round_trip_ns for other in others if other.round_trip_ns]
+    usual = np.median(times) if times else rail.least_round_trip_ns
+    if rail.round_trip_ns is None or not usual or not rail.busy_ratio:
+        return []
+    if rail.round_trip_ns < max(_ROUND_TRIP_RATIO * usual, usual + _ROUND_TRIP_NS):
+        return []
+    beside = "its siblings'" if times else "at its best"
+    return [f"round trips on {_name(rail)} take {rail.round_trip_ns / 1e6:.1f} ms, {usual / 1e6:.1f} ms {beside}"]
+
+
+def _speeds(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    """A slower port beside faster ones, if collectives use it: the one for management is often slow, and idle."""
+    speeds = [other.speed_bytes_per_second for other in others if other.speed_bytes_per_second and _loaded(other, rail)]
+    if (
+        not speeds
+        or not _loaded(rail, rail)
+        or not rail.speed_bytes_per_second
+        or rail.speed_bytes_per_second >= max(speeds)
+    ):
+        return []
+    return [
+        f"{_name(rail)} runs at {rail.speed_bytes_per_second * 8 / 1e9:g} Gbit/s, "
+        f"its siblings at {max(speeds) * 8 / 1e9:g}"
+    ]
+
+
+def _loaded(rail: RailSigns, like: RailSigns) -> bool:
+    """Whether a rail carries data of this process, and in the same way as another, by TCP or without."""
+    if bool(rail.connections) != bool(like.connections):
+        return False
+    if rail.connections:
+        return rail.sent_bytes * 1_000_000_000 > _LOADED_BYTES_PER_SECOND * rail.window_ns
+    return rail.surely_used and rail.port_bytes * 1_000_000_000 > _LOADED_BYTES_PER_SECOND * rail.window_ns
+
+
+def _busy(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    if rail.busy_ratio < _BUSY_RATIO or not others or max(other.busy_ratio for other in others) > _IDLE_RATIO:
+        return []
+    usual = max(other.busy_ratio for other in others)
+    return [f"{_name(rail)} had data under way {rail.busy_ratio:.0%} of the time, its siblings at most {usual:.0%}"]
+
+
+def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host that made fewer calls on this communicator than another."""
+    ranks = tuple(one for one in (rank, *evidence.peers) if one.comparable)
+    if rank not in ranks:
+        return _stopped_peer(rank, evidence)
+    last = min(ranks, key=lambda one: (one.enqueued, one.last_call_ns))
+    most = max(one.enqueued for one in ranks)
+    flight = rank.in_flight
+    # Calls are handed over ahead of time: a rank that made fewer has nothing to do with an operation that it made too.
+    called = flight is not None and flight.calls_before is not None and last.enqueued > flight.calls_before
+    if last.enqueued == most or called:
+        return _stopped_peer(rank, evidence)
+    process = evidence.process if last is rank else evidence.of_peer(last.pid)
+    sentences = [f"rank {last.name} has made {most - last.enqueued} calls fewer than the others of this host"]
+    culprit, excused = True, False
+    if process is not None:
+        if process.condition != "running":
+            sentences.insert(0, f"process {last.pid} of rank {last.name} is {process.condition}")
+        elif process.starved:
+            sentences.append(f"its threads wait for a processor: {process.waited_ratio:.1f} of them at any time")
+        elif process.computing:
+            culprit, excused = False, process.writing
+            sentences.append(f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written")
+        else:
+            sentences.append("it sleeps")
+    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
+
+
+def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host that made the call, and whose process does not carry it out."""
+    for peer in evidence.peers:
+        process = evidence.of_peer(peer.pid)
+        if process is None:
+            continue
+        if process.condition != "running":
+            sentence = f"process {peer.pid} of rank {peer.name} is {process.condition}"
+        elif process.starved:
+            sentence = f"threads of rank {peer.name} wait for a processor: {process.waited_ratio:.1f} at any time"
+        else:
+            continue
+        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=peer.rank)
+    process = evidence.process
+    if process.starved:
+        sentence = f"its own threads wait for a processor: {process.waited_ratio:.1f} of them at any time"
+        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=rank.rank)
+    return None
+
+
+def _gpu(rank: RankFacts) -> Blame | None:
+    if rank.in_flight is None or not rank.in_flight.nothing_sent:
+        return None
+    return Blame(
+        Cause.GPU_NOT_PROGRESSING,
+        (
+            "the call was handed over, and its first bytes never came from the GPU: its kernel has not begun",
+            "what the GPU was given before has not ended, or never will",
+        ),
+        # Calls are handed over while the GPU still computes: that is no fault before it takes very long.
+        culprit=False,
+        blamed_rank=rank.rank,
+    )
+
+
+def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """Nothing is wrong with processes and rails here: a rank does not come, this one or one on another host."""
+    flight = rank.in_flight
+    if flight is None:
+        return None
+    if flight.strength == "weak" and evidence.unread_bytes:
+        process = evidence.process
+        sentences = [f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: they are ahead"]
+        sentences += ["it is busy with something else"] if process.computing else ["its process sleeps"]
+        return Blame(
+            Cause.RANK_BEHIND,
+            tuple(sentences),
+            culprit=not process.computing,
+            blamed_rank=rank.rank,
+            excused=process.writing,
+        )
+    if rank.completed is not None and rank.completed >= rank.enqueued:
+        return Blame(
+            Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
+        )
+    sentences = ["this rank's process runs and its rails work: it waits for ranks on other hosts"]
+    if evidence.waits_for:
+        sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
+    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
+    """The other of two ranks, if it is on another host; in a longer ring whoever does not send may wait himself."""
+    if rank.nranks != 2 or rank.rank is None or evidence.peers:
+        return None
+    return 1 - rank.rank
+
+
+def _name(rail: RailSigns) -> str:
+    return f"rail {rail.rail} ({rail.device})"
+
+
+def _of_rail(cause: Cause, rail: RailSigns, *sentences: str) -> Blame:
+    return Blame(cause, sentences, culprit=True, rail=rail.rail, device=rail.device, netns=rail.netns)

@@ -1,0 +1,287 @@
+"""Looks closely at what is suspected: a process, its connections, its rails, as they were over the last second or two.
+
+Nothing here runs while no operation is suspected.  What is read is kept for a short while, so that two readings say
+what moved between them.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from agent.communicators import ObservedProcess
+from agent.snapshot import RailFacts
+from agent.stall_facts import ProcessFacts, RailSigns
+from probes.clock import Clock
+from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from probes.netdev.connection_state import ConnectionState, ProcessConnections
+from probes.process_state import ProcessState, process_state, threads_waiting_for_network
+
+_log = logging.getLogger("railscope.stalls")
+
+READ_PERIOD_NS: Final = 400_000_000
+"""A process with hundreds of threads costs some milliseconds to look at."""
+_WINDOW_NS: Final = 1_500_000_000
+_KEPT_NS: Final = 10_000_000_000
+"""How long a namespace stays open after the last suspicion: an open socket keeps it alive."""
+_LOSS_SEVERITIES: Final = frozenset({"warn", "page"})
+_NO_LOSS: Final = frozenset({"carrier_changes"})
+
+Reading = TypeVar("Reading")
+RailsOf = Callable[[int], Iterable[tuple[RailFacts, int | None]]]
+"""Rails that processes of a network namespace can use, each with when it last gained or lost its carrier."""
+
+
+class CloseLook:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, clock: Clock, procfs: Path, rails_of: RailsOf) -> None:
+        self._clock = clock
+        self._procfs = procfs
+        self._rails_of = rails_of
+        self._states: dict[int, deque[ProcessState]] = {}
+        self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
+        """By network namespace: readings of all suspected processes in it."""
+        self._suspects: defaultdict[int, set[int]] = defaultdict(set)
+        """Pids by network namespace."""
+        self._opened: dict[int, ProcessConnections] = {}
+        self._counters: dict[int, deque[tuple[int, Mapping[str, tuple[RailFacts, int | None]]]]] = {}
+        self._runs: dict[int, dict[int, int]] = {}
+        self._active: dict[int, frozenset[int]] = {}
+        """By process: threads that took part in collectives lately."""
+        self._waiting: dict[int, tuple[int, tuple[str, ...]]] = {}
+        """By process: when it was asked last, and what its threads waited in."""
+        self._asked_ns: dict[int, int] = {}
+        """When a namespace was last asked about."""
+
+    def process(self, process: ObservedProcess) -> ProcessFacts:
+        """What a process did over the last moments."""
+        readings = self._states.setdefault(process.identity.pid, deque())
+        now_ns = self._clock.monotonic_ns()
+        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
+        if not readings or now_ns - readings[-1].time_ns >= READ_PERIOD_NS:
+            readings.append(process_state(self._procfs, process.identity, self._clock))
+            _drop_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
+        first, last = readings[0], readings[-1]
+        window_ns = last.time_ns - first.time_ns
+        return ProcessFacts(
+            condition=last.condition,
+            window_ns=window_ns,
+            busy_ratio=max(0, last.busy_ns - first.busy_ns) / max(window_ns, 1),
+            waited_ratio=max(0, last.waited_ns - first.waited_ns) / max(window_ns, 1),
+            written_bytes=max(0, (last.written_bytes or 0) - (first.written_bytes or 0)),
+            moved_bytes=self._moved(process),
+        )
+
+    def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
+        """System calls in which threads that took part in collectives wait for the network, without a time limit.
+
+        A thread takes part if it ran while calls were made: between the readings that `remember_threads` kept.
+        """
+        pid, now_ns = process.identity.pid, self._clock.monotonic_ns()
+        asked_ns, waiting = self._waiting.get(pid, (-READ_PERIOD_NS, ()))
+        if now_ns - asked_ns >= READ_PERIOD_NS:
+            active = self._active.get(pid, frozenset())
+            found = threads_waiting_for_network(self._procfs, pid, active, platform.machine())
+            waiting = tuple(sorted(set(found.values())))
+            self._waiting[pid] = now_ns, waiting
+        return waiting
+
+    def remember_threads(self, process: ObservedProcess) -> None:
+        """Call it now and then while a process makes calls: the threads that run between two of these take part."""
+        pid = process.identity.pid
+        now = {thread.tid: thread.runs for thread in process_state(self._procfs, process.identity, self._clock).threads}
+        before = self._runs.get(pid, {})
+        self._runs[pid] = now
+        ran = frozenset(tid for tid, runs in now.items() if tid in before and runs > before[tid])
+        if before:
+            self._active[pid] = ran
+
+    def forget(self, pid: int) -> None:
+        """A process has ended."""
+        self._runs.pop(pid, None)
+        self._active.pop(pid, None)
+        self._states.pop(pid, None)
+        self._waiting.pop(pid, None)
+        for pids in self._suspects.values():
+            pids.discard(pid)
+
+    def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]:
+        """The rails that a process uses; `devices` empty: those on which it has connections, or which have no TCP."""
+        if process.namespace is None:
+            return ()
+        netns = process.namespace.inode
+        self._read(process.namespace, process.identity.pid)
+        counters, connections = self._counters[netns], self._connections[netns]
+        found = []
+        for device, (facts, lost_ns) in counters[-1][1].items():
+            own = [
+                state for state in connections[-1][1] if state.pid == process.identity.pid and state.device == device
+            ]
+            surely = device in devices or bool(own)
+            # A port without TCP that never carried anything may never have had a cable.
+            perhaps = not devices and facts.link_layer not in ("Ethernet", "unknown") and bool(facts.transmit_bytes)
+            if surely if devices else surely or perhaps:
+                found.append(self._signs(netns, facts, lost_ns, own, surely_used=surely))
+        return tuple(found)
+
+    def sweep(self) -> None:
+        """Let go of what nobody asked about lately."""
+        now_ns = self._clock.monotonic_ns()
+        for netns, asked_ns in list(self._asked_ns.items()):
+            if now_ns - asked_ns > _KEPT_NS:
+                self._close(netns)
+        for pid in [pid for pid, states in self._states.items() if now_ns - states[-1].time_ns > _KEPT_NS]:
+            del self._states[pid]
+
+    def close(self) -> None:
+        for netns in list(self._asked_ns):
+            self._close(netns)
+
+    def _close(self, netns: int) -> None:
+        opened = self._opened.pop(netns, None)
+        if opened is not None:
+            opened.close()
+        self._asked_ns.pop(netns, None)
+        self._connections.pop(netns, None)
+        self._counters.pop(netns, None)
+        self._suspects.pop(netns, None)
+
+    def _read(self, namespace: NetworkNamespace, pid: int) -> None:
+        """Read the connections of all suspects of a namespace, and its rails, unless that was done just now."""
+        now_ns = self._asked_ns[namespace.inode] = self._clock.monotonic_ns()
+        suspects = self._suspects[namespace.inode]
+        fresh = pid not in suspects
+        suspects.add(pid)
+        readings = self._connections.setdefault(namespace.inode, deque())
+        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        if readings and not fresh and now_ns - readings[-1][0] < READ_PERIOD_NS:
+            return
+        readings.append((now_ns, self._ask(namespace, suspects)))
+        counters = self._counters.setdefault(namespace.inode, deque())
+        _drop_if_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        counters.append((now_ns, {facts.device: (facts, lost) for facts, lost in self._rails_of(namespace.inode)}))
+        _drop_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        _drop_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
+
+    def _ask(self, namespace: NetworkNamespace, pids: set[int]) -> tuple[ConnectionState, ...]:
+        try:
+            opened = self._opened.get(namespace.inode)
+            if opened is None:
+                opened = run_inside(namespace, lambda: ProcessConnections(self._clock, self._procfs))
+                self._opened[namespace.inode] = opened
+            return opened.read(pids)
+        except (OSError, NamespaceError) as error:
+            _log.debug("connections of network namespace %d: %s", namespace.inode, error)
+            opened = self._opened.pop(namespace.inode, None)
+            if opened is not None:
+                opened.close()
+            return ()
+
+    def _moved(self, process: ObservedProcess) -> int | None:
+        """Bytes that a process's connections moved between the first and the last reading; None: it has none."""
+        if process.namespace is None:
+            return None
+        self._read(process.namespace, process.identity.pid)
+        readings = self._connections[process.namespace.inode]
+        last = [state for state in readings[-1][1] if state.pid == process.identity.pid]
+        if not last:
+            return None
+        first = _first(readings)
+        return sum(max(0, state.moved_bytes - first[state.cookie].moved_bytes) for state in last)
+
+    def _signs(
+        self, netns: int, facts: RailFacts, lost_ns: int | None, own: list[ConnectionState], *, surely_used: bool
+    ) -> RailSigns:
+        readings, counters = self._connections[netns], self._counters[netns]
+        window_ns = readings[-1][0] - readings[0][0]
+        first = _first(readings)
+        pairs = [(first[state.cookie], state) for state in own]
+        sending = [
+            (before, state)
+            for before, state in pairs
+            if state.bytes_sent > before.bytes_sent or state.unacknowledged_segments
+        ]
+        unanswered = [state for state in own if state.unanswered]
+        trips = [state.round_trip_us for _, state in sending if state.round_trip_us]
+        least = [state.minimum_round_trip_us for _, state in sending if 0 < state.minimum_round_trip_us < 1 << 31]
+        old = counters[0][1].get(facts.device)
+        return RailSigns(
+            rail=facts.rail,
+            device=facts.device,
+            netns=facts.netns,
+            up=facts.up,
+            window_ns=window_ns,
+            carrier_lost_ns=lost_ns,
+            speed_bytes_per_second=facts.speed_bytes_per_second,
+            connections=len(own),
+            unanswered=len(unanswered),
+            peer_closed=sum(state.peer_closed for state in own),
+            unanswered_ns=max((state.last_acknowledged_ms for state in unanswered), default=0) * 1_000_000,
+            sent_bytes=sum(state.bytes_sent - before.bytes_sent for before, state in pairs),
+            retransmitted_bytes=sum(state.retransmitted_bytes - before.retransmitted_bytes for before, state in pairs),
+            moved_bytes=sum(state.moved_bytes - before.moved_bytes for before, state in pairs),
+            busy_ratio=(
+                sum(state.busy_us - before.busy_us for before, state in sending) * 1000 / len(sending) / window_ns
+                if sending and window_ns
+                else 0.0
+            ),
+            peer_limited_ratio=_peer_limited_ratio(sending),
+            round_trip_ns=sum(trips) * 1000 // len(trips) if trips else None,
+            least_round_trip_ns=min(least) * 1000 if least else None,
+            backlog_bytes=facts.queue.backlog_bytes if facts.queue is not None else None,
+            unread_bytes=sum(state.unread_bytes for state in own),
+            losses=_losses(old[0] if old is not None else None, facts),
+            port_bytes=_port_bytes(facts) - _port_bytes(old[0]) if old is not None else 0,
+            surely_used=surely_used,
+        )
+
+
+def _first(readings: Iterable[tuple[int, tuple[ConnectionState, ...]]]) -> dict[int, ConnectionState]:
+    """Each connection as it was when it was first read: some suspects came later than others."""
+    first: dict[int, ConnectionState] = {}
+    for _, states in readings:
+        for state in states:
+            first.setdefault(state.cookie, state)
+    return first
+
+
+def _port_bytes(facts: RailFacts) -> int:
+    return (facts.transmit_bytes or 0) + (facts.receive_bytes or 0)
+
+
+def _peer_limited_ratio(sending: Iterable[tuple[ConnectionState, ConnectionState]]) -> float:
+    """How much of the time with data under way was waiting for peers that did not read."""
+    busy_us = limited_us = 0
+    for before, now in sending:
+        busy_us += now.busy_us - before.busy_us
+        limited_us += now.receive_window_limited_us - before.receive_window_limited_us
+    return limited_us / busy_us if busy_us > 0 else 0.0
+
+
+def _losses(before: RailFacts | None, now: RailFacts) -> tuple[tuple[str, int], ...]:
+    """Error and loss counters that grew."""
+    if before is None:
+        return ()
+    known = {name: value for name, _, value in before.counters}
+    return tuple(
+        (name, value - known.get(name, value))
+        for name, severity, value in now.counters
+        if severity in _LOSS_SEVERITIES and name not in _NO_LOSS and value > known.get(name, value)
+    )
+
+
+def _drop_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Reading], int]) -> None:
+    """Keep one reading that is older than the window, so that the window is always covered."""
+    while len(readings) > 2 and time_of(readings[1]) <= before_ns:
+        readings.popleft()
+
+
+def _drop_if_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Reading], int]) -> None:
+    """Begin anew where nobody looked for a while: what happened meanwhile says nothing about the last moments."""
+    if readings and time_of(readings[-1]) < before_ns:
+        readings.clear()

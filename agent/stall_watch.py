@@ -1,0 +1,228 @@
+"""Looks four times a second whether an operation stalls, and keeps what became of it.
+
+The facts come from agent/rank_facts.py and agent/close_look.py, the judgement from agent/stalls.py.  What is told of
+calls and operations on the way is summed up beside it: who arrives last (agent/stragglers.py), and how long operations
+took (agent/operation_times.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from agent.accounting import Table
+from agent.close_look import CloseLook, RailsOf
+from agent.rank_facts import IDLE_NS, InFlightTables, Known, Look, RankReader
+from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
+from agent.stall_facts import Evidence, InFlight, ProcessFacts, RankFacts, Stall
+from agent.stalls import StallLimits, Stalls
+from agent.stragglers import Stragglers
+from probes.bpf_syscall import KernelRefusal
+from probes.clock import Clock
+from probes.exit_status import ended_badly
+from probes.maps import Records
+
+_log = logging.getLogger("railscope.stalls")
+
+LOOK_NS: Final = 250_000_000
+_MOST_ENDED: Final = 100
+
+__all__ = ("LOOK_NS", "InFlightTables", "Known", "StallWatch")
+
+
+class StallWatch:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        communicators: Table,
+        tables: InFlightTables | None,
+        known: Known,
+        clock: Clock,
+        limits: StallLimits,
+        *,
+        procfs: Path,
+        rails_of: RailsOf,
+        look: Look | None = None,
+    ) -> None:
+        """`tables` None: only calls are seen.  `look` None: at this host, by its procfs."""
+        self._known = known
+        self._clock = clock
+        self._look = look or CloseLook(clock, procfs, rails_of)
+        self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
+        self._stalls = Stalls(limits)
+        self._stragglers = Stragglers()
+        self._ranks: dict[int, RankFacts] = {}
+        """As of the last look, by instance."""
+        self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._lengths: defaultdict[int, defaultdict[tuple[str, str, str], int]] = defaultdict(lambda: defaultdict(int))
+        """Sum of all stalls, ns, by instance; then by communicator, rank and cause."""
+        self._counted_ns: dict[int, int] = {}
+        """By instance: up to when its current stall is part of that sum."""
+        self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
+        self.begun: Callable[[Stall], object] = lambda _stall: None
+        """Told of each stall that begins."""
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        return self._stalls.current
+
+    @property
+    def ended(self) -> tuple[Stall, ...]:
+        """The last stalls that ended, oldest first."""
+        return tuple(self._ended)
+
+    def take_calls(self, events: Records) -> None:
+        """Learn who called what, and when: dtype CALL_EVENT, in the order of the calls."""
+        self._reader.take_calls(events)
+        self._stragglers.take(events, self._known.communicator)
+
+    def look(self) -> None:
+        """Judge every living communicator."""
+        now_ns = self._clock.monotonic_ns()
+        try:
+            ranks = self._reader.read(now_ns, [stall.instance for stall in self.current])
+        except KernelRefusal as refusal:
+            _log.error("whether operations stall cannot be read: %s", refusal.strerror)
+            return
+        self._ranks = {rank.instance: rank for rank in ranks}
+        changes = self._stalls.look(now_ns, ranks, self._evidence)
+        self._settle(changes.begun, changes.ended)
+        self._count_lengths(now_ns)
+        self._look.sweep()
+
+    def process_gone(self, pid: int, status: int | None) -> None:
+        """A process has ended; `status` as wait(2) tells it, None: not known.
+
+        Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
+        """
+        now_ns = self._clock.monotonic_ns()
+        badly = ended_badly(status)
+        self._look.forget(pid)
+        self._reader.forget_process(pid)
+        try:
+            self._reader.take_times()
+        except KernelRefusal as refusal:
+            _log.error("how long its operations took cannot be read: %s", refusal.strerror)
+        for rank in [rank for rank in self._ranks.values() if rank.pid == pid]:
+            communicator = self._known.communicator(rank.instance)
+            destroyed = communicator is not None and communicator.ended_ns is not None
+            in_use = rank.in_flight is not None or now_ns - rank.last_call_ns < IDLE_NS
+            if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
+                continue
+            how = "it was not seen how" if status is None else _words(status)
+            if rank.in_flight is None:
+                rank = replace(
+                    rank, in_flight=InFlight(self._reader.op_of(rank.instance), None, now_ns, "strong", "it was in use")
+                )
+            stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
+            if stall is not None:
+                self._settle((stall,), ())
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        gone = tuple(instances)
+        now_ns = self._clock.monotonic_ns()
+        self._settle((), self._stalls.forget(now_ns, gone))
+        for instance in gone:
+            self._lengths.pop(instance, None)
+            self._ranks.pop(instance, None)
+        self._reader.forget(gone)
+        self._stragglers.forget(gone)
+
+    def shown(self) -> tuple[tuple[CommunicatorStall, ...], tuple[StallTotal, ...]]:
+        """What metrics show: current stalls with the lengths of all that were, and how many began on this node."""
+        self._count_lengths(self._clock.monotonic_ns())
+        current = {(stall.instance, *_length_key(stall)): stall for stall in self.current}
+        return (
+            tuple(
+                CommunicatorStall(*key, length / 1e9, current.get((instance, *key)))
+                for instance, lengths in self._lengths.items()
+                for key, length in lengths.items()
+            ),
+            tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
+        )
+
+    def with_times(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with who arrives last, and with how long operations took."""
+        times = self._reader.times
+        return replace(
+            snapshot,
+            arrivals=self._stragglers.arrivals(),
+            rank_times=times.by_rank(),
+            completed=times.by_size(),
+        )
+
+    def close(self) -> None:
+        self._look.close()
+
+    def _settle(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
+        for stall in begun:
+            self._totals[stall.op, stall.blame.cause.value] += 1
+            _log.warning("%s", _sentence(stall))
+            self.begun(stall)
+        for stall in ended:
+            self._count_length(stall, stall.ended_ns or self._clock.monotonic_ns())
+            del self._counted_ns[stall.instance]
+            self._ended.append(stall)
+            _log.info(
+                "communicator %s rank %s goes on after %.1f s (%s)",
+                stall.comm,
+                stall.rank,
+                stall.length_ns(self._clock.monotonic_ns()) / 1e9,
+                stall.blame.cause.value,
+            )
+
+    def _count_lengths(self, now_ns: int) -> None:
+        for stall in self.current:
+            self._count_length(stall, now_ns)
+
+    def _count_length(self, stall: Stall, now_ns: int) -> None:
+        """Add what a stall has grown by to the sum of its cause, which may be another one than before."""
+        since_ns = self._counted_ns.get(stall.instance, stall.since_ns)
+        self._lengths[stall.instance][_length_key(stall)] += max(0, now_ns - since_ns)
+        self._counted_ns[stall.instance] = now_ns
+
+    def _evidence(self, rank: RankFacts) -> Evidence:
+        process = self._known.process(rank.pid)
+        if process is None:
+            return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
+        devices, waits_for = self._reader.ways(rank)
+        peers = tuple(
+            peer
+            for peer in self._ranks.values()
+            if peer.comm == rank.comm != UNKNOWN and peer.instance != rank.instance
+        )
+        processes = []
+        for peer in peers:
+            owner = self._known.process(peer.pid)
+            if owner is not None:
+                processes.append((peer.pid, self._look.process(owner)))
+        rails = self._look.rails(process, devices)
+        sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
+        return Evidence(self._look.process(process), rails, peers, tuple(processes), waits_for, sends)
+
+
+def _length_key(stall: Stall) -> tuple[str, str, str]:
+    return stall.comm, stall.rank, stall.blame.cause.value
+
+
+def _words(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _sentence(stall: Stall) -> str:
+    blame = stall.blame
+    whom = [f"rank {blame.blamed_rank}"] if blame.blamed_rank is not None else []
+    whom += [f"rail {blame.rail} ({blame.device})"] if blame.rail else []
+    blamed = f", blamed on {' and '.join(whom)}" if whom else ""
+    return (
+        f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
+        f"{stall.blame.cause.value}{blamed}: {'; '.join(blame.evidence)}"
+    )

@@ -1,0 +1,248 @@
+"""What a stall is, and what is none.
+
+An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
+default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
+of its own history, and no less than `floor`, where somebody on this host is merely suspect.  It also stalls, though
+bytes move, when operations of its kind and size have taken twice their usual time for some seconds and a rail is named
+that differs from its siblings, or its own threads wait for a processor.
+
+What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
+checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`), a slow first
+operation (there is no history to hold it against, and `after` is long), a ring that is slow on all rails alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.blame import blame_for
+from agent.stall_facts import Blame, Cause, Evidence, InFlight, RankFacts, Stall
+
+_SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
+_BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})
+_LOOKS_IN_A_ROW: Final = 8
+"""Two seconds: queues are read once a second."""
+_STARVED_NS: Final = 500_000_000
+_MOVING_BYTES_PER_SECOND: Final = 16 << 10
+"""Less than this is no operation that moves: connections have a keep-alive, a window is asked for."""
+_BUSY_PORT_BYTES_PER_SECOND: Final = 16 << 20
+_ORDER: Final = list(Cause)
+_LEAST_WATCHED_NS: Final = 450_000_000
+"""Before that nobody can say whether a process computes, or moves bytes."""
+_LEAST_HISTORY: Final = 20
+"""Operations, before one is called slow for its kind: the first few of a job are not like the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallLimits:
+    """Times in ns."""
+
+    after_ns: int = 30_000_000_000
+    """A mere wait; nothing takes longer without being called a stall."""
+    factor: float = 8.0
+    """Times its own history, where somebody is to blame."""
+    floor_ns: int = 2_000_000_000
+    """And never less than this."""
+
+    def suspicion_ns(self) -> int:
+        """From what age on an operation is looked at closely."""
+        return min(self.floor_ns, self.after_ns) // 2
+
+    def limit_ns(self, flight: InFlight, blame: Blame) -> float:
+        """How long this operation may take."""
+        if not blame.culprit:
+            return self.after_ns
+        if blame.cause in _BROKEN:
+            return min(self.after_ns, self.floor_ns)
+        history = flight.history
+        if history is None or history.operations < _LEAST_HISTORY:
+            return self.after_ns
+        return min(self.after_ns, max(self.floor_ns, self.factor * history.longest_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one look brought."""
+
+    begun: tuple[Stall, ...]
+    ended: tuple[Stall, ...]
+
+
+class Stalls:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, limits: StallLimits) -> None:
+        self.limits = limits
+        self._current: dict[int, Stall] = {}
+        self._excused: dict[int, tuple[int, int]] = {}
+        """By instance: since when the operation in flight was, and when it was last excused."""
+        self._insisted: dict[int, tuple[Cause, str, int]] = {}
+        """By instance: what its slowness is put down to, and in how many looks in a row."""
+        self._gone: set[int] = set()
+        """Those of them whose process ended: nobody is left who could tell that they end."""
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        return tuple(self._current.values())
+
+    def of(self, instance: int) -> Stall | None:
+        return self._current.get(instance)
+
+    def look(self, now_ns: int, ranks: Iterable[RankFacts], evidence_of: Callable[[RankFacts], Evidence]) -> Changes:
+        """Judge every living communicator; `evidence_of` is asked about suspects only."""
+        begun: list[Stall] = []
+        ended: list[Stall] = []
+        seen = set()
+        for rank in ranks:
+            seen.add(rank.instance)
+            stall = self._judge(now_ns, rank, evidence_of)
+            before = self._current.get(rank.instance)
+            another = before is not None and (stall is None or stall.since_ns != before.since_ns)
+            if before is not None and another:
+                ended.append(self._end(before, now_ns))
+            if stall is not None:
+                self._current[rank.instance] = stall
+                if before is None or another:
+                    begun.append(stall)
+        self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
+        self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
+        for instance in self._current.keys() - seen - self._gone:
+            ended.append(self._end(self._current[instance], now_ns))
+        return Changes(tuple(begun), tuple(ended))
+
+    def process_gone(self, now_ns: int, rank: RankFacts, evidence: str) -> Stall | None:
+        """A rank's process ended while others count on it; None: it was stalled already, for whatever reason."""
+        before = self._current.get(rank.instance)
+        if rank.instance in self._gone:
+            return None
+        flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
+        blame = Blame(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
+        if before is not None:
+            flight = replace(flight, since_ns=before.since_ns)
+        stall = _stall(rank, replace(flight, strength="strong"), blame, now_ns)
+        self._current[rank.instance] = stall
+        self._gone.add(rank.instance)
+        return stall if before is None else None
+
+    def forget(self, now_ns: int, instances: Iterable[int]) -> tuple[Stall, ...]:
+        """Nobody can ask about these communicators any more; returns the stalls that end with them."""
+        return tuple(self._end(self._current[one], now_ns) for one in instances if one in self._current)
+
+    def _late(self, now_ns: int, instance: int, flight: InFlight, blame: Blame) -> bool:
+        """Whether an operation takes longer than it may."""
+        if blame.excused:
+            self._excused[instance] = flight.since_ns, now_ns
+            return False
+        limit_ns = self.limits.limit_ns(flight, blame)
+        since_ns, excused_ns = self._excused.get(instance, (0, 0))
+        if since_ns == flight.since_ns and blame.cause not in _BROKEN:
+            # Who writes pauses now and then.
+            return now_ns - excused_ns >= self.limits.after_ns
+        return now_ns - flight.since_ns >= limit_ns
+
+    def _insists(self, instance: int, blame: Blame) -> bool:
+        """Whether looks in a row found the same reason for slowness: one queue that was full once says nothing."""
+        cause, device, looks = self._insisted.get(instance, (blame.cause, blame.device, 0))
+        looks = looks + 1 if (cause, device) == (blame.cause, blame.device) else 1
+        self._insisted[instance] = blame.cause, blame.device, looks
+        return blame.cause in _BROKEN or looks >= _LOOKS_IN_A_ROW
+
+    def _end(self, stall: Stall, now_ns: int) -> Stall:
+        self._insisted.pop(stall.instance, None)
+        del self._current[stall.instance]
+        self._gone.discard(stall.instance)
+        return replace(stall, ended_ns=now_ns)
+
+    def _judge(self, now_ns: int, rank: RankFacts, evidence_of: Callable[[RankFacts], Evidence]) -> Stall | None:
+        """The stall of a communicator now; None: it has none."""
+        before = self._current.get(rank.instance)
+        flight = rank.in_flight
+        old = flight is not None and now_ns - flight.since_ns >= self.limits.suspicion_ns()
+        if not old and rank.slow is None:
+            return None
+        evidence = evidence_of(rank)
+        blame = blame_for(rank, evidence, now_ns)
+        same = before is not None and flight is not None and before.since_ns == flight.since_ns
+        if old and flight is not None and not _moves(evidence):
+            judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
+            if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
+                return _continued(before if same else None, rank, flight, blame, now_ns)
+        slows = _slows(rank, evidence, blame)
+        if rank.slow is not None and before is not None and before.slow:
+            # The signs come and go within an operation; that operations are slow does not.
+            return _continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
+        if slows and self._insists(rank.instance, blame):
+            found = _stall(rank, _slow_flight(rank, now_ns), _with_slowness(blame, rank), now_ns)
+            return replace(found, slow=True)
+        if not slows:
+            self._insisted.pop(rank.instance, None)
+        # Bytes move again, but the operation that was stalled is not through yet.
+        return before if same else None
+
+
+def _slows(rank: RankFacts, evidence: Evidence, blame: Blame) -> bool:
+    """Whether somebody makes operations slow.
+
+    A busy machine delays every thread now and then: threads that wait for a processor matter where operations come to
+    take half a second.
+    """
+    if rank.slow is None or rank.slow.recent_mean_ns is None:
+        return False
+    starved = blame.cause is Cause.RANK_BEHIND and evidence.process.starved
+    return blame.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
+
+
+def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
+    return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, slowly")
+
+
+def _moves(evidence: Evidence) -> bool:
+    """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
+    process = evidence.process
+    if not process.window_ns:
+        return False
+    least_bytes = _MOVING_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
+    if (process.moved_bytes or 0) > least_bytes or evidence.sends:
+        return True
+    # Others may use the port too, but hardly as much as collectives do.
+    busy_bytes = _BUSY_PORT_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
+    return any(not rail.connections and rail.port_bytes > busy_bytes for rail in evidence.rails)
+
+
+def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:
+    if rank.slow is None or rank.slow.recent_mean_ns is None:
+        return blame
+    ratio = rank.slow.recent_mean_ns / rank.slow.mean_ns
+    sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {ratio:.1f} times as long as before"
+    return replace(blame, evidence=(*blame.evidence, sentence))
+
+
+def _continued(before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+    """The stall as it is now: what was found to be its cause stays until something better founded is."""
+    if before is None:
+        return _stall(rank, flight, blame, now_ns)
+    better = _ORDER.index(blame.cause) < _ORDER.index(before.blame.cause)
+    same = (blame.cause, blame.device, blame.blamed_rank) == (
+        before.blame.cause,
+        before.blame.device,
+        before.blame.blamed_rank,
+    )
+    return replace(before, blame=blame) if better or same else before
+
+
+def _stall(rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+    return Stall(
+        instance=rank.instance,
+        comm=rank.comm,
+        rank=rank.name,
+        nranks="unknown" if rank.nranks is None else str(rank.nranks),
+        pid=rank.pid,
+        op=flight.op,
+        payload_bytes=flight.payload_bytes,
+        since_ns=flight.since_ns,
+        flagged_ns=now_ns,
+        strength=flight.strength,
+        blame=blame,
+    )

@@ -1,0 +1,307 @@
+"""A host whose ranks, rails and clock do what a test says, four looks a second, as fast as the machine can.
+
+Simulated: the kernel's tables, what /proc and the network devices tell, and time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from agent.communicators import Communicator, ObservedProcess
+from agent.jobs import JobFacts
+from agent.rank_facts import Known
+from agent.stall_facts import ProcessFacts, RailSigns, Stall
+from agent.stall_watch import LOOK_NS, StallWatch
+from agent.stalls import StallLimits
+from probes.maps import Records
+from probes.nccl.abi import DataType, Op
+from probes.nccl.internal_records import (
+    CONNECTION,
+    CONNECTION_KEY,
+    HISTORY,
+    HISTORY_KEY,
+    OPERATION,
+    OPERATION_KEY,
+    NetworkKind,
+)
+from probes.nccl.internals import Sent
+from probes.nccl.proxy_work import ProxyWorkLayout
+from probes.nccl.records import CALL_EVENT, COMMUNICATOR, COMMUNICATOR_KEY
+from probes.processes import ProcessIdentity
+
+COMM_HASH = 0xABCD
+START_NS = 1_000_000_000_000
+MIB = 1 << 20
+LOOK_S = LOOK_NS / 1e9
+FLOOR_S = 2.0
+AFTER_S = 30.0
+RUNNING = ProcessFacts("running", 0, 0.1, 0.0, 0, None)
+COMPUTING = replace(RUNNING, busy_ratio=1.0)
+WRITING = replace(RUNNING, busy_ratio=0.2, written_bytes=500 * MIB)
+STOPPED = replace(RUNNING, condition="stopped", busy_ratio=0.0)
+STARVED = replace(RUNNING, busy_ratio=0.01, waited_ratio=1.5)
+MOVING = replace(RUNNING, moved_bytes=100 * MIB)
+STANDING = replace(RUNNING, moved_bytes=0)
+RAILS = (
+    RailSigns("0", "rail0", "", up=True, window_ns=0, connections=2, speed_bytes_per_second=10**10),
+    RailSigns("1", "rail1", "", up=True, window_ns=0, connections=2, speed_bytes_per_second=10**10),
+)
+_WINDOW_NS = 1_500_000_000
+_READ_NS = 400_000_000
+
+
+class SimulatedClock:
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = START_NS
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def realtime_ns(self) -> int:
+        return self.now_ns + 10**18
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of this host, and its process."""
+
+    world: World
+    instance: int
+    rank: int
+    pid: int
+    process: ProcessFacts = RUNNING
+    """As the closer look shows it; the window is filled in."""
+    rails: tuple[RailSigns, ...] = RAILS
+    waits_in: tuple[str, ...] = ()
+    sequence: int = 0
+    last_ns: int = START_NS
+    posted: tuple[int, int, int] | None = None
+    """When the operation in flight was handed over, its op and payload."""
+    done: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    messages: int = 0
+    ahead: int = 0
+    """Calls made since the one in flight."""
+    sent_ns: int = 0
+    """When the last of them was handed over."""
+    ended: bool = False
+    gone: bool = False
+
+    def work(self, operations: int, each_s: float, op: Op = Op.AllReduce, size: int = MIB) -> None:
+        """Call and complete some operations within the last look."""
+        self.sequence += operations
+        self.last_ns = self.world.clock.now_ns
+        self._complete(operations, int(each_s * 1e9), op, size)
+
+    def replay(self, operations: int, each_s: float) -> None:
+        """The same from a graph: no call is made."""
+        self._complete(operations, int(each_s * 1e9), Op.AllReduce, MIB)
+
+    def begin(self, op: Op = Op.AllReduce, size: int = MIB, *, sends: bool = True) -> None:
+        """Call an operation and hand it over."""
+        self.sequence += 1
+        self.last_ns = self.world.clock.now_ns
+        self.posted = self.last_ns, op, size
+        if sends:
+            self._send(1)
+
+    def complete(self) -> None:
+        """The operation in flight is complete."""
+        assert self.posted is not None
+        posted_ns, op, size = self.posted
+        self.posted = None
+        self._complete(1, self.world.clock.now_ns - posted_ns, Op(op), size)
+
+    def _complete(self, operations: int, each_ns: int, op: Op, size: int) -> None:
+        sums = self.done.setdefault((op, max(size - 1, 0).bit_length()), [0, 0, 0])
+        sums[0] += operations
+        sums[1] += operations * each_ns
+        sums[2] += operations * size
+        self._send(operations)
+
+    def _send(self, messages: int) -> None:
+        self.messages += messages
+        self.sent_ns = self.world.clock.now_ns
+
+
+class World:
+    """One host.  `seen`: completion is seen; without it calls are all there is."""
+
+    def __init__(
+        self, *, seen: bool = True, ranks: int = 1, nranks: int = 2, limits: StallLimits | None = None
+    ) -> None:
+        self.clock = SimulatedClock()
+        self.seen = seen
+        self.nranks = nranks
+        self.ranks = [Rank(self, 7 + number, number, 4711 + number) for number in range(ranks)]
+        self.counts_messages = True
+        self.whole = True
+        """The agent was there before the communicators."""
+        self.graph_in_flight = False
+        """What is in flight is of a graph: no call was made for it."""
+        self.begun: list[tuple[int, Stall]] = []
+        self._asked: dict[int, tuple[int, int]] = {}
+        self.watch = StallWatch(
+            self,
+            self,
+            Known(self._communicator, self._process, self._completed, self._layout, lambda _pid, _numbers: frozenset()),
+            self.clock,
+            limits or StallLimits(),
+            procfs=Path("/nowhere"),
+            rails_of=lambda _netns: (),
+            look=self,
+        )
+        self.watch.begun = lambda stall: self.begun.append((self.clock.now_ns, stall))
+
+    @property
+    def stall(self) -> Stall | None:
+        """The only one."""
+        assert len(self.watch.current) <= 1
+        return next(iter(self.watch.current), None)
+
+    def step(self, looks: int = 1) -> None:
+        """Let a quarter of a second pass, and look."""
+        for _ in range(looks):
+            self.clock.now_ns += LOOK_NS
+            self.watch.look()
+
+    def train(self, seconds: float, operations: int = 8, each_s: float = 0.005) -> None:
+        """All ranks do what they usually do."""
+        for _ in range(int(seconds * 4)):
+            for rank in self.ranks:
+                rank.work(operations, each_s)
+            self.step()
+
+    def until_flagged(self, seconds: float) -> float:
+        """Time until somebody stalls; fails if nobody does within so many seconds."""
+        began_ns = self.clock.now_ns
+        while not self.watch.current:
+            assert self.clock.now_ns - began_ns < seconds * 1e9, "nothing was flagged"
+            self.step()
+        return (self.clock.now_ns - began_ns) / 1e9
+
+    def tell_calls(self, op: Op = Op.AllReduce) -> None:
+        """Write events of the last call of every rank."""
+        events = np.zeros(len(self.ranks), CALL_EVENT)
+        events["instance"] = [rank.instance for rank in self.ranks]
+        events["sequence"] = [rank.sequence for rank in self.ranks]
+        events["op"], events["data_type"] = op, DataType.Float32
+        self.watch.take_calls(events)
+
+    # What the agent asks the kernel.
+
+    def read(self) -> tuple[Records, Records]:
+        keys, values = np.zeros(len(self.ranks), COMMUNICATOR_KEY), np.zeros(len(self.ranks), COMMUNICATOR)
+        for at, rank in enumerate(self.ranks):
+            keys[at]["tgid"] = rank.pid
+            values[at]["instance"], values[at]["sequence"] = rank.instance, rank.sequence
+            values[at]["last_ns"] = rank.last_ns
+        return keys, values
+
+    def lookup(self, key: bytes) -> Records | None:
+        raise NotImplementedError
+
+    def delete(self, key: bytes) -> None:
+        raise NotImplementedError
+
+    def operations(self) -> tuple[Records, Records]:
+        posted = [rank for rank in self.ranks if rank.posted is not None and self.seen]
+        values = np.zeros(len(posted), OPERATION)
+        for at, rank in enumerate(posted):
+            assert rank.posted is not None
+            values[at]["posted_ns"], values[at]["op"], values[at]["payload_bytes"] = rank.posted
+            values[at]["instance"] = rank.instance
+            values[at]["before_sequence"] = rank.sequence - 1 - rank.ahead
+            values[at]["algorithm"], values[at]["net_devices"] = 1, 3
+        return np.zeros(len(posted), OPERATION_KEY), values
+
+    def connections(self) -> tuple[Records, Records]:
+        return np.zeros(0, CONNECTION_KEY), np.zeros(0, CONNECTION)
+
+    def histories(self) -> tuple[Records, Records]:
+        rows = [(rank.instance, *kind, sums) for rank in self.ranks if self.seen for kind, sums in rank.done.items()]
+        keys, values = np.zeros(len(rows), HISTORY_KEY), np.zeros(len(rows), HISTORY)
+        for at, (instance, op, size, sums) in enumerate(rows):
+            keys[at]["instance"], keys[at]["op"], keys[at]["size_bucket"] = instance, op, size
+            values[at] = tuple(sums)
+        return keys, values
+
+    def sent(self) -> list[Sent]:
+        if not self.counts_messages or not self.seen:
+            return []
+        return [Sent(rank.pid, 1, NetworkKind.SOCKET, 0, rank.messages, 0, rank.sent_ns) for rank in self.ranks]
+
+    def _communicator(self, instance: int) -> Communicator | None:
+        rank = next((rank for rank in self.ranks if rank.instance == instance), None)
+        if rank is None:
+            return None
+        ended_ns = self.clock.now_ns if rank.ended else None
+        return Communicator(
+            instance, rank.pid, START_NS, COMM_HASH, rank.rank, self.nranks, ended_ns=ended_ns, whole=self.whole
+        )
+
+    def _process(self, pid: int) -> ObservedProcess | None:
+        rank = next((rank for rank in self.ranks if rank.pid == pid), None)
+        if rank is None or rank.gone:
+            return None
+        return ObservedProcess(ProcessIdentity(pid, 1), None, JobFacts(), "", "2.27.3")
+
+    def _completed(self, instance: int) -> int | None:
+        rank = next(rank for rank in self.ranks if rank.instance == instance)
+        if not self.seen:
+            return None
+        return rank.sequence - (rank.posted is not None and not self.graph_in_flight)
+
+    def _layout(self, _library: int) -> ProxyWorkLayout | None:
+        return None
+
+    # What a closer look shows.
+
+    def process(self, process: ObservedProcess) -> ProcessFacts:
+        rank = self._of(process)
+        since_ns, asked_ns = self._asked.get(rank.pid, (0, 0))
+        now_ns = self.clock.now_ns
+        if now_ns - asked_ns > _WINDOW_NS:
+            since_ns = now_ns
+        self._asked[rank.pid] = since_ns, now_ns
+        window_ns = min((now_ns - since_ns) // _READ_NS * _READ_NS, _WINDOW_NS)
+        return replace(rank.process, window_ns=window_ns)
+
+    def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]:
+        rails = self._of(process).rails
+        return tuple(replace(rail, window_ns=_WINDOW_NS) for rail in rails if not devices or rail.device in devices)
+
+    def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
+        return self._of(process).waits_in
+
+    def remember_threads(self, process: ObservedProcess) -> None:
+        pass
+
+    def forget(self, pid: int) -> None:
+        pass
+
+    def sweep(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _of(self, process: ObservedProcess) -> Rank:
+        return next(rank for rank in self.ranks if rank.pid == process.identity.pid)
+
+
+def steady(world: World, seconds: float = 20.0) -> None:
+    """So long that what is usual is known."""
+    for rank in world.ranks:
+        rank.process = MOVING
+    world.train(seconds)
+    for rank in world.ranks:
+        rank.process = STANDING
+    world.tell_calls()

@@ -1,0 +1,258 @@
+"""Whom an operation that does not end is blamed on.  What is found on the host is simulated, after real faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.blame import blame_for
+from agent.stall_facts import Blame, Cause, Evidence, InFlight, ProcessFacts, RailSigns, RankFacts
+from probes.process_state import Condition
+
+NOW_NS = 10**12
+MIB = 1 << 20
+FLIGHT = InFlight("AllReduce", MIB, 0, "strong", "handed to the network and not complete", calls_before=99)
+WEAK = InFlight("AllReduce", None, 0, "weak", "bytes lie unread")
+RANK = RankFacts(7, "00000000000000ab", 3, 8, 4711, 1, 100, 99, 5000, FLIGHT)
+PEER = replace(RANK, instance=8, rank=4, pid=4712)
+PROCESS = ProcessFacts("running", 1_500_000_000, 0.1, 0.0, 0, 0)
+RAIL0 = RailSigns("0", "rail0", "", up=True, window_ns=1_500_000_000, connections=2, speed_bytes_per_second=10**10)
+RAIL1 = replace(RAIL0, rail="1", device="rail1")
+CALM = Evidence(PROCESS, (RAIL0, RAIL1), ())
+
+
+def found(evidence: Evidence, rank: RankFacts = RANK) -> Blame:
+    return blame_for(rank, evidence, NOW_NS)
+
+
+def with_(rail: RailSigns, **signs: Any) -> RailSigns:
+    return replace(rail, **signs)
+
+
+def with_rail1(**signs: Any) -> Evidence:
+    return replace(CALM, rails=(RAIL0, with_(RAIL1, **signs)))
+
+
+@pytest.mark.parametrize(
+    ("condition", "cause", "word"),
+    [
+        ("gone", Cause.PROCESS_GONE, "has ended"),
+        ("stopped", Cause.PROCESS_STOPPED, "kill -CONT"),
+        ("traced", Cause.PROCESS_STOPPED, "debugger"),
+        ("frozen", Cause.PROCESS_STOPPED, "control group"),
+    ],
+)
+def test_a_process_that_cannot_go_on_is_blamed_before_everything_else(
+    condition: Condition, cause: Cause, word: str
+) -> None:
+    blame = found(replace(with_rail1(up=False), process=replace(PROCESS, condition=condition)))
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (cause, 3, True)
+    assert word in blame.evidence[0]
+
+
+def test_a_rail_without_carrier_comes_before_one_that_gives_no_answer() -> None:
+    silent = replace(RAIL0, unanswered=2, unanswered_ns=3_000_000_000)
+    blame = found(replace(CALM, rails=(silent, replace(RAIL1, up=False))))
+    assert (blame.cause, blame.rail, blame.device) == (Cause.RAIL_DOWN, "1", "rail1")
+
+
+def test_a_port_that_may_not_be_used_is_no_culprit_and_anything_else_explains_more() -> None:
+    perhaps = with_rail1(up=False, connections=0, surely_used=False)
+    assert (found(perhaps).cause, found(perhaps).culprit) == (Cause.RAIL_DOWN, False)
+    assert found(replace(perhaps, process=replace(PROCESS, waited_ratio=2.0))).cause is Cause.RANK_BEHIND
+    lost = with_rail1(up=False, connections=0, surely_used=False, carrier_lost_ns=NOW_NS - 1)
+    assert (found(lost).cause, found(lost).culprit) == (Cause.RAIL_DOWN, True)
+
+
+def test_no_answer_on_every_rail_points_to_the_host_at_the_other_end() -> None:
+    silent = {"unanswered": 2, "unanswered_ns": 3_000_000_000}
+    blame = found(replace(CALM, rails=(with_(RAIL0, **silent), with_(RAIL1, **silent))))
+    assert blame.cause is Cause.RAIL_FILTERED
+    assert "other end" in blame.evidence[-1]
+
+
+def test_a_carrier_that_came_back_explains_silence_for_a_while() -> None:
+    signs = {"unanswered": 1, "unanswered_ns": 1_000_000_000}
+    assert found(with_rail1(**signs, carrier_lost_ns=NOW_NS - 10**9)).cause is Cause.RAIL_DOWN
+    assert found(with_rail1(**signs, carrier_lost_ns=NOW_NS - 60 * 10**9)).cause is Cause.RAIL_FILTERED
+    assert found(with_rail1(carrier_lost_ns=NOW_NS - 10**9)).cause is Cause.RANK_BEHIND
+
+
+def test_one_retransmission_is_an_accident() -> None:
+    assert found(with_rail1(unanswered=1, unanswered_ns=300_000_000)).cause is Cause.RANK_BEHIND
+
+
+def test_a_slow_rail_is_blamed_though_its_sibling_sends_again() -> None:
+    """As measured: with one rail at a tenth, retransmissions for no reason showed on the other one."""
+    healthy = replace(
+        RAIL0, sent_bytes=5 * MIB, retransmitted_bytes=120_000, round_trip_ns=1_600_000, busy_ratio=0.2, backlog_bytes=0
+    )
+    shaped = replace(RAIL1, sent_bytes=5 * MIB, round_trip_ns=25_000_000, busy_ratio=1.0, backlog_bytes=136_000)
+    blame = found(replace(CALM, rails=(healthy, shaped)))
+    assert (blame.cause, blame.device) == (Cause.RAIL_SLOW, "rail1")
+    assert any("queue" in sentence for sentence in blame.evidence)
+
+
+def test_a_rail_that_loses_much_is_lossy_although_its_round_trips_are_long_too() -> None:
+    lossy = {"sent_bytes": 5 * MIB, "retransmitted_bytes": MIB, "round_trip_ns": 60_000_000, "busy_ratio": 1.0}
+    blame = found(replace(CALM, rails=(replace(RAIL0, round_trip_ns=1_000_000, busy_ratio=0.1), with_(RAIL1, **lossy))))
+    assert (blame.cause, blame.device) == (Cause.RAIL_LOSSY, "rail1")
+
+
+def test_losses_that_the_device_counts_make_a_rail_lossy_and_a_few_do_not() -> None:
+    assert found(with_rail1(losses=(("rx_crc_errors", 100),))).cause is Cause.RAIL_LOSSY
+    assert found(with_rail1(losses=(("rx_crc_errors", 3),))).cause is Cause.RANK_BEHIND
+
+
+def test_rails_that_are_slow_alike_are_not_blamed() -> None:
+    slow = {"sent_bytes": 5 * MIB, "round_trip_ns": 60_000_000, "busy_ratio": 1.0, "backlog_bytes": 200_000}
+    assert found(replace(CALM, rails=(with_(RAIL0, **slow), with_(RAIL1, **slow)))).cause is Cause.RANK_BEHIND
+
+
+def test_a_slow_port_that_carries_nothing_is_not_the_reason() -> None:
+    """A management port of 1 Gbit/s beside rails of 80: the bootstrap's connections go through it."""
+    management = replace(RAIL1, speed_bytes_per_second=125_000_000, sent_bytes=2000)
+    data = replace(RAIL0, sent_bytes=500 * MIB)
+    assert found(replace(CALM, rails=(data, management))).cause is Cause.RANK_BEHIND
+    carries = replace(management, sent_bytes=100 * MIB)
+    assert found(replace(CALM, rails=(data, carries))).cause is Cause.RAIL_SLOW
+
+
+def test_a_link_that_came_up_at_a_lower_speed_is_slow_without_tcp_too() -> None:
+    rdma = {"connections": 0, "port_bytes": 10**9}
+    slow = with_(RAIL1, speed_bytes_per_second=10**9, **rdma)
+    blame = found(replace(CALM, rails=(with_(RAIL0, **rdma), slow)))
+    assert (blame.cause, blame.device) == (Cause.RAIL_SLOW, "rail1")
+    assert "8 Gbit/s" in blame.evidence[0]
+
+
+def test_closed_connections_tell_that_the_peer_is_gone() -> None:
+    blame = found(with_rail1(peer_closed=2), replace(RANK, nranks=2, rank=1))
+    assert (blame.cause, blame.blamed_rank) == (Cause.PROCESS_GONE, 0)
+    assert found(with_rail1(peer_closed=2)).blamed_rank is None, "one of eight"
+
+
+@pytest.mark.parametrize(
+    ("process", "culprit", "excused", "word"),
+    [
+        (PROCESS, True, False, "sleeps"),
+        (replace(PROCESS, condition="stopped"), True, False, "stopped"),
+        (replace(PROCESS, waited_ratio=2.0, busy_ratio=0.05), True, False, "wait for a processor"),
+        (replace(PROCESS, busy_ratio=1.0), False, False, "busy"),
+        (replace(PROCESS, written_bytes=100 * MIB), False, True, "busy"),
+    ],
+    ids=["sleeps", "stopped", "starved", "computes", "writes"],
+)
+def test_a_rank_of_this_host_that_is_behind_is_named_with_what_it_does(
+    process: ProcessFacts, culprit: bool, excused: bool, word: str
+) -> None:
+    behind = replace(PEER, enqueued=99)
+    blame = found(replace(CALM, peers=(behind,), peer_processes=((behind.pid, process),)))
+    assert (blame.cause, blame.blamed_rank) == (Cause.RANK_BEHIND, 4)
+    assert (blame.culprit, blame.excused) == (culprit, excused)
+    assert any(word in sentence for sentence in blame.evidence)
+
+
+def test_a_rank_that_made_the_call_too_is_not_behind_in_it() -> None:
+    fewer = replace(PEER, enqueued=100)
+    ahead = replace(RANK, enqueued=105)
+    blame = found(replace(CALM, peers=(fewer,), peer_processes=((fewer.pid, PROCESS),)), ahead)
+    assert blame.blamed_rank is None
+    assert not blame.culprit
+
+
+def test_a_peer_that_made_the_call_and_is_stopped_keeps_the_others_waiting() -> None:
+    stopped = replace(PROCESS, condition="stopped")
+    blame = found(replace(CALM, peers=(PEER,), peer_processes=((PEER.pid, stopped),)))
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, 4, True)
+
+
+def test_what_peers_sent_and_this_rank_does_not_read_says_that_it_is_behind() -> None:
+    unread = replace(CALM, rails=(with_(RAIL0, unread_bytes=262160), with_(RAIL1, unread_bytes=262160)))
+    blame = found(unread, replace(RANK, in_flight=WEAK))
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, 3, True)
+    writes = replace(unread, process=replace(PROCESS, written_bytes=10 * MIB))
+    assert found(writes, replace(RANK, in_flight=WEAK)).excused
+
+
+def test_a_rank_that_has_read_one_rail_empty_waits_for_the_rest_of_the_message() -> None:
+    blame = found(with_rail1(unread_bytes=262160), replace(RANK, in_flight=WEAK))
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
+
+
+def test_who_only_waits_tells_whom_for() -> None:
+    blame = found(replace(CALM, waits_for=(2, 5)))
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert "rank 2, 5" in blame.evidence[-1]
+    assert found(CALM, replace(RANK, nranks=2, rank=0)).blamed_rank == 1
+
+
+def test_a_gpu_that_never_began_may_still_compute() -> None:
+    blame = found(CALM, replace(RANK, in_flight=replace(FLIGHT, nothing_sent=True)))
+    assert (blame.cause, blame.culprit) == (Cause.GPU_NOT_PROGRESSING, False)
+
+
+def test_nothing_in_flight_and_nothing_wrong_is_unknown() -> None:
+    assert found(CALM, replace(RANK, in_flight=None)).cause is Cause.UNKNOWN
+
+
+rails = st.builds(
+    RailSigns,
+    rail=st.sampled_from("01"),
+    device=st.sampled_from(["rail0", "rail1"]),
+    netns=st.just(""),
+    up=st.sampled_from([True, False, None]),
+    window_ns=st.integers(0, 10**10),
+    carrier_lost_ns=st.none() | st.integers(0, NOW_NS),
+    speed_bytes_per_second=st.none() | st.integers(0, 10**11),
+    connections=st.integers(0, 10),
+    unanswered=st.integers(0, 10),
+    peer_closed=st.integers(0, 10),
+    unanswered_ns=st.integers(0, 10**11),
+    sent_bytes=st.integers(0, 10**12),
+    retransmitted_bytes=st.integers(0, 10**12),
+    moved_bytes=st.integers(0, 10**12),
+    busy_ratio=st.floats(0, 2),
+    round_trip_ns=st.none() | st.integers(0, 10**10),
+    least_round_trip_ns=st.none() | st.integers(0, 10**10),
+    backlog_bytes=st.none() | st.integers(0, 10**9),
+    unread_bytes=st.integers(0, 10**9),
+    losses=st.lists(st.tuples(st.sampled_from(["rx_errors", "drops"]), st.integers(1, 100)), max_size=2).map(tuple),
+    port_bytes=st.integers(0, 10**12),
+    surely_used=st.booleans(),
+)
+processes = st.builds(
+    ProcessFacts,
+    st.sampled_from(["running", "stopped", "traced", "frozen", "gone"]),
+    st.integers(0, 10**10),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.integers(0, 10**12),
+    st.none() | st.integers(0, 10**12),
+)
+ranks = st.builds(
+    replace,
+    st.just(RANK),
+    rank=st.none() | st.integers(0, 7),
+    nranks=st.none() | st.integers(1, 8),
+    enqueued=st.integers(0, 200),
+    completed=st.none() | st.integers(0, 200),
+    in_flight=st.none() | st.sampled_from([FLIGHT, WEAK, replace(FLIGHT, nothing_sent=True)]),
+)
+
+
+@given(ranks, processes, st.lists(rails, max_size=4), st.lists(ranks, max_size=3), processes)
+def test_every_finding_has_evidence_and_names_only_what_was_looked_at(
+    rank: RankFacts, process: ProcessFacts, signs: list[RailSigns], peers: list[RankFacts], peer_process: ProcessFacts
+) -> None:
+    others = tuple(replace(peer, pid=4712) for peer in peers)
+    blame = found(Evidence(process, tuple(signs), others, ((4712, peer_process),)), rank)
+    assert blame.evidence
+    assert all(blame.evidence)
+    assert blame.device in {"", *(one.device for one in signs)}
+    assert bool(blame.rail) == blame.cause.value.startswith("rail_")
+    assert not (blame.culprit and blame.excused)

@@ -1,0 +1,225 @@
+"""A closer look at suspects: what moved between two readings, of whom.  /proc, connections and rails are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agent import close_look
+from agent.close_look import READ_PERIOD_NS, CloseLook
+from agent.communicators import ObservedProcess
+from agent.jobs import JobFacts
+from agent.snapshot import RailFacts
+from probes.clock import Clock
+from probes.namespaces import NetworkNamespace
+from probes.netdev.connection_state import ConnectionState
+from probes.processes import ProcessIdentity
+from tests.unit.exporters_snapshots import rail
+from tests.unit.stall_world import SimulatedClock
+from tests.unit.test_connection_state import QUIET
+
+NETNS = NetworkNamespace(77, Path("/proc/5/ns/net"), own=True)
+ETHERNET = replace(
+    rail("0", "rail0"),
+    link_layer="Ethernet",
+    counters=(("rx_crc_errors", "warn", 5), ("carrier_changes", "warn", 2), ("packets", "info", 7)),
+)
+
+
+class World:
+    """One namespace with one rail, and what processes hold there."""
+
+    def __init__(self, procfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = SimulatedClock()
+        self.procfs = procfs
+        self.connections: list[ConnectionState] = []
+        self.rails = [ETHERNET]
+        self.opened = self.closed = self.asked = 0
+        self.refuses = False
+        world = self
+
+        class Connections:
+            def __init__(self, _clock: Clock, _procfs: Path) -> None:
+                world.opened += 1
+
+            def read(self, pids: Collection[int]) -> tuple[ConnectionState, ...]:
+                world.asked += 1
+                if world.refuses:
+                    raise PermissionError(1, "simulated refusal")
+                return tuple(one for one in world.connections if one.pid in pids)
+
+            def close(self) -> None:
+                world.closed += 1
+
+        monkeypatch.setattr(close_look, "ProcessConnections", Connections)
+        self.look = CloseLook(self.clock, procfs, self._rails)
+
+    def _rails(self, netns: int) -> Iterable[tuple[RailFacts, int | None]]:
+        assert netns == NETNS.inode
+        return [(one, None) for one in self.rails]
+
+    def process(self, pid: int = 5, *, busy_ns: int = 0, waited_ns: int = 0, runs: int = 0) -> ObservedProcess:
+        """A process with one thread, as /proc has it now."""
+        task = self.procfs / str(pid) / "task" / str(pid)
+        task.mkdir(parents=True, exist_ok=True)
+        fields = ["S", *("0" for _ in range(16)), "1", "0", "300", *("0" for _ in range(32))]
+        (self.procfs / str(pid) / "stat").write_text(f"{pid} (rank) {' '.join(fields)}\n")
+        (task / "schedstat").write_text(f"{busy_ns} {waited_ns} {runs}\n")
+        return ObservedProcess(ProcessIdentity(pid, 300), NETNS, JobFacts(), "", "2.27.3")
+
+    def wait(self, seconds: float = 0.5) -> None:
+        self.clock.sleep(seconds)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def connection(cookie: int, moved: int, pid: int = 5, **more: object) -> ConnectionState:
+    values = {"bytes_acked": moved, "bytes_received": 0, "bytes_sent": moved, **more}
+    return replace(QUIET, cookie=cookie, pid=pid, device="rail0", **values)  # type: ignore[arg-type]
+
+
+def test_ratios_are_what_happened_between_two_readings(world: World) -> None:
+    world.look.process(world.process(busy_ns=10**9))
+    world.wait()
+    facts = world.look.process(world.process(busy_ns=10**9 + 250_000_000, waited_ns=500_000_000))
+    assert (facts.window_ns, facts.busy_ratio, facts.waited_ratio) == (500_000_000, 0.5, 1.0)
+    assert facts.condition == "running"
+
+
+def test_a_process_is_not_read_again_at_once(world: World) -> None:
+    first = world.look.process(world.process(busy_ns=0))
+    world.clock.now_ns += READ_PERIOD_NS - 1
+    assert world.look.process(world.process(busy_ns=10**9)) == first
+
+
+def test_what_was_long_ago_is_not_part_of_the_last_moments(world: World) -> None:
+    world.connections = [connection(1, 0)]
+    for moved in (10**9, 2 * 10**9):
+        world.look.process(world.process())
+        world.connections = [connection(1, moved)]
+        world.wait(5)
+    facts = world.look.process(world.process())
+    assert (facts.window_ns, facts.moved_bytes) == (0, 0)
+    world.wait()
+    assert world.look.process(world.process()).window_ns == 500_000_000
+
+
+def test_bytes_of_a_process_are_those_of_its_connections_since_each_was_first_seen(world: World) -> None:
+    world.connections = [connection(1, 100), connection(3, 5000, pid=6)]
+    world.look.process(world.process(5))
+    world.wait()
+    world.connections = [connection(1, 150), connection(2, 1000), connection(3, 5000, pid=6)]
+    world.look.process(world.process(5))
+    # Another process comes under suspicion later: its bytes count from then on.
+    world.look.process(world.process(6))
+    world.wait()
+    world.connections = [connection(1, 150), connection(2, 1700), connection(3, 5600, pid=6)]
+    assert world.look.process(world.process(5)).moved_bytes == 50 + 700
+    assert world.look.process(world.process(6)).moved_bytes == 600
+
+
+def test_a_process_without_connections_moves_nobody_knows_what(world: World) -> None:
+    assert world.look.process(world.process()).moved_bytes is None
+
+
+def test_a_rail_s_signs_are_those_of_the_suspect_s_connections_and_of_the_device(world: World) -> None:
+    world.connections = [connection(1, 1000), connection(9, 1, pid=6)]
+    world.look.rails(world.process(), frozenset())
+    world.wait()
+    world.connections = [
+        connection(1, 6000, busy_us=250_000, round_trip_us=3000, retransmitted_bytes=500, unread_bytes=7),
+        connection(
+            2, 0, unacknowledged_segments=9, unanswered_retransmissions=3, last_acknowledged_ms=1500, peer_closed=True
+        ),
+        connection(9, 10**9, pid=6),
+    ]
+    more = (("rx_crc_errors", "warn", 25), ("carrier_changes", "warn", 9), ("packets", "info", 700))
+    transmitted = (ETHERNET.transmit_bytes or 0) + 4096
+    world.rails = [replace(ETHERNET, counters=more, transmit_bytes=transmitted)]
+    (signs,) = world.look.rails(world.process(), frozenset())
+    assert (signs.device, signs.connections, signs.unanswered, signs.peer_closed) == ("rail0", 2, 1, 1)
+    assert (signs.unanswered_ns, signs.sent_bytes, signs.retransmitted_bytes) == (1_500_000_000, 5000, 500)
+    assert (signs.unread_bytes, signs.port_bytes, signs.losses) == (7, 4096, (("rx_crc_errors", 20),))
+    assert signs.busy_ratio == pytest.approx(0.25), "half of the window, on one of two that send"
+    assert signs.round_trip_ns == (3000 + 100) * 1000 // 2
+    assert signs.surely_used
+
+
+def test_a_rail_that_a_process_does_not_use_is_not_shown(world: World) -> None:
+    assert world.look.rails(world.process(), frozenset()) == ()
+    infiniband = replace(ETHERNET, device="mlx5_0", link_layer="InfiniBand")
+    never_used = replace(infiniband, device="mlx5_1", transmit_bytes=0)
+    world.rails = [ETHERNET, infiniband, never_used]
+    world.wait()
+    (signs,) = world.look.rails(world.process(), frozenset())
+    assert (signs.device, signs.surely_used) == ("mlx5_0", False)
+    shown = world.look.rails(world.process(), frozenset({"mlx5_1"}))
+    assert [(one.device, one.surely_used) for one in shown] == [("mlx5_1", True)]
+
+
+def test_a_process_in_an_unknown_namespace_has_no_rails(world: World) -> None:
+    nowhere = replace(world.process(), namespace=None)
+    assert world.look.rails(nowhere, frozenset()) == ()
+    assert world.look.process(nowhere).moved_bytes is None
+
+
+def test_a_refusal_costs_the_connections_and_nothing_else(world: World) -> None:
+    world.refuses = True
+    assert world.look.process(world.process()).condition == "running"
+    assert (world.opened, world.closed) == (1, 1)
+    world.refuses = False
+    world.wait()
+    world.connections = [connection(1, 5)]
+    world.look.process(world.process())
+    assert world.opened == 2
+    assert len(world.look.rails(world.process(), frozenset())) == 1
+
+
+def test_connections_are_asked_about_once_for_all_suspects(world: World) -> None:
+    for _ in range(3):
+        world.look.process(world.process(5))
+        world.look.rails(world.process(5), frozenset())
+    assert world.asked == 1
+
+
+def test_what_nobody_asks_about_is_let_go(world: World) -> None:
+    world.look.process(world.process())
+    world.wait(5)
+    world.look.sweep()
+    assert world.closed == 0
+    world.wait(6)
+    world.look.sweep()
+    assert world.closed == 1
+    world.look.process(world.process())
+    world.look.close()
+    assert (world.opened, world.closed) == (2, 2)
+
+
+def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[frozenset[int]] = []
+
+    def waiting(_procfs: Path, _pid: int, tids: frozenset[int], _machine: str) -> dict[int, str]:
+        asked.append(tids)
+        return dict.fromkeys(tids, "recvmsg")
+
+    monkeypatch.setattr(close_look, "threads_waiting_for_network", waiting)
+    monkeypatch.setattr(close_look, "platform", SimpleNamespace(machine=lambda: "x86_64"))
+    world.look.remember_threads(world.process(runs=5))
+    assert world.look.waits_for_network(world.process()) == ()
+    world.look.remember_threads(world.process(runs=5))
+    world.wait()
+    assert world.look.waits_for_network(world.process()) == ()
+    world.look.remember_threads(world.process(runs=9))
+    world.wait()
+    assert world.look.waits_for_network(world.process()) == ("recvmsg",)
+    world.look.forget(5)
+    world.wait()
+    assert world.look.waits_for_network(world.process()) == ()
+    assert asked == [frozenset(), frozenset(), frozenset({5}), frozenset()]

@@ -1,0 +1,194 @@
+"""What is usual for each kind of operation, and when something is slower.  The kernel's sums are simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.history import Histories
+from probes.nccl.abi import Op
+from probes.nccl.internal_records import HISTORY, HISTORY_KEY
+
+SECOND_NS = 1_000_000_000
+MS = 1_000_000
+
+
+class Kernel:
+    """One table of sums, read once a second."""
+
+    def __init__(self) -> None:
+        self.histories = Histories()
+        self.now_ns = 0
+        self._sums: dict[tuple[int, int, int], list[int]] = {}
+
+    def second(
+        self, *, each_ms: float, operations: int = 10, instance: int = 7, op: Op = Op.AllReduce, stalled: bool = False
+    ) -> None:
+        sums = self._sums.setdefault((instance, op, 20), [0, 0])
+        sums[0] += operations
+        sums[1] += int(operations * each_ms * MS)
+        self.read({instance} if stalled else set())
+
+    def read(self, stalled: set[int]) -> None:
+        self.now_ns += SECOND_NS
+        keys, values = np.zeros(len(self._sums), HISTORY_KEY), np.zeros(len(self._sums), HISTORY)
+        for at, ((instance, op, size), (operations, duration_ns)) in enumerate(self._sums.items()):
+            keys[at] = instance, op, size, (0, 0)
+            values[at] = operations, duration_ns, 0
+        self.histories.take(self.now_ns, keys, values, stalled)
+
+    def slow(self, *, stalled: bool = False) -> int | None:
+        """The op that has become slower."""
+        found = self.histories.slowest(self.now_ns, 7, stalled=stalled)
+        return None if found is None else found[0]
+
+
+def test_nothing_is_known_of_what_never_ran() -> None:
+    kernel = Kernel()
+    assert kernel.histories.of(0, 7, Op.AllReduce, 20) is None
+    assert kernel.histories.of_calls(0, 7) is None
+    assert kernel.histories.slowest(0, 7, stalled=False) is None
+
+
+def test_the_longest_second_counts_and_the_last_three_do_not_yet() -> None:
+    kernel = Kernel()
+    for each_ms in (5, 9, 5, 5, 5, 5, 50, 50, 50):
+        kernel.second(each_ms=each_ms)
+    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    assert history is not None
+    assert history.operations == 60
+    assert history.mean_ns == pytest.approx(5.7 * MS, rel=0.02)
+    assert history.longest_ns == pytest.approx(9 * MS, rel=0.03)
+    assert history.recent_mean_ns == 50 * MS
+
+
+def test_a_young_history_is_what_there_is() -> None:
+    kernel = Kernel()
+    kernel.second(each_ms=5, operations=3)
+    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    assert history is not None
+    assert (history.operations, history.mean_ns, history.recent_mean_ns) == (3, 5 * MS, None)
+
+
+def test_three_seconds_at_twice_the_usual_time_are_slow_and_two_are_not() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=5)
+    for _ in range(2):
+        kernel.second(each_ms=10.1)
+        assert kernel.slow() is None
+    kernel.second(each_ms=10.1)
+    assert kernel.slow() == Op.AllReduce
+
+
+def test_what_is_called_slow_is_so_until_it_is_nearly_as_fast_as_before() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=5)
+    for _ in range(4):
+        kernel.second(each_ms=9, stalled=True)
+    assert kernel.slow() is None
+    assert kernel.slow(stalled=True) == Op.AllReduce
+    for _ in range(3):
+        kernel.second(each_ms=6)
+    assert kernel.slow(stalled=True) is None
+
+
+def test_very_short_operations_are_never_slow() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=0.02)
+    for _ in range(5):
+        kernel.second(each_ms=0.35)
+    assert kernel.slow() is None
+
+
+def test_what_happened_in_a_stall_does_not_become_usual() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=5)
+    for _ in range(100):
+        kernel.second(each_ms=500, stalled=True)
+    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    assert history is not None
+    assert history.mean_ns == pytest.approx(5 * MS)
+    assert kernel.slow(stalled=True) == Op.AllReduce
+
+
+def test_a_new_pace_becomes_usual_within_minutes() -> None:
+    kernel = Kernel()
+    for _ in range(60):
+        kernel.second(each_ms=5)
+    slow_seconds = 0
+    for _ in range(600):
+        kernel.second(each_ms=15)
+        slow_seconds += kernel.slow() is not None
+    assert 10 < slow_seconds < 300
+    assert kernel.slow() is None
+
+
+def test_seconds_long_past_say_nothing_about_now() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=5)
+    for _ in range(3):
+        kernel.second(each_ms=50)
+    assert kernel.slow() == Op.AllReduce
+    for _ in range(20):
+        kernel.read(set())
+    assert kernel.slow() is None
+
+
+def test_the_time_between_calls_stands_for_their_duration_only_where_nothing_else_is_seen() -> None:
+    kernel, calls = Kernel(), 0
+    for second in range(30):
+        calls += 32 if second < 20 else 8
+        kernel.now_ns += SECOND_NS
+        kernel.histories.take_calls(kernel.now_ns, 7, calls, stalled=False)
+    history = kernel.histories.of_calls(kernel.now_ns, 7)
+    assert history is not None
+    assert history.operations == 32 * 19 + 8 * 7
+    assert kernel.histories.slowest(kernel.now_ns, 7, stalled=False) is not None
+    for _ in range(5):
+        kernel.second(each_ms=5)
+    assert kernel.slow() is None
+
+
+def test_a_pause_between_calls_is_part_of_the_time_between_them() -> None:
+    histories = Histories()
+    for second in range(1, 10):
+        histories.take_calls(second * SECOND_NS, 7, second * 10, stalled=False)
+    for second in range(10, 70):
+        histories.take_calls(second * SECOND_NS, 7, 90, stalled=False)
+    for second in range(70, 80):
+        histories.take_calls(second * SECOND_NS, 7, 91 + 10 * (second - 70), stalled=False)
+    history = histories.of_calls(80 * SECOND_NS, 7)
+    assert history is not None
+    assert history.longest_ns > 50 * SECOND_NS
+
+
+def test_what_ended_is_forgotten() -> None:
+    kernel = Kernel()
+    kernel.second(each_ms=5)
+    kernel.second(each_ms=5, instance=8)
+    kernel.histories.forget({8})
+    assert kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20) is None
+    assert kernel.histories.of(kernel.now_ns, 8, Op.AllReduce, 20) is not None
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.001, 1000), st.booleans()), max_size=60))
+def test_what_is_usual_lies_between_the_fastest_and_the_slowest_second(
+    seconds: list[tuple[int, float, bool]],
+) -> None:
+    kernel = Kernel()
+    for operations, each_ms, stalled in seconds:
+        kernel.second(each_ms=each_ms, operations=operations, stalled=stalled)
+    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    usual = [each_ms * MS for operations, each_ms, stalled in seconds if operations and not stalled]
+    if history is None:
+        return
+    assert min(usual) * 0.999 - 1 <= history.mean_ns <= max(usual) * 1.001 + 1
+    assert history.longest_ns <= max(usual) * 1.001 + 1
+    assert history.operations <= sum(operations for operations, _, stalled in seconds if not stalled)

@@ -1,0 +1,282 @@
+"""Hours of healthy jobs in which nobody may be called stalled.
+
+Simulated: see stall_world.  Every job lives where completion is seen, and where only calls are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from agent.stall_facts import Cause, Stall
+from probes.nccl.abi import Op
+from tests.unit.stall_world import (
+    COMPUTING,
+    LOOK_S,
+    MIB,
+    MOVING,
+    RAILS,
+    RUNNING,
+    STANDING,
+    WRITING,
+    World,
+    steady,
+)
+
+HOUR_LOOKS = int(3600 / LOOK_S)
+
+Life = Callable[[World], Iterator[None]]
+"""Does something before each look, for ever."""
+
+
+def live(world: World, life: Life, looks: int) -> list[tuple[int, Stall]]:
+    """Let somebody live for so long; returns who was called stalled meanwhile."""
+    doing = life(world)
+    for _ in range(looks):
+        next(doing)
+        world.step()
+    return world.begun
+
+
+def idle(world: World) -> Iterator[None]:
+    """Works for a minute, and then nobody asks anything of it for the rest of the hour; its threads read sockets."""
+    for rank in world.ranks:
+        rank.process = RUNNING
+    while True:
+        for _ in range(240):
+            for rank in world.ranks:
+                rank.work(8, 0.005)
+            yield
+        for _ in range(HOUR_LOOKS - 240):
+            yield
+
+
+def computes_between_calls(world: World) -> Iterator[None]:
+    """Ten seconds of computing, then a second of collectives."""
+    while True:
+        for rank in world.ranks:
+            rank.process = COMPUTING
+        for _ in range(40):
+            yield
+        for rank in world.ranks:
+            rank.process = MOVING
+        for _ in range(4):
+            for rank in world.ranks:
+                rank.work(10, 0.01)
+            yield
+
+
+def hands_over_ahead_of_the_gpu(world: World) -> Iterator[None]:
+    """A collective is handed over while the GPU still computes for ten seconds: it sends nothing before."""
+    for _ in range(80):
+        for rank in world.ranks:
+            rank.work(10, 0.005)
+        yield
+    while True:
+        for rank in world.ranks:
+            rank.process = STANDING
+            rank.begin(sends=False)
+        for _ in range(40):
+            yield
+        for rank in world.ranks:
+            rank.messages += 1
+            rank.complete()
+        for _ in range(4):
+            for rank in world.ranks:
+                rank.work(10, 0.005)
+            yield
+
+
+def one_rank_writes_checkpoints(world: World) -> Iterator[None]:
+    """For five minutes of every ten the first rank writes, and the others of the host are in the next collective."""
+    first, *others = world.ranks
+    while True:
+        for _ in range(1200):
+            for rank in world.ranks:
+                rank.process = MOVING
+                rank.work(8, 0.005)
+            yield
+        first.process = WRITING
+        for rank in others:
+            rank.process = STANDING
+            rank.begin()
+        for _ in range(1200):
+            yield
+        first.work(1, 0.005)
+        for rank in others:
+            rank.complete()
+
+
+def warms_up(world: World) -> Iterator[None]:
+    """Every two minutes a new kind of collective, whose first call takes four seconds instead of 0.2; ranks wait."""
+    size = 1
+    while True:
+        size *= 2
+        for rank in world.ranks:
+            rank.process = STANDING
+            rank.begin(size=size)
+        for _ in range(16):
+            yield
+        for rank in world.ranks:
+            rank.complete()
+        for _ in range(464):
+            for rank in world.ranks:
+                rank.process = MOVING
+                rank.work(1, 0.2, size=size)
+            yield
+
+
+def starts_with_a_late_rank(world: World) -> Iterator[None]:
+    """The last rank of the host sleeps for twenty seconds before its first call."""
+    *others, last = world.ranks
+    for rank in others:
+        rank.begin()
+    for _ in range(80):
+        yield
+    last.begin()
+    for rank in world.ranks:
+        rank.complete()
+    while True:
+        for rank in world.ranks:
+            rank.work(8, 0.005)
+        yield
+
+
+def a_slow_ring(world: World) -> Iterator[None]:
+    """After ten minutes everything takes ten times as long, on all rails alike: others use the network too."""
+    for _ in range(2400):
+        for rank in world.ranks:
+            rank.process = MOVING
+            rank.work(2, 0.1)
+        yield
+    slow = tuple(
+        replace(rail, round_trip_ns=40_000_000, least_round_trip_ns=100_000, busy_ratio=0.9, sent_bytes=50 * MIB)
+        for rail in RAILS
+    )
+    while True:
+        for rank in world.ranks:
+            rank.rails = slow
+            rank.begin()
+        for _ in range(12):
+            yield
+        for rank in world.ranks:
+            rank.complete()
+
+
+def small_collectives_on_one_rail(world: World) -> Iterator[None]:
+    """Eight bytes a few times a second, which need one rail of two and hardly move anything."""
+    used = replace(RAILS[0], sent_bytes=800, moved_bytes=1600, busy_ratio=0.01, round_trip_ns=100_000)
+    while True:
+        for rank in world.ranks:
+            rank.process = replace(RUNNING, moved_bytes=2000)
+            rank.rails = used, RAILS[1]
+            rank.work(3, 0.0003, size=8)
+        yield
+
+
+def replays_graphs(world: World) -> Iterator[None]:
+    """Calls stand for the whole hour while graphs are replayed; now and then bytes lie unread for a moment."""
+    chance = random.Random(1)
+    for rank in world.ranks:
+        rank.work(8, 0.005)
+    while True:
+        for rank in world.ranks:
+            rank.process = MOVING
+            rank.replay(40, 0.005)
+            unread = replace(RAILS[0], unread_bytes=chance.choice((0, 65536)), sent_bytes=MIB, moved_bytes=2 * MIB)
+            rank.rails = unread, RAILS[1]
+            rank.waits_in = chance.choice(((), ("recvmsg",)))
+        yield
+
+
+def replays_small_graphs_now_and_then(world: World) -> Iterator[None]:
+    """As above, a few bytes every second: most looks find nothing in flight."""
+    chance = random.Random(2)
+    for rank in world.ranks:
+        rank.work(8, 0.005)
+    while True:
+        for rank in world.ranks:
+            rank.process = replace(RUNNING, moved_bytes=600)
+            rank.replay(1, 0.0005)
+            rank.waits_in = ("recvmsg",) if chance.random() < 0.2 else ()
+        yield
+
+
+LIVES: tuple[Life, ...] = (
+    idle,
+    computes_between_calls,
+    hands_over_ahead_of_the_gpu,
+    one_rank_writes_checkpoints,
+    warms_up,
+    starts_with_a_late_rank,
+    a_slow_ring,
+    small_collectives_on_one_rail,
+    replays_graphs,
+    replays_small_graphs_now_and_then,
+)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.__name__)
+def test_healthy_jobs_are_silent_for_seven_hours_in_all(life: Life, seen: bool) -> None:
+    world = World(seen=seen, ranks=2, nranks=4)
+    assert live(world, life, HOUR_LOOKS // 3) == []
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_an_idle_job_whose_ranks_had_called_differently_often_before_the_agent_came_is_silent(seen: bool) -> None:
+    world = World(seen=seen, ranks=2)
+    world.whole = False
+    world.ranks[0].sequence = 1
+    assert live(world, idle, 2400) == []
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_an_idle_pipeline_whose_ranks_send_and_receive_differently_often_is_silent(seen: bool) -> None:
+    world = World(seen=seen, ranks=2, nranks=4)
+    world.tell_calls(Op.Recv)
+    world.ranks[0].sequence = 1000
+    assert live(world, idle, 2400) == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])
+def test_a_job_that_ends_or_is_told_to_end_is_no_stall(seen: bool, status: int) -> None:
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    world.watch.process_gone(rank.pid, status)
+    rank.gone = True
+    world.step(400)
+    assert world.begun == []
+
+
+def test_a_job_that_destroys_its_communicators_and_fails_later_is_no_stall() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.ended = True
+    world.watch.process_gone(rank.pid, 1 << 8)
+    world.step(400)
+    assert world.begun == []
+
+
+def test_a_checkpoint_is_no_stall_nor_are_its_pauses_but_what_follows_it_is() -> None:
+    world = World(ranks=2, nranks=4)
+    steady(world)
+    writer, waiter = world.ranks
+    waiter.begin()
+    for _ in range(10):
+        writer.process = WRITING
+        world.step(60)
+        writer.process = STANDING
+        world.step(40)
+        assert world.begun == []
+    world.step(78)
+    assert world.begun == []
+    world.step(4)
+    _, stall = world.begun[0]
+    assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.RANK_BEHIND, writer.rank)

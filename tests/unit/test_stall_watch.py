@@ -1,0 +1,421 @@
+"""Every fault is found in time and blamed on the right one, and what stalls were is told.
+
+Simulated: see stall_world.  Where it matters, where completion is seen and where only calls are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.stall_facts import Cause
+from probes.nccl.abi import Op
+from tests.unit.stall_world import (
+    AFTER_S,
+    COMM_HASH,
+    FLOOR_S,
+    LOOK_S,
+    MIB,
+    MOVING,
+    RAILS,
+    RUNNING,
+    STANDING,
+    STARVED,
+    STOPPED,
+    World,
+    steady,
+)
+
+# Faults
+
+
+def test_a_rank_stopped_within_an_operation_is_named_on_its_own_host() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    world.step(2)
+    rank.process = STOPPED
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.PROCESS_STOPPED, 0, "strong")
+    assert (stall.op, stall.payload_bytes, stall.comm) == ("AllReduce", MIB, f"{COMM_HASH:016x}")
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rank_stopped_between_operations_is_named_by_weaker_evidence(seen: bool) -> None:
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    rank.process = STOPPED
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.PROCESS_STOPPED, 0, "weak")
+    rank.process = MOVING
+    rank.work(8, 0.005)
+    world.step()
+    assert world.stall is None
+
+
+def test_the_host_that_only_waits_says_so_after_the_absolute_limit_and_names_the_other_of_two_ranks() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    assert AFTER_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.blame.culprit) == (Cause.RANK_BEHIND, 1, False)
+
+
+def test_in_a_longer_ring_nobody_elsewhere_is_named() -> None:
+    world = World(nranks=8)
+    steady(world)
+    world.ranks[0].begin()
+    world.until_flagged(40)
+    assert world.stall is not None
+    assert (world.stall.blame.cause, world.stall.blame.blamed_rank) == (Cause.RANK_BEHIND, None)
+
+
+def test_at_counts_a_thread_that_waits_in_the_network_is_weak_evidence_of_a_stall() -> None:
+    world = World(seen=False)
+    steady(world)
+    world.ranks[0].waits_in = ("recvmsg",)
+    assert AFTER_S - LOOK_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.strength, stall.op) == (Cause.RANK_BEHIND, "weak", "AllReduce")
+
+
+@pytest.mark.parametrize("status", [9, 11, 1 << 8], ids=["SIGKILL", "SIGSEGV", "exit 1"])
+def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.gone = True
+    world.watch.process_gone(rank.pid, status)
+    ((at_ns, stall),) = world.begun
+    assert at_ns == world.clock.now_ns
+    assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 0)
+    world.step(40)
+    assert world.stall == stall
+    world.watch.forget([rank.instance])
+    assert world.stall is None
+    assert world.watch.shown()[0] == ()
+
+
+def test_the_survivor_learns_from_closed_connections_that_its_peer_is_gone() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.rails = tuple(replace(rail, peer_closed=2) for rail in RAILS)
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    assert world.stall is not None
+    assert (world.stall.blame.cause, world.stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 1)
+    rank.ended = True
+    world.step()
+    assert world.stall is None, "the survivor took its communicator apart"
+
+
+RAIL_FAULTS = {
+    "down": (replace(RAILS[1], up=False), Cause.RAIL_DOWN),
+    "carrier back a second ago": (
+        replace(RAILS[1], carrier_lost_ns=-1, unanswered=2, unanswered_ns=2_000_000_000),
+        Cause.RAIL_DOWN,
+    ),
+    "filtered": (replace(RAILS[1], unanswered=2, unanswered_ns=1_500_000_000), Cause.RAIL_FILTERED),
+    "lossy": (
+        replace(RAILS[1], sent_bytes=MIB, retransmitted_bytes=MIB // 4, busy_ratio=0.9),
+        Cause.RAIL_LOSSY,
+    ),
+    "losing by its own count": (replace(RAILS[1], losses=(("rx_crc_errors", 500),)), Cause.RAIL_LOSSY),
+    "full queue": (replace(RAILS[1], backlog_bytes=MIB, busy_ratio=1.0), Cause.RAIL_SLOW),
+}
+
+
+@pytest.mark.parametrize("fault", RAIL_FAULTS)
+def test_a_sick_rail_under_a_standing_operation_is_named(fault: str) -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    sick, cause = RAIL_FAULTS[fault]
+    if sick.carrier_lost_ns is not None:
+        sick = replace(sick, carrier_lost_ns=world.clock.now_ns + 500_000_000)
+    rank.rails = RAILS[0], sick
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.rail, stall.blame.device) == (cause, "1", "rail1")
+    rank.rails = RAILS
+    rank.complete()
+    world.step()
+    assert world.stall is None
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rail_at_a_tenth_of_its_speed_is_named_though_bytes_move(seen: bool) -> None:
+    world = World(seen=seen, nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.process = MOVING
+    rank.rails = (
+        replace(RAILS[0], round_trip_ns=1_600_000, busy_ratio=0.1, sent_bytes=5 * MIB),
+        replace(RAILS[1], round_trip_ns=63_000_000, busy_ratio=1.0, sent_bytes=5 * MIB),
+    )
+    for look in range(40):
+        if look % 2:
+            rank.work(1, 0.1)
+        world.step()
+        if world.stall is not None:
+            break
+    assert look <= 24, "three seconds of slowness, and up to three to begin with them"
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.device, stall.op) == (Cause.RAIL_SLOW, "rail1", "AllReduce")
+    rank.rails = RAILS
+    world.train(10)
+    assert world.stall is None
+    assert len(world.begun) == 1
+
+
+def test_a_starved_rank_is_behind() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = STARVED
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    assert world.stall is not None
+    assert world.stall.blame.cause is Cause.RANK_BEHIND
+    assert world.stall.blame.culprit
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rank_that_skips_a_collective_is_named_on_its_own_host_by_what_it_does_not_read(seen: bool) -> None:
+    world = World(seen=seen, nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.rails = tuple(replace(rail, unread_bytes=262160) for rail in RAILS)
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.RANK_BEHIND, 0, "weak")
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_of_two_ranks_on_a_host_the_one_that_sleeps_behind_is_named_by_both(seen: bool) -> None:
+    world = World(seen=seen, ranks=2, nranks=8)
+    steady(world)
+    first, second = world.ranks
+    second.begin()
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    world.step()
+    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
+    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
+
+
+def test_a_rank_that_made_the_call_is_not_blamed_for_having_run_ahead_less() -> None:
+    world = World(ranks=2, nranks=8)
+    steady(world)
+    first, second = world.ranks
+    first.begin()
+    second.begin()
+    second.ahead = 3
+    second.sequence += 3
+    assert world.until_flagged(40) >= AFTER_S
+    assert {stall.blame.blamed_rank for stall in world.watch.current} == {None}
+
+
+def test_a_gpu_that_never_begins_is_named_after_the_absolute_limit() -> None:
+    world = World(nranks=8)
+    steady(world)
+    world.step(8)  # the counts of messages are read once a second
+    world.ranks[0].begin(sends=False)
+    assert AFTER_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
+    assert world.stall is not None
+    assert world.stall.blame.cause is Cause.GPU_NOT_PROGRESSING
+
+
+def test_when_messages_are_not_counted_any_more_the_gpu_is_not_blamed() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    messages, sent_ns = rank.messages, rank.sent_ns
+    for _ in range(40):
+        rank.work(8, 0.005)
+        rank.messages, rank.sent_ns = messages, sent_ns
+        world.step()
+    rank.begin(sends=False)
+    world.until_flagged(40)
+    assert world.stall is not None
+    assert world.stall.blame.cause is Cause.RANK_BEHIND
+
+
+def test_what_is_in_flight_when_all_calls_are_complete_is_unseen() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    world.graph_in_flight = True
+    rank.begin()
+    rank.sequence -= 1
+    world.until_flagged(40)
+    assert world.stall is not None
+    assert world.stall.blame.cause is Cause.UNSEEN
+
+
+# How stalls are told
+
+
+def test_each_stall_is_counted_once_and_its_length_is_kept() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    for _ in range(2):
+        rank.begin()
+        rank.rails = RAILS[0], replace(RAILS[1], up=False)
+        world.step(40)
+        rank.rails = RAILS
+        rank.complete()
+        steady(world)
+    (length,), (total,) = world.watch.shown()
+    assert (length.cause, length.current) == ("rail_down", None)
+    assert length.seconds == pytest.approx(20.0, abs=2 * LOOK_S)
+    assert (total.op, total.cause, total.count) == ("AllReduce", "rail_down", 2)
+    assert [round(stall.length_ns(0) / 1e9) for stall in world.watch.ended] == [10, 10]
+
+
+def test_lengths_never_fall_when_a_better_cause_is_found_and_add_up_to_the_whole() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.rails = RAILS[0], replace(RAILS[1], unanswered=1, unanswered_ns=1_500_000_000)
+    world.step(40)
+    rank.rails = RAILS[0], replace(RAILS[1], up=False)
+    world.step(20)
+    lengths, _ = world.watch.shown()
+    seconds = {one.cause: one.seconds for one in lengths}
+    assert seconds == {"rail_filtered": pytest.approx(10, abs=0.5), "rail_down": pytest.approx(5, abs=0.5)}
+    assert [one.cause for one in lengths if one.current is not None] == ["rail_down"]
+    assert len(world.begun) == 1
+
+
+def test_the_cause_stays_while_tcp_still_waits_after_the_link_is_back() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.rails = RAILS[0], replace(RAILS[1], up=False)
+    world.step(40)
+    rank.rails = RAILS
+    world.step(24)
+    assert world.stall is not None
+    assert world.stall.blame.cause is Cause.RAIL_DOWN
+
+
+def test_a_stall_does_not_become_what_is_usual() -> None:
+    world = World(nranks=8)
+    for _ in range(3):
+        steady(world)
+        world.ranks[0].begin()
+        world.ranks[0].process = STARVED
+        assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+        world.step(80)
+        world.ranks[0].complete()
+
+
+def test_bytes_that_move_put_the_flag_off_and_do_not_clear_it() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = MOVING
+    world.step(400)
+    assert world.stall is None
+    rank.process = STANDING
+    world.step(8)
+    assert world.stall is not None
+    rank.process = MOVING
+    world.step(8)
+    assert world.stall is not None
+
+
+def test_a_port_that_moves_much_speaks_for_a_process_without_tcp() -> None:
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = replace(RUNNING, moved_bytes=None)
+    busy = tuple(replace(rail, connections=0, port_bytes=10**9) for rail in RAILS)
+    rank.rails = busy
+    world.counts_messages = False
+    world.step(400)
+    assert world.stall is None
+    rank.rails = tuple(replace(rail, port_bytes=10_000) for rail in busy)
+    world.step(2)
+    assert world.stall is not None
+
+
+def test_an_agent_that_comes_into_the_middle_of_an_operation_watches_before_it_speaks() -> None:
+    world = World(nranks=8, ranks=2)
+    first, second = world.ranks
+    first.begin()
+    world.clock.now_ns += 100_000_000_000
+    first.process = MOVING
+    world.step(40)
+    assert world.watch.current == ()
+    second.process = first.process = STANDING
+    world.step(2)
+    assert len(world.watch.current) >= 1
+
+
+def test_ranks_of_one_process_are_told_apart() -> None:
+    world = World(ranks=2, nranks=2)
+    first, second = world.ranks
+    second.pid = first.pid
+    steady(world)
+    second.begin()
+    world.until_flagged(10)
+    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
+
+
+def test_what_is_forgotten_leaves_the_lengths_but_not_the_node_s_count() -> None:
+    world = World(nranks=8)
+    steady(world)
+    world.ranks[0].begin()
+    world.step(140)
+    assert len(world.watch.shown()[0]) == 1
+    world.watch.forget([world.ranks[0].instance])
+    world.ranks.clear()
+    world.step()
+    lengths, totals = world.watch.shown()
+    assert lengths == ()
+    assert [total.count for total in totals] == [1]
+
+
+def test_sums_of_operations_reach_the_snapshot() -> None:
+    world = World(ranks=2)
+    steady(world, 2)
+    world.ranks[0].work(1, 1.0, Op.AllGather, 100)
+    world.ranks[0].ended = True
+    world.step()
+    reader = world.watch._reader
+    assert {(one.rank, one.operations) for one in reader.times.by_rank()} == {("0", 65), ("1", 64)}
+    assert {(one.op, one.size_bytes) for one in reader.times.by_size()} == {("AllReduce", MIB), ("AllGather", 128)}
+
+
+@pytest.mark.parametrize("instances", [[7], []])
+def test_only_the_last_call_s_operation_is_remembered(instances: list[int]) -> None:
+    world = World(seen=False)
+    steady(world)
+    world.tell_calls(Op.Broadcast)
+    world.watch.forget(instances)
+    world.ranks[0].waits_in = ("poll",)
+    world.until_flagged(40)
+    assert world.stall is not None
+    assert world.stall.op == ("unknown" if instances else "Broadcast")

@@ -1,0 +1,188 @@
+"""When something is called a stall: the limits, whose they are, and how stalls begin, go on and end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.stall_facts import Blame, Cause, Evidence, InFlight, OwnHistory, ProcessFacts, RailSigns, RankFacts, Stall
+from agent.stalls import StallLimits, Stalls
+
+SECOND_NS = 1_000_000_000
+LIMITS = StallLimits()
+USUAL = OwnHistory(1000, 5e6, 6e6, 5e6)
+FLIGHT = InFlight("AllReduce", 1 << 20, 0, "strong", "handed to the network and not complete", USUAL, calls_before=99)
+RANK = RankFacts(7, "00000000000000ab", 0, 8, 4711, 1, 100, 99, 0, FLIGHT)
+PROCESS = ProcessFacts("running", 1_500_000_000, 0.1, 0.0, 0, 0)
+RAIL = RailSigns("0", "rail0", "", up=True, window_ns=1_500_000_000, connections=2)
+CALM = Evidence(PROCESS, (RAIL,), ())
+DOWN = replace(CALM, rails=(replace(RAIL, up=False),))
+
+
+def blame(cause: Cause, *, culprit: bool) -> Blame:
+    return Blame(cause, ("a sentence",), culprit=culprit)
+
+
+@pytest.mark.parametrize(
+    ("cause", "culprit", "history", "seconds"),
+    [
+        (Cause.UNKNOWN, False, USUAL, 30),
+        (Cause.PROCESS_STOPPED, True, None, 2),
+        (Cause.RAIL_DOWN, True, USUAL, 2),
+        (Cause.RAIL_DOWN, True, replace(USUAL, longest_ns=20e9), 2),
+        (Cause.RANK_BEHIND, True, USUAL, 2),
+        (Cause.RANK_BEHIND, True, replace(USUAL, longest_ns=1e9), 8),
+        (Cause.RANK_BEHIND, True, replace(USUAL, longest_ns=10e9), 30),
+        (Cause.RANK_BEHIND, True, None, 30),
+        (Cause.RANK_BEHIND, True, replace(USUAL, operations=19), 30),
+    ],
+)
+def test_who_is_plainly_broken_has_little_time_who_is_suspect_his_own_history_and_a_wait_the_most(
+    cause: Cause, culprit: bool, history: OwnHistory | None, seconds: float
+) -> None:
+    assert LIMITS.limit_ns(replace(FLIGHT, history=history), blame(cause, culprit=culprit)) == seconds * SECOND_NS
+
+
+@given(
+    st.integers(1, 10**12),
+    st.floats(2, 1000),
+    st.integers(1, 10**12),
+    st.sampled_from(list(Cause)),
+    st.booleans(),
+    st.none() | st.builds(OwnHistory, st.integers(1, 10**6), st.floats(0, 1e12), st.floats(0, 1e12), st.none()),
+)
+def test_nothing_may_take_longer_than_the_absolute_limit(
+    after_ns: int, factor: float, floor_ns: int, cause: Cause, culprit: bool, history: OwnHistory | None
+) -> None:
+    limits = StallLimits(after_ns, factor, floor_ns)
+    limit_ns = limits.limit_ns(replace(FLIGHT, history=history), blame(cause, culprit=culprit))
+    assert min(after_ns, floor_ns) <= limit_ns <= after_ns
+    assert limits.suspicion_ns() <= limit_ns
+
+
+def test_an_operation_below_suspicion_is_not_looked_at() -> None:
+    def never(_rank: RankFacts) -> Evidence:
+        raise AssertionError("nobody is suspected")
+
+    stalls = Stalls(LIMITS)
+    assert stalls.look(SECOND_NS - 1, [RANK], never).begun == ()
+    assert stalls.look(10 * SECOND_NS, [replace(RANK, in_flight=None)], never).begun == ()
+
+
+def test_a_stall_begins_once_goes_on_and_ends_with_its_operation() -> None:
+    stalls = Stalls(LIMITS)
+    (begun,) = stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN).begun
+    assert (begun.since_ns, begun.flagged_ns) == (0, 2 * SECOND_NS)
+    changes = stalls.look(3 * SECOND_NS, [RANK], lambda _: DOWN)
+    assert (changes.begun, changes.ended) == ((), ())
+    (ended,) = stalls.look(4 * SECOND_NS, [replace(RANK, in_flight=None)], lambda _: DOWN).ended
+    assert (ended.ended_ns, ended.length_ns(99 * SECOND_NS)) == (4 * SECOND_NS, 4 * SECOND_NS)
+    assert stalls.current == ()
+
+
+def test_the_next_operation_that_stands_too_is_another_stall() -> None:
+    stalls = Stalls(LIMITS)
+    stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
+    later = replace(RANK, in_flight=replace(FLIGHT, since_ns=10 * SECOND_NS))
+    changes = stalls.look(20 * SECOND_NS, [later], lambda _: DOWN)
+    assert [stall.since_ns for stall in changes.ended] == [0]
+    assert [stall.since_ns for stall in changes.begun] == [10 * SECOND_NS]
+
+
+def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() -> None:
+    stalls = Stalls(LIMITS)
+    other = replace(RANK, instance=8)
+    stalls.look(2 * SECOND_NS, [RANK, other], lambda _: DOWN)
+    assert stalls.process_gone(3 * SECOND_NS, other, "process 4711 has ended") is None, "it was stalled already"
+    (ended,) = stalls.look(4 * SECOND_NS, [], lambda _: DOWN).ended
+    assert ended.instance == 7
+    (left,) = stalls.current
+    assert (left.blame.cause, left.since_ns) == (Cause.PROCESS_GONE, 0)
+    assert stalls.process_gone(5 * SECOND_NS, other, "again") is None
+    (forgotten,) = stalls.forget(6 * SECOND_NS, [8, 99])
+    assert forgotten.ended_ns == 6 * SECOND_NS
+    assert stalls.current == ()
+
+
+def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
+    stalls = Stalls(LIMITS)
+    stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
+    stalls.look(3 * SECOND_NS, [RANK], lambda _: CALM)
+    (stall,) = stalls.current
+    assert stall.blame.cause is Cause.RAIL_DOWN
+    stopped = replace(DOWN, process=replace(PROCESS, condition="stopped"))
+    stalls.look(4 * SECOND_NS, [RANK], lambda _: stopped)
+    (stall,) = stalls.current
+    assert stall.blame.cause is Cause.PROCESS_STOPPED
+
+
+def test_a_process_is_watched_before_it_is_called_idle() -> None:
+    stalls = Stalls(LIMITS)
+    fresh = replace(CALM, process=replace(PROCESS, window_ns=0))
+    assert stalls.look(40 * SECOND_NS, [RANK], lambda _: fresh).begun == ()
+    assert len(stalls.look(41 * SECOND_NS, [RANK], lambda _: CALM).begun) == 1
+
+
+@pytest.mark.parametrize(
+    ("evidence", "moves"),
+    [
+        (CALM, False),
+        (replace(CALM, process=replace(PROCESS, moved_bytes=1000)), False),
+        (replace(CALM, process=replace(PROCESS, moved_bytes=1 << 20)), True),
+        (replace(CALM, sends=True), True),
+        (replace(CALM, sends=False), False),
+        (replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30),)), False),
+        (replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30, connections=0),)), True),
+    ],
+    ids=["nothing", "keep-alive", "TCP", "NCCL hands over", "NCCL does not", "others on a TCP rail", "RDMA"],
+)
+def test_an_operation_whose_process_moves_bytes_is_no_stall(evidence: Evidence, moves: bool) -> None:
+    stalls = Stalls(LIMITS)
+    assert bool(stalls.look(40 * SECOND_NS, [RANK], lambda _: evidence).begun) is not moves
+
+
+MOVING = replace(CALM, process=replace(PROCESS, moved_bytes=1 << 30))
+QUEUE = replace(MOVING, rails=(RAIL, replace(RAIL, rail="1", device="rail1", backlog_bytes=1 << 20)))
+OTHER_QUEUE = replace(MOVING, rails=(replace(RAIL, backlog_bytes=1 << 20), replace(RAIL, rail="1", device="rail1")))
+SLOW = replace(RANK, in_flight=None, slow=replace(USUAL, recent_mean_ns=20e6), slow_op="AllReduce")
+
+
+def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
+    """What begins while these are found, four times a second."""
+    stalls = Stalls(LIMITS)
+    begun: list[Stall] = []
+    for at, evidence in enumerate(evidences):
+        begun += stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _, one=evidence: one).begun  # type: ignore[misc]
+    return begun
+
+
+def test_slow_operations_are_a_stall_only_beside_a_rail_that_differs_or_a_starved_process() -> None:
+    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.1))
+    slower = replace(SLOW, slow=OwnHistory(1000, 200e6, 250e6, 800e6))
+    assert begun_in([MOVING] * 20) == []
+    for evidence, rank, cause in ((starved, slower, Cause.RANK_BEHIND), (QUEUE, SLOW, Cause.RAIL_SLOW)):
+        (stall,) = begun_in([evidence] * 20, rank)
+        assert (stall.blame.cause, stall.op, stall.slow) == (cause, "AllReduce", True)
+        assert "4.0 times as long" in stall.blame.evidence[-1]
+
+
+def test_a_moment_of_waiting_for_a_processor_does_not_make_fast_operations_a_stall() -> None:
+    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.1))
+    assert begun_in([starved] * 40) == []
+
+
+def test_a_queue_that_is_full_now_and_then_is_no_slow_rail() -> None:
+    assert begun_in(([QUEUE] * 4 + [MOVING]) * 5) == []
+    assert begun_in(([QUEUE] * 4 + [OTHER_QUEUE] * 4) * 5) == []
+
+
+def test_a_rail_once_found_slow_is_so_until_operations_are_fast_again() -> None:
+    stalls = Stalls(LIMITS)
+    for at in range(12):
+        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: QUEUE)
+    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
+    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
+    assert ended.blame.cause is Cause.RAIL_SLOW

@@ -1,0 +1,207 @@
+"""Who comes last among the ranks of a host, however their calls are cut into batches.  The events are simulated."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.communicators import Communicator
+from agent.snapshot import RankArrivals
+from agent.stragglers import WINDOW, Stragglers
+from probes.maps import Records
+from probes.nccl.abi import Op
+from probes.nccl.records import CALL_EVENT
+
+Call = tuple[int, int, int]
+"""Instance, number, time in ns."""
+
+
+def take(stragglers: Stragglers, batch: Records) -> None:
+    """Have a batch looked at by itself."""
+    stragglers.take(batch, who)
+    stragglers.arrivals()
+
+
+def events(calls: list[Call], op: Op = Op.AllReduce) -> Records:
+    records = np.zeros(len(calls), CALL_EVENT)
+    for at, (instance, number, time_ns) in enumerate(calls):
+        records[at]["instance"], records[at]["sequence"], records[at]["time_ns"] = (
+            instance,
+            number & 0xFFFFFFFF,
+            time_ns,
+        )
+    records["op"] = op
+    return records
+
+
+def who(instance: int) -> Communicator | None:
+    """Ranks 0 to 9 of communicator 0xa are instances 10 to 19, those of 0xb are 20 to 29; 30 is alone, 99 unknown."""
+    if instance == 99:
+        return None
+    return Communicator(
+        instance, 1, 0, instance // 10 + 9, instance % 10, nranks=1 if instance == 30 else 16, whole=True
+    )
+
+
+def shown(stragglers: Stragglers) -> dict[tuple[int, str], tuple[int, float]]:
+    return {(int(one.comm, 16), one.rank): (one.last, one.lag_seconds) for one in stragglers.arrivals()}
+
+
+def test_the_rank_that_calls_last_is_counted_with_its_distance_from_the_one_before_it() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 100), (11, 1, 150), (12, 1, 1_000_000_150)]))
+    take(stragglers, events([(10, 2, 10), (12, 2, 20), (11, 2, 520)]))
+    assert stragglers.arrivals() == (
+        RankArrivals("000000000000000a", "0", 0, 0.0),
+        RankArrivals("000000000000000a", "1", 1, 5e-7),
+        RankArrivals("000000000000000a", "2", 1, 1.0),
+    )
+
+
+def test_ranks_whose_events_come_in_different_batches_are_matched() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 0), (11, 1, 0)]))  # who is there
+    take(stragglers, events([(11, number, number * 1000 + 400) for number in range(2, 200)]))
+    take(stragglers, events([(10, number, number * 1000) for number in range(2, 200)]))
+    last, lag_seconds = shown(stragglers)[10, "1"]
+    assert last >= 198
+    assert lag_seconds * 1e9 == 198 * 400
+
+
+def test_a_rank_alone_on_its_host_is_not_compared() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(20, number, number) for number in range(100)]))
+    take(stragglers, events([(30, number, number) for number in range(100)]))
+    assert stragglers.arrivals() == ()
+
+
+def test_ranks_that_called_before_anybody_looked_are_not_compared() -> None:
+    stragglers = Stragglers()
+
+    def late(instance: int) -> Communicator | None:
+        found = who(instance)
+        return None if found is None else replace(found, whole=False)
+
+    stragglers.take(events([(10, 1, 5), (11, 1, 9)]), late)
+    stragglers.take(events([(10, 2, 15), (11, 2, 19)]), late)
+    assert stragglers.arrivals() == ()
+
+
+def test_who_is_not_known_yet_is_asked_about_again() -> None:
+    stragglers = Stragglers()
+    asked = []
+
+    def later(instance: int) -> Communicator | None:
+        asked.append(instance)
+        return who(instance) if len(asked) > 2 else None
+
+    for number in (1, 2, 3):
+        stragglers.take(events([(10, number, 5), (11, number, 9)]), later)
+        stragglers.arrivals()
+    assert shown(stragglers)[10, "1"][0] == 2
+
+
+def test_communicators_with_messages_between_two_ranks_are_left_out_and_others_are_not() -> None:
+    stragglers = Stragglers()
+    both = [(10, 1, 5), (11, 1, 9), (20, 1, 5), (21, 1, 9)]
+    take(stragglers, events(both))
+    mixed = events([(10, 2, 5), (11, 2, 9), (20, 2, 5), (21, 2, 9)])
+    mixed["op"][0] = Op.Send
+    take(stragglers, mixed)
+    take(stragglers, events([(10, 3, 5), (11, 3, 9), (20, 3, 5), (21, 3, 9)]))
+    assert shown(stragglers)[10, "1"][0] == 1
+    assert shown(stragglers)[11, "1"][0] == 3
+
+
+def test_numbers_go_on_where_they_begin_again() -> None:
+    stragglers = Stragglers()
+    for number in range((1 << 32) - 5, (1 << 32) + 5):
+        take(stragglers, events([(10, number, number)]))
+        take(stragglers, events([(11, number, number + 7)]))
+    last, lag_seconds = shown(stragglers)[10, "1"]
+    assert last >= 9
+    assert round(lag_seconds * 1e9) == 7 * last
+
+
+def test_a_call_that_one_rank_never_makes_is_given_up_and_costs_no_memory() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 0, 0), (11, 0, 0)]))
+    for begin in range(1, 20 * WINDOW, 100):
+        take(stragglers, events([(10, number, number) for number in range(begin, begin + 100)]))
+    take(stragglers, events([(11, 5, 9)]))
+    number = 20 * WINDOW + 200
+    take(stragglers, events([(11, number, 7), (10, number, 9)]))
+    assert shown(stragglers)[10, "0"] == (1, 2e-9)
+    (group,) = stragglers._groups.values()
+    assert len(group.waiting.number) == WINDOW
+
+
+def test_what_is_forgotten_is_not_shown_and_its_communicator_goes_with_its_last_rank() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 5), (11, 1, 9)]))
+    take(stragglers, events([(10, 2, 5), (11, 2, 9)]))
+    stragglers.forget([10])
+    assert set(shown(stragglers)) == {(10, "1")}
+    stragglers.forget([11, 12345])
+    assert stragglers.arrivals() == ()
+    assert not stragglers._groups
+    assert not stragglers._by_number
+    assert not stragglers._places
+
+
+def reference(calls: list[Call]) -> dict[tuple[int, str], tuple[int, int]]:
+    """The same one call at a time, with all the memory in the world."""
+    by_call: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for instance, number, time_ns in calls:
+        by_call[instance // 10, number].append((time_ns, instance))
+    sums: dict[tuple[int, str], tuple[int, int]] = {}
+    for (group, _), arrivals in by_call.items():
+        if len(arrivals) == 3:
+            *_, (before_ns, _), (last_ns, instance) = sorted(arrivals)
+            last, lag_ns = sums.get((group + 9, str(instance % 10)), (0, 0))
+            sums[group + 9, str(instance % 10)] = last + 1, lag_ns + last_ns - before_ns
+    return sums
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Call]]:
+    """Calls of three ranks of two communicators, some lost, in batches; each rank's in order."""
+    queues = []
+    clock = draw(st.integers(0, 1 << 40))
+    taken: set[int] = set()
+    for instance in (10, 11, 12, 20, 21, 22):
+        time_ns, queue = clock, []
+        for number in range(1, draw(st.integers(1, 30))):
+            time_ns += draw(st.integers(1, 1000))
+            while time_ns in taken:  # of two at one time either may be last
+                time_ns += 1
+            taken.add(time_ns)
+            if draw(st.integers(0, 9)):
+                queue.append((instance, number, time_ns))
+        queues.append(queue)
+    batches = []
+    while any(queues):
+        batch = []
+        for queue in queues:
+            count = draw(st.integers(0, 12))
+            batch += queue[:count]
+            del queue[:count]
+        batches.append(draw(st.permutations(batch)))
+    return batches
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories())
+def test_batches_in_any_order_give_what_looking_at_each_call_gives(batches: list[list[Call]]) -> None:
+    stragglers = Stragglers()
+    instances = (10, 11, 12, 20, 21, 22)
+    take(stragglers, events([(instance, 0, 0) for instance in instances]))
+    stragglers._groups["000000000000000a"].lasts[:] = stragglers._groups["000000000000000b"].lasts[:] = [0, 0, 0]
+    for batch in batches:
+        take(stragglers, events(batch))
+    found = {key: (last, round(lag * 1e9)) for key, (last, lag) in shown(stragglers).items() if last}
+    assert found == reference([call for batch in batches for call in batch])
