@@ -1,4 +1,4 @@
-"""The command line: `railscope agent`, `doctor`, `demo`, `top`, `estimate`, `diagnose`, `dashboards`.
+"""The command line: `railscope agent`, `doctor`, `demo`, `top`, `record`, `diagnose`, `dashboards`, `estimate`.
 
 Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
 """

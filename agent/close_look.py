@@ -19,6 +19,7 @@ from agent.stall_facts import ProcessFacts, RailSigns
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from probes.netdev.connection_state import ConnectionState, ProcessConnections
+from probes.netdev.netlink import MalformedNetlink
 from probes.process_state import ProcessState, process_state, threads_waiting_for_network
 
 _log = logging.getLogger("railscope.stalls")
@@ -31,6 +32,9 @@ _KEPT_NS: Final = 10_000_000_000
 _LOSS_SEVERITIES: Final = frozenset({"warn", "page"})
 _NO_LOSS: Final = frozenset({"carrier_changes"})
 
+_REMEMBER_NS: Final = 500_000_000
+_UNKNOWN_PROCESS: Final = ProcessFacts("running", 0, 0.0, 0.0, 0, None)
+"""Nothing speaks for or against a process that may not be looked at."""
 Reading = TypeVar("Reading")
 RailsOf = Callable[[int], Iterable[tuple[RailFacts, int | None]]]
 """Rails that processes of a network namespace can use, each with when it last gained or lost its carrier."""
@@ -50,7 +54,8 @@ class CloseLook:
         """Pids by network namespace."""
         self._opened: dict[int, ProcessConnections] = {}
         self._counters: dict[int, deque[tuple[int, Mapping[str, tuple[RailFacts, int | None]]]]] = {}
-        self._runs: dict[int, dict[int, int]] = {}
+        self._runs: dict[int, tuple[int, dict[int, int]]] = {}
+        """By process: when its threads were listed, and how often each had run."""
         self._active: dict[int, frozenset[int]] = {}
         """By process: threads that took part in collectives lately."""
         self._waiting: dict[int, tuple[int, tuple[str, ...]]] = {}
@@ -60,11 +65,16 @@ class CloseLook:
 
     def process(self, process: ObservedProcess) -> ProcessFacts:
         """What a process did over the last moments."""
-        readings = self._states.setdefault(process.identity.pid, deque())
+        readings = self._states.get(process.identity.pid, deque())
         now_ns = self._clock.monotonic_ns()
         _drop_if_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
         if not readings or now_ns - readings[-1].time_ns >= READ_PERIOD_NS:
-            readings.append(process_state(self._procfs, process.identity, self._clock))
+            try:
+                readings.append(process_state(self._procfs, process.identity, self._clock))
+            except OSError as error:
+                _log.debug("process %d cannot be looked at: %s", process.identity.pid, error)
+                return _UNKNOWN_PROCESS
+            self._states[process.identity.pid] = readings
             _drop_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
         first, last = readings[0], readings[-1]
         window_ns = last.time_ns - first.time_ns
@@ -93,10 +103,18 @@ class CloseLook:
 
     def remember_threads(self, process: ObservedProcess) -> None:
         """Call it now and then while a process makes calls: the threads that run between two of these take part."""
-        pid = process.identity.pid
-        now = {thread.tid: thread.runs for thread in process_state(self._procfs, process.identity, self._clock).threads}
-        before = self._runs.get(pid, {})
-        self._runs[pid] = now
+        pid, now_ns = process.identity.pid, self._clock.monotonic_ns()
+        before_ns, before = self._runs.get(pid, (-_REMEMBER_NS, {}))
+        # A process may have many communicators, each of which asks.
+        if now_ns - before_ns < _REMEMBER_NS:
+            return
+        try:
+            threads = process_state(self._procfs, process.identity, self._clock).threads
+        except OSError as error:
+            _log.debug("the threads of process %d cannot be listed: %s", pid, error)
+            return
+        now = {thread.tid: thread.runs for thread in threads}
+        self._runs[pid] = now_ns, now
         ran = frozenset(tid for tid, runs in now.items() if tid in before and runs > before[tid])
         if before:
             self._active[pid] = ran
@@ -128,6 +146,11 @@ class CloseLook:
             if surely if devices else surely or perhaps:
                 found.append(self._signs(netns, facts, lost_ns, own, surely_used=surely))
         return tuple(found)
+
+    @property
+    def open(self) -> bool:
+        """Whether a network namespace is held open."""
+        return bool(self._asked_ns)
 
     def sweep(self) -> None:
         """Let go of what nobody asked about lately."""
@@ -161,10 +184,11 @@ class CloseLook:
         _drop_if_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
         if readings and not fresh and now_ns - readings[-1][0] < READ_PERIOD_NS:
             return
-        readings.append((now_ns, self._ask(namespace, suspects)))
+        rails = {facts.device: (facts, lost) for facts, lost in self._rails_of(namespace.inode)}
         counters = self._counters.setdefault(namespace.inode, deque())
         _drop_if_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
-        counters.append((now_ns, {facts.device: (facts, lost) for facts, lost in self._rails_of(namespace.inode)}))
+        readings.append((now_ns, self._ask(namespace, suspects)))
+        counters.append((now_ns, rails))
         _drop_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
         _drop_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
 
@@ -175,7 +199,7 @@ class CloseLook:
                 opened = run_inside(namespace, lambda: ProcessConnections(self._clock, self._procfs))
                 self._opened[namespace.inode] = opened
             return opened.read(pids)
-        except (OSError, NamespaceError) as error:
+        except (OSError, NamespaceError, MalformedNetlink) as error:
             _log.debug("connections of network namespace %d: %s", namespace.inode, error)
             opened = self._opened.pop(namespace.inode, None)
             if opened is not None:

@@ -192,7 +192,7 @@ OPTIONS: Final = (
     _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
           "room in the kernel for events that wait for the agent, a power of two"),
     _text("stall_after_ns", "--stall.after", "stalls.after", duration_ns("1s", "24h"), "TIME", "30s",
-          "an operation that has not moved for this long is stalled, whatever the reason"),
+          "an operation that has not moved for this long is stalled, though nothing here explains it"),
     _text("stall_factor", "--stall.factor", "stalls.factor", decimal(2, 1000), "N", "8",
           "with somebody on this host to blame: stalled after this many times its own longest time"),
     _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",

@@ -134,7 +134,7 @@ class Observer:
     def look_for_stalls(self) -> None:
         """A few times a second: judge whether operations come to their end."""
         with self._lock:
-            if self._programs is None or not self._collectives.alive:
+            if self._programs is None or not (self._collectives.alive or self._stalls.busy):
                 return
             self._stalls.look()
 
@@ -240,14 +240,11 @@ class Observer:
         """Keep what a process that has ended did, and let go of the rest; `status` as wait(2) tells it."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
-            if self._programs is not None:
-                self._collectives.drain()
-                self._stalls.process_gone(identity.pid, status)
             self._discovery.process_gone(identity)
             self._follow()
             process = self._processes.get(identity.pid)
             if process is not None and process.identity == identity:
-                self._end(identity.pid, now_ns)
+                self._end(identity.pid, now_ns, status)
 
     def take_lifecycle(self) -> None:
         """Learn of communicators that came or went."""
@@ -342,10 +339,14 @@ class Observer:
         events = self._hardware.add_process(identity.pid, namespace, environment)
         self.new_process(identity, events)
 
-    def _end(self, tgid: int, now_ns: int) -> None:
+    def _end(self, tgid: int, now_ns: int, status: int | None = None) -> None:
         process = self._processes.get(tgid)
         if process is None or process.ended_ns is not None:
             return
+        if self._programs is not None:
+            # While its communicators still count as living.
+            self._collectives.drain()
+            self._stalls.process_gone(tgid, status)
         self._processes[tgid] = replace(process, ended_ns=now_ns)
         if self._programs is not None:
             self._collectives.end_process(tgid, now_ns)

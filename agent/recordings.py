@@ -76,7 +76,9 @@ class Recordings:
             now_ns = self._clock.monotonic_ns()
             recent = {comm: at for comm, at in self._accepted_ns.items() if now_ns - at < _SAME_COMMUNICATOR_NS}
             self._accepted_ns = recent
-            if stall.comm in recent:
+            # What stalls while a recording of its communicator waits to be made is part of it.
+            waits = any(one.comm == stall.comm for one in self._stalls)
+            if stall.comm in recent and not waits:
                 return False
             recent[stall.comm] = now_ns
             self._stalls.append(stall)

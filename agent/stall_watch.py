@@ -82,8 +82,14 @@ class StallWatch:
         self._reader.take_calls(events)
         self._stragglers.take(events, self._known.communicator)
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
+        return bool(self.current) or self._look.open
+
     def look(self) -> None:
         """Judge every living communicator."""
+        self._look.sweep()
         now_ns = self._clock.monotonic_ns()
         try:
             ranks = self._reader.read(now_ns, [stall.instance for stall in self.current])
@@ -94,7 +100,6 @@ class StallWatch:
         changes = self._stalls.look(now_ns, ranks, self._evidence)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
-        self._look.sweep()
 
     def process_gone(self, pid: int, status: int | None) -> None:
         """A process has ended; `status` as wait(2) tells it, None: not known.

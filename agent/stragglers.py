@@ -55,12 +55,19 @@ class _Group:
 
     number: int
     members: list[int] = field(default_factory=list)
-    """Instances; those of forgotten ranks are 0."""
+    """Instances, those of ranks that ended included."""
     waiting: _Waiting = field(default_factory=_Waiting)
     lasts: list[int] = field(default_factory=list)
     lags_ns: list[int] = field(default_factory=list)
     """By member."""
     matches: bool = True
+    expected: int = 0
+    """Ranks on this host, as NCCL says; 0: it does not."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks make each call."""
+        return max(self.expected, len(self.members))
 
 
 class Stragglers:
@@ -161,7 +168,7 @@ class Stragglers:
     ) -> None:
         """Take in calls of one communicator, each once: how many ranks made it, and the last two of them."""
         numbers = keys & 0xFFFFFFFF
-        whole = counts == len(group.members)
+        whole = counts == group.size
         if whole.all():
             self._count(group, last_ns - before_ns, last)
             return
@@ -188,7 +195,7 @@ class Stragglers:
         last = np.where(later, last, waiting.last[at])
         before_ns = np.where(later, np.maximum(before_ns, old_last_ns), np.maximum(last_ns, old_before_ns))
         last_ns = np.maximum(last_ns, old_last_ns)
-        whole = counts == len(group.members)
+        whole = counts == group.size
         self._count(group, (last_ns - before_ns)[whole], last[whole])
         waiting.number[at] = np.where(whole, -1, numbers)
         waiting.count[at], waiting.last_ns[at], waiting.before_ns[at], waiting.last[at] = (
@@ -248,6 +255,12 @@ class Stragglers:
                 return
             group = self._groups[communicator.name] = self._by_number[self._next_number] = _Group(self._next_number)
             self._next_number += 1
+        if not communicator.whole:
+            # Its calls are numbered from when it was first seen: they do not match those of the others.
+            self._places[instance] = _NOT_WANTED, 0
+            self._leave_out(group)
+            return
+        group.expected = communicator.local_ranks or 0
         self._labels[instance] = communicator.name, text(communicator.rank)
         self._places[instance] = (group.number if group.matches else _NOT_WANTED), len(group.members)
         group.members.append(instance)

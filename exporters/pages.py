@@ -78,15 +78,20 @@ class Pages:
         if path == self._telemetry_path:
             return self._metrics(accept, accept_encoding)
         if path == STALLS_PATH:
-            return Answer(HTTPStatus.OK, stalls_json(self._snapshot()), "application/json")
+            return self._json(stalls_json)
         if path == COMMUNICATORS_PATH:
-            return Answer(HTTPStatus.OK, communicators_json(self._snapshot()), "application/json")
+            return self._json(communicators_json)
         if path in self._checks:
             good, line = self._checks[path]()
             return one_line(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
         if path == LANDING_PATH:
             return Answer(HTTPStatus.OK, self._landing(), "text/html; charset=utf-8")
         return one_line(HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}")
+
+    def _json(self, render: Callable[[Snapshot], bytes]) -> Answer:
+        """A small page; one at a time, like scrapes."""
+        with self._scrape:
+            return Answer(HTTPStatus.OK, render(self._snapshot()), "application/json")
 
     def _metrics(self, accept: str, accept_encoding: str) -> Answer:
         format = metrics_format(accept)

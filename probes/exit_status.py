@@ -3,6 +3,8 @@
 Between its end and the moment its parent takes notice the status stands in `/proc/PID/stat` (field 52,
 proc_pid_stat(5)); afterwards a pidfd that was opened before tells it (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15,
 include/uapi/linux/pidfd.h).  On older kernels a parent that is quick leaves nothing to know.
+
+Without CAP_SYS_PTRACE the file shows 0 for processes of other users; an agent without it does not observe those.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _INFO: Final = struct.Struct("=QQ11Ii")
 
 def exit_status(procfs: Path, identity: ProcessIdentity, pidfd: int) -> int | None:
     """The wait status of a process that has ended, as `os.waitstatus_to_exitcode` takes it; None: nobody tells."""
-    status = _of_zombie(procfs, identity)
-    return _of_pidfd(pidfd) if status is None else status
+    status = _of_pidfd(pidfd)
+    return _of_zombie(procfs, identity) if status is None else status
 
 
 def _of_zombie(procfs: Path, identity: ProcessIdentity) -> int | None:
@@ -55,5 +57,8 @@ def ended_badly(status: int | None) -> bool | None:
     """
     if status is None:
         return None
-    code = os.waitstatus_to_exitcode(status)
+    try:
+        code = os.waitstatus_to_exitcode(status)
+    except ValueError:  # stopped, or nothing that wait(2) would say
+        return None
     return code not in (0, -15, -2, -1, 128 + 15, 128 + 2)

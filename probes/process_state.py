@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from probes.clock import Clock
+from probes.process_memory import read_memory
 from probes.processes import ProcessIdentity
 
 Condition = Literal["running", "stopped", "traced", "frozen", "gone"]
@@ -35,7 +36,8 @@ _SYSCALLS_THAT_WAIT: Final = {
 }
 _POLLS: Final = frozenset({"poll", "ppoll"})
 _POLLED: Final = struct.Struct("=ihh")
-_MOST_POLLED: Final = 1024
+_MOST_POLLED: Final = 64
+"""A thread that takes part in collectives waits for few; one with more is cut, and still all must be sockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +179,10 @@ def _polled(procfs: Path, pid: int, address: int, count: int) -> list[int]:
     """The descriptors of a `struct pollfd` array in the process's memory."""
     memory = os.open(f"{procfs}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = os.pread(memory, min(count, _MOST_POLLED) * _POLLED.size, address)
+        data = read_memory(memory, min(count, _MOST_POLLED) * _POLLED.size, address)
     finally:
         os.close(memory)
-    return [fd for fd, _events, _returned in _POLLED.iter_unpack(data[: len(data) // 8 * 8]) if fd >= 0]
+    return [fd for fd, _events, _returned in _POLLED.iter_unpack(data or b"") if fd >= 0]
 
 
 def _all_sockets(procfs: Path, pid: int, descriptors: list[int]) -> bool:

@@ -29,7 +29,7 @@ LIBRARY: Final = BIN_DIRECTORY / "librailscope-workload.so"
 PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed", "idle")
 
 _POLL_SECONDS: Final = 0.01
-_STOP_SECONDS: Final = 5.0
+_STOP_SECONDS: Final = 15.0
 """How long ranks may take to end after SIGTERM: the driver itself gives up waiting for its peers after 3 s."""
 
 

@@ -6,7 +6,6 @@ it there from outside, which costs the job nothing.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from probes.nccl.layout import Structure
 from probes.nccl.records import NO_OFFSET, LifecycleKind
+from probes.process_memory import read_memory
 
 Records = npt.NDArray[Any]
 
@@ -133,7 +133,7 @@ def stored_result(memory: int, comm: int, layout: ErrorLayout) -> int | None:
 
 def _read(number: struct.Struct, memory: int, address: int) -> int:
     """Raises OSError where nothing is mapped."""
-    data = os.pread(memory, number.size, address)
-    if len(data) != number.size:
-        raise OSError(f"only {len(data)} of {number.size} bytes at {address:#x}")
+    data = read_memory(memory, number.size, address)
+    if data is None:
+        raise OSError(f"nothing is mapped at {address:#x}")
     return int(number.unpack(data)[0])

@@ -6,11 +6,11 @@ A communicator's proxy thread keeps them in a list, `ncclProxyState.progressStat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from probes.nccl.layout import Structure
+from probes.process_memory import read_memory
 
 _POINTER_BYTES = 8
 
@@ -45,8 +45,5 @@ def proxy_has_work(memory: int, comm: int, layout: ProxyWorkLayout) -> bool | No
 
 
 def _pointer(memory: int, address: int) -> int | None:
-    try:
-        data = os.pread(memory, _POINTER_BYTES, address)
-    except OSError:
-        return None
-    return int.from_bytes(data, "little") if len(data) == _POINTER_BYTES else None
+    data = read_memory(memory, _POINTER_BYTES, address)
+    return None if data is None else int.from_bytes(data, "little")

@@ -42,7 +42,9 @@ class AgentProcess:
     def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
         self._port = free_port()
         address = f"127.0.0.1:{self._port}"
-        command = [*prefix, str(RAILSCOPE), "agent", "--web.listen-address", address, *arguments]
+        # The last of an option counts: a test may ask for recordings.
+        command = [*prefix, str(RAILSCOPE), "agent", "--recordings.directory", "", "--web.listen-address", address]
+        command += arguments
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:

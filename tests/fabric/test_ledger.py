@@ -19,7 +19,7 @@ from tests.fabric.talkers import SEND, SERVE, Talker
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
-FOREIGN_BYTES = 40_000_000
+FOREIGN_BYTES = 60_000_000
 PARTS = 10
 
 
@@ -56,7 +56,7 @@ def test_foreign_bytes_beside_a_job_are_found_on_their_rail_within_five_percent(
         open_until_here.callback(server.end)
         sender = Talker(two_hosts.hosts[0].command(sys.executable, "-c", SEND))
         open_until_here.callback(sender.end)
-        options = JobOptions("ddp", iterations=25, hold=True, verify=False)
+        options = JobOptions("ddp", iterations=12, hold=True, verify=False)
         job, agent, ports = open_until_here.enter_context(observed(two_hosts, options))
         job.release()
         for _ in range(PARTS):

@@ -156,8 +156,9 @@ def test_ranks_end_together_when_the_time_is_over(two_hosts: Fabric) -> None:
 
 
 def test_ranks_told_to_stop_end_at_the_same_iteration(two_hosts: Fabric) -> None:
+    before = two_hosts.counters(0, 1).transmit_bytes
     with Job(two_hosts.hosts, JobOptions("mixed", seconds=300)) as job:
-        assert eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > 10**6)
+        assert eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > before + 10**6)
         results = job.stop()
     assert [result.exit_status for result in results] == [0, 0]
     reports = [result.report for result in results if result.report is not None]

@@ -91,7 +91,7 @@ class Agent:
 
     def start(self) -> None:
         """Begin; `ready` waits."""
-        command = [str(RAILSCOPE), "agent", "--scope", "netns"]
+        command = [str(RAILSCOPE), "agent", "--scope", "netns", "--recordings.directory", ""]
         command += ["--web.listen-address", f"{self.address}:{AGENT_PORT}", *self._arguments]
         self._process = _Process(self.host.command(*command), self._log)
 

@@ -251,7 +251,7 @@ def test_session_probes_with_bcc_are_refused_in_one_line() -> None:
 @contextmanager
 def agent_process(*options: str) -> Iterator[subprocess.Popen[str]]:
     """An agent with bcc as its loader; killed at the end, if not before."""
-    command = [str(RAILSCOPE), "agent", "--loader", "bcc", *options]
+    command = [str(RAILSCOPE), "agent", "--loader", "bcc", "--recordings.directory", "", *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as agent:
         try:
             yield agent

@@ -104,6 +104,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             (stage / name).mkdir()
         layers = f"lowerdir=/,upperdir={stage}/upper,workdir={stage}/work"
         _mount(mounts, "-t", "overlay", "-o", layers, "overlay", str(stage / "root"))
+        # What an agent started by hand has left on this machine; in the overlay only.
+        shutil.rmtree(stage / "root/var/lib/railscope", ignore_errors=True)
         yield stage / "root"
 
 

@@ -287,6 +287,10 @@ class World:
     def forget(self, pid: int) -> None:
         pass
 
+    @property
+    def open(self) -> bool:
+        return False
+
     def sweep(self) -> None:
         pass
 

@@ -182,6 +182,19 @@ def test_a_refusal_costs_the_connections_and_nothing_else(world: World) -> None:
     assert len(world.look.rails(world.process(), frozenset())) == 1
 
 
+def test_a_process_that_may_not_be_looked_at_is_taken_for_running_and_stops_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setattr(close_look, "process_state", refuse)
+    assert world.look.process(world.process()).condition == "running"
+    world.look.remember_threads(world.process())
+    world.wait(60)
+    world.look.sweep()
+
+
 def test_connections_are_asked_about_once_for_all_suspects(world: World) -> None:
     for _ in range(3):
         world.look.process(world.process(5))
@@ -213,9 +226,12 @@ def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypa
     monkeypatch.setattr(close_look, "platform", SimpleNamespace(machine=lambda: "x86_64"))
     world.look.remember_threads(world.process(runs=5))
     assert world.look.waits_for_network(world.process()) == ()
+    world.wait()
     world.look.remember_threads(world.process(runs=5))
     world.wait()
     assert world.look.waits_for_network(world.process()) == ()
+    world.look.remember_threads(world.process(runs=9))
+    # Another communicator of the same process asks at once.
     world.look.remember_threads(world.process(runs=9))
     world.wait()
     assert world.look.waits_for_network(world.process()) == ("recvmsg",)

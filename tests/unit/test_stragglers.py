@@ -91,6 +91,35 @@ def test_ranks_that_called_before_anybody_looked_are_not_compared() -> None:
     assert stragglers.arrivals() == ()
 
 
+def test_one_rank_that_was_met_in_its_middle_leaves_the_communicator_out() -> None:
+    stragglers = Stragglers()
+
+    def one_late(instance: int) -> Communicator | None:
+        found = who(instance)
+        return None if found is None else replace(found, whole=instance != 12)
+
+    for number in range(1, 9):
+        stragglers.take(events([(10, number, 0), (11, number, 50)]), one_late)
+    before = shown(stragglers)
+    assert before
+    stragglers.take(events([(12, number, 90) for number in range(1, 9)]), one_late)
+    stragglers.take(events([(one, number, 90) for number in range(9, 19) for one in (10, 11, 12)]), one_late)
+    assert shown(stragglers) == before
+
+
+def test_a_call_is_judged_when_all_ranks_that_nccl_counts_on_this_host_have_made_it() -> None:
+    stragglers = Stragglers()
+
+    def three(instance: int) -> Communicator | None:
+        found = who(instance)
+        return None if found is None else replace(found, local_ranks=3)
+
+    stragglers.take(events([(one, number, 10 * one) for number in range(1, 9) for one in (10, 11)]), three)
+    assert stragglers.arrivals() == ()
+    stragglers.take(events([(12, number, 900) for number in range(1, 9)]), three)
+    assert shown(stragglers)[10, "2"][0] == 8
+
+
 def test_who_is_not_known_yet_is_asked_about_again() -> None:
     stragglers = Stragglers()
     asked = []
