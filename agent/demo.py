@@ -294,7 +294,8 @@ def _carried(before: RailFacts, after: RailFacts) -> tuple[RailCount, RailCount]
     """What a rail carried between two moments: a port has counted since long before."""
 
     def one(direction: str, port: tuple[int | None, int | None], wire: tuple[int | None, int | None]) -> RailCount:
-        wire_bytes = None if wire[0] is None or wire[1] is None else wire[1] - wire[0]
+        # Before a namespace's first call nothing is expected there, and nothing known of it.
+        wire_bytes = None if wire[1] is None else wire[1] - (wire[0] or 0)
         return _counted(after, direction, (port[1] or 0) - (port[0] or 0), wire_bytes)
 
     return (
