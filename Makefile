@@ -15,7 +15,7 @@ PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo test test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
+.PHONY: setup build demo test test-search test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -47,6 +47,9 @@ test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: wha
 $(STAMPS)/nccl: tests/nccl/wheels.txt
 	tests/nccl/fetch-wheels $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
+
+test-search: setup  ## properties of parsers and decoders on many new random examples
+	RAILSCOPE_TEST_EXAMPLES=search $(BIN)/python -m pytest -q -m hypothesis --timeout 1800 tests/unit
 
 test-vm: setup packages-vm  ## the probes and real RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm

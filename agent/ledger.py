@@ -159,6 +159,8 @@ class Account:
     def __init__(self) -> None:
         self._first: Evidence | None = None
         self._last: Evidence | None = None
+        self._highest: Evidence | None = None
+        """Every total as it was last known: of what is not known now, as it was before that."""
         self._read: Evidence | None = None
         """The last evidence whose port or sockets differed from those before."""
         self._sums = _Sums()
@@ -176,16 +178,21 @@ class Account:
 
         Totals that fell stand still: a port that begins anew, or evidence of connections that is missing for a while.
         """
-        first, last, read = self._first, self._last, self._read
-        if first is None or last is None or read is None:
-            self._first = self._last = self._read = evidence
+        first, last, highest, read = self._first, self._last, self._highest, self._read
+        if first is None or last is None or highest is None or read is None:
+            self._first = self._last = self._highest = self._read = evidence
             return self.ledger
-        evidence = _not_before(evidence, last)
+        evidence = _not_before(evidence, highest)
         growth = evidence.port_bytes - read.port_bytes
         self._add_collectives(last, evidence, growth)
         # What connections have sent at least: what had been handed over by a moment that is past.
         floor = ((evidence if evidence.closing else last).handed_over_bytes or 0) - (first.handed_over_bytes or 0)
         self._last = evidence
+        self._highest = replace(
+            evidence,
+            packets=highest.packets if evidence.packets is None else evidence.packets,
+            sockets=evidence.sockets or highest.sockets,
+        )
         if not growth and evidence.sockets == read.sockets and not evidence.closing:
             return self.ledger
         self._add_tail(read, evidence, growth)
@@ -358,7 +365,7 @@ def _with_tail(sockets: Sockets, tail_bytes: int, packets: int, sizes: HeaderSiz
 
 
 def _not_before(now: Evidence, last: Evidence) -> Evidence:
-    """The evidence with totals that never fall."""
+    """The evidence with totals that never fall below those of `last`."""
     handed, packets, sockets = now.handed_over_bytes, now.packets, now.sockets
     if last.handed_over_bytes is not None:
         handed = max(handed or 0, last.handed_over_bytes)

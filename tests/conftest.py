@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A red run must mean the change that it ran on: the same examples each time.  `make test-search` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", max_examples=3_000, deadline=None)
+settings.load_profile(os.environ.get("RAILSCOPE_TEST_EXAMPLES", "repeatable"))
 
 
 @pytest.fixture(autouse=True)

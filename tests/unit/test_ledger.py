@@ -89,6 +89,16 @@ def test_whatever_the_evidence_says_classes_never_fall_and_are_the_port_bytes_to
         before = now
 
 
+def test_evidence_that_is_missing_for_a_while_does_not_come_back_lower_than_it_was() -> None:
+    account = Account()
+    start = Evidence(0, 0, sockets=Sockets(0, 0, 0, HEADER, 0))
+    account.update(start)
+    account.update(replace(start, sockets=None))
+    ledger = account.update(replace(start, port_bytes=1, packets=1, sockets=Sockets(0, 0, 1, 0, 0)))
+    assert classes(ledger) == (0, 0, 0, 1, 0, 0)
+    assert ledger.error_ratio == 0
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**8)), min_size=1, max_size=8))
 def test_exact_evidence_is_classed_exactly_however_it_is_spread_over_moments(steps: list[tuple[int, int, int]]) -> None:
