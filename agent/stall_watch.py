@@ -8,7 +8,6 @@ took (agent/operation_times.py).
 from __future__ import annotations
 
 import logging
-import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from agent.stalls import StallLimits, Stalls
 from agent.stragglers import Stragglers
 from probes.bpf_syscall import KernelRefusal
 from probes.clock import Clock
-from probes.exit_status import ended_badly
+from probes.exit_status import ended_badly, exit_code
 from probes.maps import Records
 
 _log = logging.getLogger("railscope.stalls")
@@ -107,7 +106,8 @@ class StallWatch:
         Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
         """
         now_ns = self._clock.monotonic_ns()
-        badly = ended_badly(status)
+        code = exit_code(status)
+        badly = ended_badly(code)
         self._look.forget(pid)
         self._reader.forget_process(pid)
         try:
@@ -120,7 +120,7 @@ class StallWatch:
             in_use = rank.in_flight is not None or now_ns - rank.last_call_ns < IDLE_NS
             if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
                 continue
-            how = "it was not seen how" if status is None else _words(status)
+            how = _words(code)
             if rank.in_flight is None:
                 rank = replace(
                     rank, in_flight=InFlight(self._reader.op_of(rank.instance), None, now_ns, "strong", "it was in use")
@@ -217,8 +217,9 @@ def _length_key(stall: Stall) -> tuple[str, str, str]:
     return stall.comm, stall.rank, stall.blame.cause.value
 
 
-def _words(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _words(code: int | None) -> str:
+    if code is None:
+        return "it was not seen how"
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 

@@ -50,15 +50,17 @@ def _of_pidfd(pidfd: int) -> int | None:
     return int(told[-1]) if told[0] & _INFO_EXIT else None
 
 
-def ended_badly(status: int | None) -> bool | None:
-    """Whether a process was killed or failed; a request to end (SIGTERM, SIGINT, SIGHUP) is no failure.
+def exit_code(status: int | None) -> int | None:
+    """The exit status, or minus the number of the signal that ended it; None: it is not known, or makes no sense."""
+    try:
+        return None if status is None else os.waitstatus_to_exitcode(status)
+    except ValueError:  # stopped, or nothing that wait(2) would say
+        return None
+
+
+def ended_badly(code: int | None) -> bool | None:
+    """Whether a process was killed or failed, by its `exit_code`; a request to end (SIGTERM, SIGINT, SIGHUP) is none.
 
     None: it is not known.
     """
-    if status is None:
-        return None
-    try:
-        code = os.waitstatus_to_exitcode(status)
-    except ValueError:  # stopped, or nothing that wait(2) would say
-        return None
-    return code not in (0, -15, -2, -1, 128 + 15, 128 + 2)
+    return None if code is None else code not in (0, -15, -2, -1, 128 + 15, 128 + 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.exit_status import ended_badly, exit_status
+from probes.exit_status import ended_badly, exit_code, exit_status
 from probes.processes import ProcessIdentity, identity_of
 
 PROC = Path("/proc")
@@ -110,4 +110,10 @@ def test_another_process_with_the_same_pid_tells_nothing(child: Child) -> None:
     ],
 )
 def test_who_was_told_to_end_did_not_fail(status: int | None, badly: bool | None) -> None:
-    assert ended_badly(status) is badly
+    assert ended_badly(exit_code(status)) is badly
+
+
+@pytest.mark.parametrize("status", [0x7F, 0xFFFF])
+def test_a_word_that_wait_would_not_say_is_not_known(status: int) -> None:
+    assert exit_code(status) is None
+    assert ended_badly(exit_code(status)) is None
