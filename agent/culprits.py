@@ -42,6 +42,8 @@ _STANDS_SECONDS: Final = 2.0
 """With an operation under way for longer a communicator stands, whatever was entered between the last scrapes."""
 _UNEVEN: Final = 1.5
 """Mean call rates of ranks that differ more show that they do not all do the same."""
+_QUEUE_BYTES: Final = 16_384
+"""Queues that differ by less are alike."""
 _CARRIED: Final = 1e5
 """Bytes per second: a rail that never carried more within the window did not serve the communicator."""
 
@@ -168,17 +170,19 @@ def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[C
             blamed[key] = rail
             strong[key] = strong.get(key, False) or stall.strength == "strong"
         if said:
-            worst = sorted(blamed, key=lambda key: (*_badness(blamed[key]), not strong[key], key))
+            worst = sorted(blamed, key=lambda key: (*_badness(blamed[key], cause), not strong[key], key))
             yield Culprit(cause, rails=tuple(blamed[key] for key in worst), basis="host", strength=_strength(said))
 
 
-def _badness(rail: Rail) -> tuple[bool, bool, float, float, float, float]:
+def _badness(rail: Rail, cause: str) -> tuple[float, ...]:
     """Sorts the rail with the most to show against it first."""
+    retransmitted = -round(rail.retransmitted_ratio or 0.0, 2)
+    backlog = -((rail.backlog_bytes or 0.0) // _QUEUE_BYTES)
     return (
         rail.up is not False,
         not rail.mute,
-        -round(rail.retransmitted_ratio or 0.0, 2),
-        -(rail.backlog_bytes or 0.0),
+        # Behind a slow rail both ends send again, what was late is taken for lost; only the slow one has a queue.
+        *((backlog, retransmitted) if cause == "rail_slow" else (retransmitted, backlog)),
         -(rail.unacknowledged_segments or 0.0),
         -(rail.round_trip_seconds or 0.0),
     )

@@ -121,6 +121,13 @@ def test_of_two_ends_of_a_slow_link_the_one_with_the_queue_is_named() -> None:
     assert "rail 0 (eth0) of host1 is slow" in finding.headline
 
 
+def test_who_sends_again_behind_a_slow_rail_is_not_taken_for_the_one_with_the_queue() -> None:
+    fleets = waiting().all_say("rail_slow", rail="0", device="eth0")
+    fleets.rail(0, 0, retransmitted_ratio=0.03, round_trip_seconds=0.026)
+    fleets.rail(1, 0, retransmitted_ratio=0.01, backlog_bytes=133_000.0, round_trip_seconds=0.020)
+    assert only(fleets).hosts == ("host1", "host0")
+
+
 def test_of_two_ends_without_answers_the_one_that_lets_nothing_out_has_the_filter() -> None:
     # As seen with nftables dropping what one host sends: its peer sends again and again, it does not even begin.
     fleets = waiting().all_say("rail_filtered", rail="0", device="eth0")
