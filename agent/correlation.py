@@ -118,25 +118,6 @@ class RailWire:
     receive: DirectionWire
 
 
-@dataclass(frozen=True, slots=True)
-class RunTotals:
-    """One rail and direction at one end of a run."""
-
-    wire_bytes: int
-    port_bytes: int
-
-
-def run_ratio(before: RunTotals, after: RunTotals, minimum_port_bytes: int = MINIMUM_PORT_BYTES) -> float | None:
-    """Expected over port bytes of a whole run, taken before it began and after it ended.
-
-    None if the port counted fewer than `minimum_port_bytes`.
-    """
-    port_bytes = after.port_bytes - before.port_bytes
-    if port_bytes < max(1, minimum_port_bytes):
-        return None
-    return (after.wire_bytes - before.wire_bytes) / port_bytes
-
-
 def expected_bytes(
     rail_set: str, calls: Iterable[ObservedCalls], small_payload_bytes: int = SMALL_PAYLOAD_BYTES
 ) -> ExpectedBytes:

@@ -173,7 +173,7 @@ class RankReader:
                 continue
             if communicator.nranks == 1:
                 continue
-            rank = self._rank(communicator, process, value)
+            rank = self._rank(communicator, value)
             if remember:
                 self._histories.take_calls(now_ns, instance, rank.enqueued, stalled=instance in unusual)
                 if rank.completed is None and now_ns - rank.last_call_ns < _HISTORY_NS:
@@ -243,7 +243,7 @@ class RankReader:
             self._apart.discard(instance)
             self._unusual.discard(instance)
 
-    def _rank(self, communicator: Communicator, process: ObservedProcess, value: Records) -> RankFacts:
+    def _rank(self, communicator: Communicator, value: Records) -> RankFacts:
         instance = communicator.instance
         op, slow = self._slow.get(instance, (None, None))
         return RankFacts(
@@ -252,7 +252,6 @@ class RankReader:
             rank=communicator.rank,
             nranks=communicator.nranks,
             pid=communicator.tgid,
-            netns=process.namespace.inode if process.namespace is not None else None,
             enqueued=int(value["sequence"]),
             completed=self._known.completed(instance),
             last_call_ns=int(value["last_ns"]) or int(value["first_ns"]),

@@ -72,8 +72,6 @@ class RankFacts:
     rank: int | None
     nranks: int | None
     pid: int
-    netns: int | None
-    """Inode of the process's network namespace."""
     enqueued: int
     completed: int | None
     """None: completion cannot be seen."""
@@ -85,8 +83,6 @@ class RankFacts:
     """NCCL's name of those."""
     comparable: bool = True
     """Its n-th call is the n-th of every rank: it was seen from the first one on, and there were collectives only."""
-    devices: frozenset[str] = frozenset()
-    """Network devices that it is known to use; empty: not known, any of its namespace."""
 
     @property
     def name(self) -> str:

@@ -87,9 +87,6 @@ class Stalls:
     def current(self) -> tuple[Stall, ...]:
         return tuple(self._current.values())
 
-    def of(self, instance: int) -> Stall | None:
-        return self._current.get(instance)
-
     def look(self, now_ns: int, ranks: Iterable[RankFacts], evidence_of: Callable[[RankFacts], Evidence]) -> Changes:
         """Judge every living communicator; `evidence_of` is asked about suspects only."""
         begun: list[Stall] = []

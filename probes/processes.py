@@ -22,7 +22,6 @@ from typing import Final
 PROCFS: Final = Path("/proc")
 MAX_MAPS_BYTES: Final = 32 << 20
 MAX_ENVIRON_BYTES: Final = 1 << 20
-MAX_THREADS: Final = 8192
 FULL_SCAN_EVERY: Final = 8
 """A process whose address space has not changed in size is read again at every eighth scan only."""
 
@@ -72,17 +71,6 @@ class Mapping:
     @property
     def file(self) -> FileKey:
         return FileKey(self.device, self.inode)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """Facts about a process that anyone may read."""
-
-    comm: str
-    uid: int
-    """Real user id."""
-    namespace_pids: tuple[int, ...]
-    """Its pid in every nested pid namespace, from the outermost to its own."""
 
 
 class MappedFileError(Exception):
@@ -308,29 +296,6 @@ def cgroup(procfs: Path, pid: int) -> str | None:
     if unified is not None and unified != "/":
         return unified
     return max((path for _, _, path in lines), key=len, default=None)
-
-
-def status_of(procfs: Path, pid: int) -> ProcessStatus | None:
-    """Name, user and pids of a process, `None` when it has gone."""
-    try:
-        text = _read(f"{procfs}/{pid}/status", 64 << 10)
-    except PermissionError:
-        return None
-    fields = dict(re.findall(r"^(Name|Uid|NSpid):\t(.*)$", (text or b"").decode("utf-8", "replace"), re.MULTILINE))
-    if not {"Name", "Uid"} <= fields.keys():
-        return None
-    pids = tuple(int(word) for word in fields.get("NSpid", "").split()) or (pid,)
-    return ProcessStatus(fields["Name"], int(fields["Uid"].split()[0]), pids)
-
-
-def thread_states(procfs: Path, pid: int) -> dict[int, str]:
-    """State letter (R, S, D, T, Z, …) of each thread, by thread id; empty when the process has gone."""
-    try:
-        threads = _numbered(f"{procfs}/{pid}/task")
-    except OSError:
-        return {}
-    states = ((thread, _stat(procfs, pid, f"task/{thread}/stat")) for thread in threads[:MAX_THREADS])
-    return {thread: facts.state for thread, facts in states if facts is not None}
 
 
 def pid_namespace(procfs: Path, pid: int) -> int | None:

@@ -18,7 +18,6 @@ import numpy as np
 
 from probes.maps import Records
 
-_HEADER_BYTES: Final = 8
 _BUSY: Final = 1 << 31
 _DISCARDED: Final = 1 << 30
 _LENGTH_MASK: Final = _DISCARDED - 1

@@ -20,7 +20,6 @@ Records = npt.NDArray[Any]
 BUCKETS: Final = 32
 UNKNOWN_BYTES: Final = (1 << 64) - 1
 """In `payload_bytes`: it cannot be told (Send and Recv of one launch are one operation here)."""
-POINT_TO_POINT: Final = 1 << 63
 NO_NET_DEVICE: Final = -1
 ALGORITHMS: Final = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 """`NCCL_ALGO_*` by number, in the spelling of NCCL_ALGO; source: src/include/plugin/nccl_tuner.h, 2.32."""

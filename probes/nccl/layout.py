@@ -24,8 +24,6 @@ from typing import Any, Final, Literal, Self
 
 from probes.elf import Elf
 
-COMM_MAGIC: Final = 0x0280028002800280
-"""Both `startMagic` and `endMagic` of a live communicator; source: src/include/comm.h.  Absent in 2.20.5."""
 TABLE: Final = Path(__file__).with_name("layouts.json")
 HELPER_SECONDS: Final = 10.0
 """The agent does nothing else meanwhile."""

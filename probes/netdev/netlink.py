@@ -18,7 +18,6 @@ from typing import Final
 NETLINK_ROUTE: Final = 0
 NETLINK_RDMA: Final = 20
 
-NLMSG_NOOP: Final = 1
 NLMSG_ERROR: Final = 2
 NLMSG_DONE: Final = 3
 _NLM_F_REQUEST: Final = 0x1

@@ -107,17 +107,6 @@ class NetlinkCounters:
         return CounterBlock(times_ns, self._names, self._indexes, LINK_STATS_FIELDS, values)
 
 
-def read_statistics(netlink: NetlinkSocket) -> dict[int, list[int]]:
-    """`LINK_STATS_FIELDS` of every device of the socket's namespace, by index.
-
-    Raises:
-        OSError: the kernel refuses.
-        MalformedNetlink: its answer is not what rtnetlink describes.
-    """
-    indexes, values = parse_statistics(netlink.dump(_RTM_GETSTATS, _STATS_REQUEST))
-    return dict(zip(indexes, values.tolist(), strict=True))
-
-
 def parse_statistics(datagrams: Sequence[bytes]) -> tuple[tuple[int, ...], Values]:
     """Indexes and counters of every device in the answer to RTM_GETSTATS; other messages are passed over.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from probes.rdma.inventory import RdmaPort
 from probes.topology.nccl_xml import XmlTopology
 from probes.topology.paths import Place
-from probes.topology.pci import PciDevice, normal_address, pci_device, pci_order, place_in_path
+from probes.topology.pci import PciDevice, pci_device, pci_order, place_in_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,6 @@ def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
     """NVIDIA's GPUs among the PCI functions of a machine."""
     places = sorted((device.place for device in devices if device.is_gpu), key=lambda place: pci_order(place.address))
     return tuple(Gpu(index, place) for index, place in enumerate(places))
-
-
-def gpus_of_nvml(sysfs: Path, addresses: Mapping[int, str]) -> tuple[Gpu, ...]:
-    """GPUs by NVML's number and PCI address, `00000000:1B:00.0`; one whose function sysfs lacks has no place."""
-    gpus = []
-    for index, text in sorted(addresses.items()):
-        function = pci_device(sysfs, normal_address(text))
-        gpus.append(Gpu(index, function.place if function else Place(normal_address(text))))
-    return tuple(gpus)
 
 
 def gpus_of_topology(topology: XmlTopology) -> tuple[Gpu, ...]:

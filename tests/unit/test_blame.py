@@ -17,7 +17,7 @@ NOW_NS = 10**12
 MIB = 1 << 20
 FLIGHT = InFlight("AllReduce", MIB, 0, "strong", "handed to the network and not complete", calls_before=99)
 WEAK = InFlight("AllReduce", None, 0, "weak", "bytes lie unread")
-RANK = RankFacts(7, "00000000000000ab", 3, 8, 4711, 1, 100, 99, 5000, FLIGHT)
+RANK = RankFacts(7, "00000000000000ab", 3, 8, 4711, 100, 99, 5000, FLIGHT)
 PEER = replace(RANK, instance=8, rank=4, pid=4712)
 PROCESS = ProcessFacts("running", 1_500_000_000, 0.1, 0.0, 0, 0)
 RAIL0 = RailSigns("0", "rail0", "", up=True, window_ns=1_500_000_000, connections=2, speed_bytes_per_second=10**10)

@@ -15,10 +15,8 @@ from agent.correlation import (
     ObservedCalls,
     PortTotals,
     RailWire,
-    RunTotals,
     WireTotals,
     expected_bytes,
-    run_ratio,
 )
 from agent.wire import Placement
 from probes.nccl.abi import Op
@@ -384,12 +382,3 @@ def test_only_the_direction_that_cannot_be_known_is_hidden() -> None:
 def test_the_reason_tells_unordered_ranks_from_an_unknown_placement() -> None:
     dealt = Placement(rank=1, nranks=4, node=1, n_nodes=2, local_ranks=2)
     assert "node by node" in expected_bytes("a", [calls(Op.Broadcast, 8, 8, placement=dealt)]).transmit.unknown
-
-
-def test_the_ratio_of_a_run_compares_its_two_ends() -> None:
-    assert run_ratio(RunTotals(100, 1000), RunTotals(MIB + 100, 2 * MIB + 1000)) == 0.5
-
-
-def test_a_run_with_hardly_any_traffic_has_no_ratio() -> None:
-    assert run_ratio(RunTotals(0, 0), RunTotals(MIB, 65535)) is None
-    assert run_ratio(RunTotals(0, 5), RunTotals(0, 5), minimum_port_bytes=0) is None

@@ -35,8 +35,6 @@ from probes.processes import (
     parse_maps,
     pid_namespace,
     process_ids,
-    status_of,
-    thread_states,
 )
 
 MAPS = b"""\
@@ -141,8 +139,6 @@ def test_a_process_that_is_gone_reads_as_absent_everywhere(procfs: SimulatedProc
         assert executable_mappings(root, pid) == []
         assert environ(root, pid) == {}
         assert cgroup(root, pid) is None
-        assert status_of(root, pid) is None
-        assert thread_states(root, pid) == {}
         assert pid_namespace(root, pid) is None
     assert open_pidfd(PROCFS, ProcessIdentity(2**22 + 1, 100)) is None
 
@@ -159,11 +155,6 @@ def test_real_facts_of_a_real_process(child: subprocess.Popen[bytes]) -> None:
     assert identity is not None
     assert child.pid in process_ids()
     assert environ(PROCFS, child.pid) == {"RANK": "3", "EMPTY": "", "WITH": "a=b"}
-    status = status_of(PROCFS, child.pid)
-    assert status is not None
-    assert (status.uid, status.namespace_pids[0]) == (os.getuid(), child.pid)
-    assert status.comm == (PROCFS / str(child.pid) / "comm").read_text().strip()
-    assert thread_states(PROCFS, child.pid).keys() == {child.pid}
     assert pid_namespace(PROCFS, child.pid) == Path("/proc/self/ns/pid").stat().st_ino
     assert str(Path(sys.executable).resolve()) in {m.path for m in executable_mappings(PROCFS, child.pid)}
 

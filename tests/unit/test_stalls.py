@@ -15,7 +15,7 @@ SECOND_NS = 1_000_000_000
 LIMITS = StallLimits()
 USUAL = OwnHistory(1000, 5e6, 6e6, 5e6)
 FLIGHT = InFlight("AllReduce", 1 << 20, 0, "strong", "handed to the network and not complete", USUAL, calls_before=99)
-RANK = RankFacts(7, "00000000000000ab", 0, 8, 4711, 1, 100, 99, 0, FLIGHT)
+RANK = RankFacts(7, "00000000000000ab", 0, 8, 4711, 100, 99, 0, FLIGHT)
 PROCESS = ProcessFacts("running", 1_500_000_000, 0.1, 0.0, 0, 0)
 RAIL = RailSigns("0", "rail0", "", up=True, window_ns=1_500_000_000, connections=2)
 CALM = Evidence(PROCESS, (RAIL,), ())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.topology.machine import gpus_of_nvml, gpus_of_pci
+from probes.topology.machine import gpus_of_pci
 from probes.topology.paths import PathType, Place, path_type
 from probes.topology.pci import normal_address, pci_device, pci_devices, pci_order, place_in_path
 from tests.trees.pci import (
@@ -111,13 +111,6 @@ def test_gpus_are_numbered_by_address_domain_first(tmp_path: Path) -> None:
         "000b:00:00.0",
         "10000:01:00.0",
     ]
-
-
-def test_nvml_s_numbers_and_spelling_find_the_same_places(tmp_path: Path) -> None:
-    machine = dgx_h100(tmp_path)
-    addresses = {gpu.index: f"0000{gpu.place.address.upper()}" for gpu in machine.gpus()}
-    assert gpus_of_nvml(tmp_path, addresses) == machine.gpus()
-    assert [gpu.place for gpu in gpus_of_nvml(tmp_path, {3: "00000000:EF:00.0"})] == [Place("0000:ef:00.0")]
 
 
 def test_what_cannot_be_read_is_not_known_and_hides_nobody(tmp_path: Path) -> None:
