@@ -47,7 +47,7 @@ def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
         or _perhaps_down(evidence)
         or _waiting(rank, evidence)
     )
-    return found or Blame(Cause.UNKNOWN, ("nothing on this host explains it",), culprit=False)
+    return found or Blame(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
 
 
 def _process(rank: RankFacts, process: ProcessFacts) -> Blame | None:
@@ -301,10 +301,20 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         return Blame(
             Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
         )
-    sentences = ["this rank's process runs and its rails work: it waits for ranks on other hosts"]
+    if evidence.hidden:
+        sentences = [
+            "this rank's process runs: it waits for ranks on other hosts, or for its rails",
+            *_hidden(evidence),
+        ]
+    else:
+        sentences = ["this rank's process runs and its rails work: it waits for ranks on other hosts"]
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _hidden(evidence: Evidence) -> tuple[str, ...]:
+    return (f"its connections cannot be seen: {evidence.hidden}",) if evidence.hidden else ()
 
 
 def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:

@@ -62,6 +62,8 @@ class CloseLook:
         """By process: when it was asked last, and what its threads waited in."""
         self._asked_ns: dict[int, int] = {}
         """When a namespace was last asked about."""
+        self._hidden: dict[int, str] = {}
+        """By namespace: why its connections cannot be seen."""
 
     def process(self, process: ObservedProcess) -> ProcessFacts:
         """What a process did over the last moments."""
@@ -147,6 +149,12 @@ class CloseLook:
                 found.append(self._signs(netns, facts, lost_ns, own, surely_used=surely))
         return tuple(found)
 
+    def hidden(self, process: ObservedProcess) -> str:
+        """Why the connections of a process could not be seen when its rails were last asked for; empty: they could."""
+        if process.namespace is None:
+            return "its network namespace is not known"
+        return self._hidden.get(process.namespace.inode, "")
+
     @property
     def open(self) -> bool:
         """Whether a network namespace is held open."""
@@ -173,6 +181,7 @@ class CloseLook:
         self._connections.pop(netns, None)
         self._counters.pop(netns, None)
         self._suspects.pop(netns, None)
+        self._hidden.pop(netns, None)
 
     def _read(self, namespace: NetworkNamespace, pid: int) -> None:
         """Read the connections of all suspects of a namespace, and its rails, unless that was done just now."""
@@ -198,9 +207,14 @@ class CloseLook:
             if opened is None:
                 opened = run_inside(namespace, lambda: ProcessConnections(self._clock, self._procfs))
                 self._opened[namespace.inode] = opened
-            return opened.read(pids)
+            states = opened.read(pids)
+            self._hidden.pop(namespace.inode, None)
+            return states
         except (OSError, NamespaceError, MalformedNetlink) as error:
-            _log.debug("connections of network namespace %d: %s", namespace.inode, error)
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            if self._hidden.get(namespace.inode) != reason:
+                _log.warning("connections of network namespace %d cannot be seen: %s", namespace.inode, reason)
+            self._hidden[namespace.inode] = reason
             opened = self._opened.pop(namespace.inode, None)
             if opened is not None:
                 opened.close()

@@ -177,6 +177,8 @@ class Evidence:
     """By pid, of those peers."""
     waits_for: tuple[int, ...] = ()
     """Ranks from which the operation waits to receive."""
+    hidden: str = ""
+    """Why its connections cannot be seen; empty: they can."""
     sends: bool | None = None
     """Whether the process handed anything to a network device within the last moments; None: not observed."""
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from agent.accounting import Table
 from agent.close_look import CloseLook, RailsOf
+from agent.communicators import ObservedProcess
 from agent.rank_facts import IDLE_NS, InFlightTables, Known, Look, RankReader
 from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
 from agent.stall_facts import Evidence, InFlight, ProcessFacts, RankFacts, Stall
@@ -58,6 +59,10 @@ class StallWatch:
         self._stragglers = Stragglers()
         self._ranks: dict[int, RankFacts] = {}
         """As of the last look, by instance."""
+        self._peers: dict[str, list[RankFacts]] = {}
+        """The same by communicator, of those that have a name."""
+        self._processes: dict[int, ProcessFacts] = {}
+        """By pid, those that this look has asked about: suspects of one communicator share their peers."""
         self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._lengths: defaultdict[int, defaultdict[tuple[str, str, str], int]] = defaultdict(lambda: defaultdict(int))
         """Sum of all stalls, ns, by instance; then by communicator, rank and cause."""
@@ -96,6 +101,11 @@ class StallWatch:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
             return
         self._ranks = {rank.instance: rank for rank in ranks}
+        self._processes.clear()
+        self._peers.clear()
+        for rank in ranks:
+            if rank.comm != UNKNOWN:
+                self._peers.setdefault(rank.comm, []).append(rank)
         changes = self._stalls.look(now_ns, ranks, self._evidence)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
@@ -198,19 +208,18 @@ class StallWatch:
         if process is None:
             return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
         devices, waits_for = self._reader.ways(rank)
-        peers = tuple(
-            peer
-            for peer in self._ranks.values()
-            if peer.comm == rank.comm != UNKNOWN and peer.instance != rank.instance
-        )
-        processes = []
-        for peer in peers:
-            owner = self._known.process(peer.pid)
-            if owner is not None:
-                processes.append((peer.pid, self._look.process(owner)))
-        rails = self._look.rails(process, devices)
+        peers = tuple(peer for peer in self._peers.get(rank.comm, ()) if peer.instance != rank.instance)
+        owners = ((peer.pid, self._known.process(peer.pid)) for peer in peers)
+        processes = tuple((pid, self._process(owner)) for pid, owner in owners if owner is not None)
+        rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
         sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
-        return Evidence(self._look.process(process), rails, peers, tuple(processes), waits_for, sends)
+        return Evidence(self._process(process), rails, peers, processes, waits_for, hidden, sends)
+
+    def _process(self, process: ObservedProcess) -> ProcessFacts:
+        pid = process.identity.pid
+        if pid not in self._processes:
+            self._processes[pid] = self._look.process(process)
+        return self._processes[pid]
 
 
 def _length_key(stall: Stall) -> tuple[str, str, str]:

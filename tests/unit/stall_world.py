@@ -81,6 +81,7 @@ class Rank:
     """As the closer look shows it; the window is filled in."""
     rails: tuple[RailSigns, ...] = RAILS
     waits_in: tuple[str, ...] = ()
+    hidden: str = ""
     sequence: int = 0
     last_ns: int = START_NS
     posted: tuple[int, int, int] | None = None
@@ -277,6 +278,9 @@ class World:
     def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]:
         rails = self._of(process).rails
         return tuple(replace(rail, window_ns=_WINDOW_NS) for rail in rails if not devices or rail.device in devices)
+
+    def hidden(self, process: ObservedProcess) -> str:
+        return self._of(process).hidden
 
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
         return self._of(process).waits_in

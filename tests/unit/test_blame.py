@@ -256,3 +256,11 @@ def test_every_finding_has_evidence_and_names_only_what_was_looked_at(
     assert blame.device in {"", *(one.device for one in signs)}
     assert bool(blame.rail) == blame.cause.value.startswith("rail_")
     assert not (blame.culprit and blame.excused)
+
+
+def test_rails_whose_connections_are_hidden_are_not_said_to_work() -> None:
+    blame = blame_for(RANK, replace(CALM, hidden="Operation not permitted"), NOW_NS)
+    assert blame.cause is Cause.RANK_BEHIND
+    assert "its connections cannot be seen: Operation not permitted" in blame.evidence
+    assert not any("rails work" in sentence for sentence in blame.evidence)
+    assert any("rails work" in sentence for sentence in blame_for(RANK, CALM, NOW_NS).evidence)

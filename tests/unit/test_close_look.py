@@ -239,3 +239,22 @@ def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypa
     world.wait()
     assert world.look.waits_for_network(world.process()) == ()
     assert asked == [frozenset(), frozenset(), frozenset({5}), frozenset()]
+
+
+def test_connections_that_may_not_be_seen_are_said_to_be_hidden_until_they_can_be_seen(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    process, world.refuses = world.process(), True
+    for _ in range(3):
+        world.look.rails(process, frozenset({"rail0"}))
+        world.wait()
+    assert world.look.hidden(process) == "simulated refusal"
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warned == ["connections of network namespace 77 cannot be seen: simulated refusal"]
+    world.refuses = False
+    world.look.rails(process, frozenset({"rail0"}))
+    assert world.look.hidden(process) == ""
+
+
+def test_connections_of_a_process_in_an_unknown_namespace_are_hidden(world: World) -> None:
+    assert "not known" in world.look.hidden(replace(world.process(), namespace=None))
