@@ -311,17 +311,17 @@ class Daemon:
     def close(self) -> None:
         """Stop serving, detach, and free everything."""
         _notify_systemd("STOPPING=1")
-        self.recordings.close()
-        self.observer.close()
-        self._release()
+        with contextlib.ExitStack() as everything:
+            # Backwards; whatever fails, the probes come off.
+            everything.callback(self._release)
+            everything.callback(self.observer.close)
+            everything.callback(self.recordings.close)
 
     def _release(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        if self._mmap_events is not None:
-            self._mmap_events.close()
-        if self._programs is not None:
-            self._programs.close()
+        with contextlib.ExitStack() as attached:
+            for opened in (self._programs, self._mmap_events, self._server):
+                if opened is not None:
+                    attached.callback(opened.close)
         for fd in self._pidfds:
             os.close(fd)
         self._pidfds.clear()
