@@ -21,7 +21,8 @@ from agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauge
 from agent.ethernet_rules import use_of
 from agent.rail_ledgers import port_and_connections
 from agent.rails import RailDecision
-from agent.sampling import Sampler, SamplerState, SourceResult, on_one_line
+from agent.sampler_state import SamplerState, SourceResult, on_one_line
+from agent.sampling import Sampler
 from agent.snapshot import CollectorResult
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside

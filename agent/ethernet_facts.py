@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.counter_rules import Severity
 from agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, severity_of, statistic_rule
 from agent.rail_ledgers import PortAndConnections
-from agent.sampling import DeviceTotals
+from agent.sampler_state import DeviceTotals
 from agent.snapshot import RailQueue, RailTcp
 from probes.netdev.ethtool_stats import DeviceStatistics
 from probes.netdev.qdisc import DeviceQueue

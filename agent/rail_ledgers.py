@@ -20,7 +20,7 @@ from typing import Final
 
 from agent.correlation import DirectionWire, RailWire, in_proportion
 from agent.ledger import Account, Evidence, HeaderSizes, Sockets
-from agent.sampling import DeviceTotals
+from agent.sampler_state import DeviceTotals
 from agent.snapshot import RailLedger
 
 _MOST_WIRE_FACTOR: Final = 2.0

@@ -27,7 +27,8 @@ from agent.rails import (
     netns_labels,
     rail_facts,
 )
-from agent.sampling import OnReading, Sampler, SamplerState, SourceResult, on_one_line
+from agent.sampler_state import SamplerState, SourceResult, on_one_line
+from agent.sampling import OnReading, Sampler
 from agent.snapshot import CollectorResult, RailFacts
 from agent.totals import FORGET_NS
 from agent.utilization import Utilization

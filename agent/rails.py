@@ -30,7 +30,7 @@ from itertools import count
 from typing import Final
 
 from agent.ethernet_facts import RailEthernet, pci_stalled
-from agent.sampling import DeviceTotals
+from agent.sampler_state import DeviceTotals
 from agent.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
 from agent.totals import RATE_BOUNDS
 from probes.netdev.inventory import NetworkDevice

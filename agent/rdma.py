@@ -15,7 +15,8 @@ from typing import Final
 
 from agent.configured import Remark
 from agent.counter_rules import Kind, Severity, rule_of
-from agent.sampling import DeviceTotals, Sampler, on_one_line
+from agent.sampler_state import DeviceTotals, on_one_line
+from agent.sampling import Sampler
 from agent.snapshot import CollectorResult, Histogram
 from probes.clock import Clock
 from probes.rdma.counters import RdmaCounters

@@ -11,33 +11,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from agent.snapshot import CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
 from exporters import catalogue
 from exporters.budget import SeriesBudget
-from exporters.metric import Family, HistogramSample, LabelValues, Metric, Sample
+from exporters.drafts import RECEIVE, TRANSMIT, Draft, by_one_label, known
+from exporters.metric import Family, LabelValues
+from exporters.rail_families import rail_families
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
 
 _SAMPLES_PER_PAUSE: Final = 250
-_TRANSMIT: Final = "transmit"
-_RECEIVE: Final = "receive"
 _NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
 _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A family before its samples are made; they may still meet under one label set."""
-
-    metric: Metric
-    samples: Iterable[Sample] = ()
-    histograms: Iterable[HistogramSample] = ()
-    more_labels: tuple[str, ...] = ()
 
 
 def families(
@@ -60,14 +50,14 @@ def families(
         series = _series(shown)
     dropped_by_cap = snapshot.series_dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
     reasons = {**snapshot.series_dropped, DROPPED_BY_CAP: dropped_by_cap}
-    return (*shown, *_families([_by_one_label(catalogue.SERIES_DROPPED, reasons.items())], pause))
+    return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], pause))
 
 
 def _series(shown: Iterable[Family]) -> int:
     return sum(family.series() for family in shown)
 
 
-def _families(drafts: Iterable[_Draft], pause: Callable[[], None]) -> list[Family]:
+def _families(drafts: Iterable[Draft], pause: Callable[[], None]) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
     made = []
     for draft in drafts:
@@ -91,41 +81,41 @@ def _families(drafts: Iterable[_Draft], pause: Callable[[], None]) -> list[Famil
     return made
 
 
-def _drafts(snapshot: Snapshot) -> Iterator[_Draft]:
+def _drafts(snapshot: Snapshot) -> Iterator[Draft]:
     """Every family but `series_dropped_total`, without regard to the budget."""
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot)
     yield from _communicators(snapshot.communicators)
     yield from _stalls(snapshot)
     yield from _times(snapshot)
-    yield _by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
-    yield _by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
-    yield from _rails(snapshot.rails)
+    yield by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
+    yield by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
+    yield from rail_families(snapshot.rails)
     yield from _gpus(snapshot)
     yield from _probes(snapshot)
     yield from _collectors(snapshot)
 
 
-def _about_railscope(snapshot: Snapshot) -> Iterator[_Draft]:
+def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
     build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
-    yield _Draft(catalogue.BUILD_INFO, [(build, 1)])
+    yield Draft(catalogue.BUILD_INFO, [(build, 1)])
     if snapshot.started_realtime_ns:
-        yield _Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
-    yield _Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
-    yield _Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
+        yield Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
+    yield Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
+    yield Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
 
 
-def _collectives(snapshot: Snapshot) -> Iterator[_Draft]:
+def _collectives(snapshot: Snapshot) -> Iterator[Draft]:
     totals = snapshot.collectives
-    yield _Draft(catalogue.COLLECTIVE_CALLS, (((one.op, one.dtype, one.gpu), one.calls) for one in totals))
-    yield _Draft(
+    yield Draft(catalogue.COLLECTIVE_CALLS, (((one.op, one.dtype, one.gpu), one.calls) for one in totals))
+    yield Draft(
         catalogue.COLLECTIVE_PAYLOAD_BYTES, (((one.op, one.dtype, one.gpu), one.payload_bytes) for one in totals)
     )
-    yield _Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in snapshot.sizes))
-    yield _Draft(
+    yield Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in snapshot.sizes))
+    yield Draft(
         catalogue.COLLECTIVE_ENQUEUE_SECONDS, histograms=(((one.op,), one.histogram) for one in snapshot.enqueue_times)
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COLLECTIVE_DURATION_SECONDS,
         histograms=(
             ((one.op, source), one.histogram)
@@ -133,16 +123,16 @@ def _collectives(snapshot: Snapshot) -> Iterator[_Draft]:
             for one in measured
         ),
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in snapshot.bandwidths)
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COLLECTIVE_LAUNCHES,
         (((one.op, one.algorithm, one.protocol, str(one.channels)), one.launches) for one in snapshot.launches),
     )
 
 
-def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Draft]:
+def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Draft]:
     # Every sample of comm_info has every job label, or a join on one of them would lose the others.
     label_of = _job_label_names(communicators)
     job_labels = tuple(dict.fromkeys(label_of.values()))
@@ -157,18 +147,18 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Dr
         fixed = (one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version)
         return (*fixed, str(one.pid), one.netns, one.identity_source, *job_values)
 
-    yield _Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
-    yield _Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
-    yield _Draft(
+    yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
+    yield Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
+    yield Draft(
         catalogue.COMM_COUNTED_FROM_START,
         (((one.comm, one.rank), 0) for one in communicators if one.alive and not one.whole),
     )
     seen = [one for one in communicators if one.completed is not None]
-    yield _Draft(
+    yield Draft(
         catalogue.COMM_COMPLETED,
         (((one.comm, one.rank), one.completed) for one in seen if one.completed is not None),
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COMM_INFLIGHT_SECONDS,
         (
             ((one.comm, one.rank), one.inflight_seconds)
@@ -177,8 +167,8 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[_Dr
         ),
     )
     # Only where graphs are used, so that most jobs have no series for them.
-    yield _Draft(catalogue.COMM_CAPTURED, (((one.comm, one.rank), one.captured) for one in seen if one.captured))
-    yield _Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.replayed))
+    yield Draft(catalogue.COMM_CAPTURED, (((one.comm, one.rank), one.captured) for one in seen if one.captured))
+    yield Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.replayed))
 
 
 def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
@@ -198,13 +188,13 @@ def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, 
     return shown
 
 
-def _stalls(snapshot: Snapshot) -> Iterator[_Draft]:
+def _stalls(snapshot: Snapshot) -> Iterator[Draft]:
     current = [one.current for one in snapshot.stalls if one.current is not None]
-    yield _Draft(
+    yield Draft(
         catalogue.COMM_STALLED,
         [((stall.comm, stall.rank, stall.op, stall.blame.cause.value), 1) for stall in current],
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COMM_STALL_INFO,
         [
             (
@@ -223,255 +213,75 @@ def _stalls(snapshot: Snapshot) -> Iterator[_Draft]:
             for stall in current
         ],
     )
-    yield _Draft(
+    yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in snapshot.stalls]
     )
-    yield _Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
+    yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
 
 
-def _times(snapshot: Snapshot) -> Iterator[_Draft]:
+def _times(snapshot: Snapshot) -> Iterator[Draft]:
     times, arrivals, completed = snapshot.rank_times, snapshot.arrivals, snapshot.completed
-    yield _Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
-    yield _Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
-    yield _Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
-    yield _Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
+    yield Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
+    yield Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
+    yield Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
+    yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
     kinds = [((one.op, str(one.size_bytes)), one) for one in completed]
-    yield _Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
-    yield _Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
-    yield _Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
 
 
-def _rails(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
-    yield _of_rails(
-        catalogue.RAIL_INFO,
-        ((one, (one.port, one.netdev, one.pci, one.gpu, one.numa, one.link_layer, one.driver), 1) for one in rails),
-    )
-    yield _of_rails(catalogue.RAIL_UP, ((one, (one.port,), None if one.up is None else int(one.up)) for one in rails))
-    yield _of_rails(catalogue.RAIL_SPEED, ((one, (one.port,), one.speed_bytes_per_second) for one in rails))
-    yield _of_rails(catalogue.RAIL_TRANSMIT_BYTES, ((one, (one.port,), one.transmit_bytes) for one in rails))
-    yield _of_rails(catalogue.RAIL_RECEIVE_BYTES, ((one, (one.port,), one.receive_bytes) for one in rails))
-    yield _of_rails(
-        catalogue.RAIL_EXPECTED_WIRE_BYTES,
-        (
-            (one, (direction,), value)
-            for one in rails
-            for direction, value in ((_TRANSMIT, one.transmit_wire_bytes), (_RECEIVE, one.receive_wire_bytes))
-        ),
-    )
-    yield _of_rails(
-        catalogue.RAIL_COLLECTIVE_BYTES, ((one, (_TRANSMIT,), one.transmit_collective_bytes) for one in rails)
-    )
-    yield _of_rails(
-        catalogue.RAIL_EXPLAINED_RATIO,
-        (
-            (one, (direction,), value)
-            for one in rails
-            for direction, value in ((_TRANSMIT, one.transmit_explained_ratio), (_RECEIVE, one.receive_explained_ratio))
-        ),
-    )
-    yield from _ledgers(rails)
-    yield _of_rails(
-        catalogue.RAIL_UTILIZATION,
-        (
-            (one, (one.port, direction), value)
-            for one in rails
-            for direction, value in ((_TRANSMIT, one.transmit_utilization), (_RECEIVE, one.receive_utilization))
-        ),
-    )
-    yield _Draft(
-        catalogue.RAIL_RATE,
-        histograms=(
-            ((one.rail, one.device, direction, one.netns or None), histogram)
-            for one in rails
-            for direction, histogram in ((_TRANSMIT, one.transmit_rate), (_RECEIVE, one.receive_rate))
-        ),
-        more_labels=("netns",),
-    )
-    yield _of_rails(
-        catalogue.RAIL_COUNTER,
-        ((one, (one.port, counter, severity), value) for one in rails for counter, severity, value in one.counters),
-    )
-
-    yield _of_rails(
-        catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
-    )
-    yield _of_rails(
-        catalogue.RAIL_BOND_MEMBER_UP,
-        (
-            (one, (one.port, member), None if up is None else int(up))
-            for one in rails
-            for member, up in one.bond_members
-        ),
-    )
-    yield _of_rails(
-        catalogue.RAIL_PCI_STALLED,
-        ((one, (direction,), ratio) for one in rails for direction, ratio in one.pci_stalled),
-    )
-    yield from _queues(rails)
-    yield from _tcp(rails)
-
-
-def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
-    ledgers = [
-        (one, direction, ledger)
-        for one in rails
-        if one.ledger is not None
-        for direction, ledger in ((_TRANSMIT, one.ledger.transmit), (_RECEIVE, one.ledger.receive))
-    ]
-    yield _of_rails(
-        catalogue.RAIL_BYTES_BY_ORIGIN,
-        (
-            (one, (direction, origin), value)
-            for one, direction, ledger in ledgers
-            for origin, value in (
-                ("collective", ledger.collective),
-                ("overhead", ledger.overhead),
-                ("retransmission", ledger.retransmission),
-                ("foreign", ledger.foreign),
-                ("unseen", ledger.unseen),
-                ("offload", ledger.offload),
-            )
-        ),
-    )
-    yield _of_rails(
-        catalogue.RAIL_LEDGER_ERROR, ((one, (direction,), ledger.error_ratio) for one, direction, ledger in ledgers)
-    )
-
-
-def _queues(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
-    queues = [(one, one.queue) for one in rails if one.queue is not None]
-    yield _of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES, ((one, (), queue.backlog_bytes) for one, queue in queues))
-    yield _of_rails(catalogue.RAIL_QUEUE_BACKLOG_PACKETS, ((one, (), queue.queued_packets) for one, queue in queues))
-    yield _of_rails(catalogue.RAIL_QUEUE_DROPS, ((one, (), queue.drops) for one, queue in queues))
-    yield _of_rails(catalogue.RAIL_QUEUE_OVERLIMITS, ((one, (), queue.overlimits) for one, queue in queues))
-    yield _of_rails(catalogue.RAIL_QUEUE_REQUEUES, ((one, (), queue.requeues) for one, queue in queues))
-
-
-def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[_Draft]:
-    found = [(one, one.tcp) for one in rails if one.tcp is not None]
-    yield _of_rails(
-        catalogue.RAIL_TCP_CONNECTIONS,
-        (
-            (one, (state,), count)
-            for one, tcp in found
-            for state, count in (
-                ("all", tcp.connections),
-                ("sending", tcp.sending),
-                ("application_limited", tcp.application_limited),
-            )
-        ),
-    )
-    yield _of_rails(
-        catalogue.RAIL_TCP_ROUND_TRIP,
-        (
-            (one, (stat,), seconds)
-            for one, tcp in found
-            for stat, seconds in (("mean", tcp.round_trip_mean_seconds), ("max", tcp.round_trip_maximum_seconds))
-        ),
-    )
-    yield _of_rails(
-        catalogue.RAIL_TCP_DELIVERY_RATE, ((one, (), tcp.delivery_rate_bytes_per_second) for one, tcp in found)
-    )
-    yield _of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED, ((one, (), tcp.unacknowledged_segments) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_UNSENT_BYTES, ((one, (), tcp.not_sent_bytes) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_SENT_BYTES, ((one, (), tcp.sent_bytes) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES, ((one, (), tcp.acknowledged_bytes) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_RECEIVED_BYTES, ((one, (), tcp.received_bytes) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, ((one, (), tcp.retransmitted_bytes) for one, tcp in found))
-    yield _of_rails(catalogue.RAIL_TCP_SENT_SEGMENTS, ((one, (), tcp.data_segments) for one, tcp in found))
-    yield _of_rails(
-        catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS, ((one, (), tcp.retransmitted_segments) for one, tcp in found)
-    )
-    yield _of_rails(
-        catalogue.RAIL_TCP_BUSY_SECONDS,
-        (
-            (one, (limit,), seconds)
-            for one, tcp in found
-            for limit, seconds in (
-                ("nothing", tcp.busy_seconds),
-                ("receive_window", tcp.receive_window_limited_seconds),
-                ("send_buffer", tcp.send_buffer_limited_seconds),
-            )
-        ),
-    )
-
-
-def _of_rails(metric: Metric, values: Iterable[tuple[RailFacts, tuple[str, ...], int | float | None]]) -> _Draft:
-    """One sample a value; None, what cannot be known, is left out."""
-    samples = (
-        ((rail.rail, rail.device, *more, rail.netns or None), value)
-        for rail, more, value in values
-        if value is not None
-    )
-    return _Draft(metric, samples, more_labels=("netns",))
-
-
-def _gpus(snapshot: Snapshot) -> Iterator[_Draft]:
+def _gpus(snapshot: Snapshot) -> Iterator[Draft]:
     gpus, links = snapshot.gpus, snapshot.nvlinks
-    yield _Draft(
-        catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus)
-    )
-    yield _Draft(
+    yield Draft(catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus))
+    yield Draft(
         catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
     )
-    yield _known(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
-    yield _known(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
-    yield _Draft(
+    yield known(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
+    yield known(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
+    yield Draft(
         catalogue.NVLINK_INFO, (((one.gpu, one.link, one.remote, one.remote_type, one.counted), 1) for one in links)
     )
-    yield _known(catalogue.NVLINK_UP, (((one.gpu, one.link), None if one.up is None else int(one.up)) for one in links))
-    yield _known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in links))
-    yield _known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
-    yield _known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
-    yield _known(
+    yield known(catalogue.NVLINK_UP, (((one.gpu, one.link), None if one.up is None else int(one.up)) for one in links))
+    yield known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in links))
+    yield known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
+    yield known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
+    yield known(
         catalogue.NVLINK_UTILIZATION,
         (
             ((one.gpu, one.link, direction), value)
             for one in links
-            for direction, value in ((_TRANSMIT, one.transmit_utilization), (_RECEIVE, one.receive_utilization))
+            for direction, value in ((TRANSMIT, one.transmit_utilization), (RECEIVE, one.receive_utilization))
         ),
     )
-    yield _Draft(
+    yield Draft(
         catalogue.NVLINK_ERRORS,
         (((one.gpu, one.link, kind), count) for one in links for kind, count in one.errors),
     )
-    yield _known(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
+    yield known(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
 
 
-def _known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> _Draft:
-    """One sample a value; None, what cannot be known, is left out."""
-    return _Draft(metric, ((labels, value) for labels, value in values if value is not None))
-
-
-def _probes(snapshot: Snapshot) -> Iterator[_Draft]:
-    yield _Draft(
+def _probes(snapshot: Snapshot) -> Iterator[Draft]:
+    yield Draft(
         catalogue.PROBE_ATTACHED,
         (((one.library, one.nccl_version, one.program), int(one.attached)) for one in snapshot.probes),
     )
-    yield _Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in snapshot.levels))
-    yield _Draft(
+    yield Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in snapshot.levels))
+    yield Draft(
         catalogue.PROBE_LAYOUT_INFO,
         (((one.library, one.nccl_version, one.layout_source), 1) for one in snapshot.probes),
     )
-    yield _Draft(
+    yield Draft(
         catalogue.OVERHEAD_SECONDS, (((program,), value) for program, value in snapshot.overhead_seconds.items())
     )
 
 
-def _collectors(snapshot: Snapshot) -> Iterator[_Draft]:
-    yield _Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in snapshot.collectors))
-    yield _Draft(
-        catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors)
-    )
-    yield _known(
-        catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in snapshot.collectors)
-    )
-    yield _Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
-    yield _Draft(catalogue.RECORDINGS, snapshot.recordings.items())
-
-
-def _by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> _Draft:
-    return _Draft(metric, (((label,), value) for label, value in values))
+def _collectors(snapshot: Snapshot) -> Iterator[Draft]:
+    yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in snapshot.collectors))
+    yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors))
+    yield known(catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in snapshot.collectors))
+    yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
+    yield Draft(catalogue.RECORDINGS, snapshot.recordings.items())
 
 
 def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
@@ -491,7 +301,7 @@ def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
             excess -= _rate_series(rails[index])
             rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
     while rails and excess > 0:
-        excess -= _series(_families(_rails((rails.pop(),)), lambda: None))
+        excess -= _series(_families(rail_families((rails.pop(),)), lambda: None))
     kept = {(one.comm, one.rank) for one in communicators}
     return replace(
         snapshot,
@@ -531,4 +341,4 @@ def _numbers_of(one: CommunicatorFacts) -> int:
 
 
 def _rate_series(rail: RailFacts) -> int:
-    return _series(_families((draft for draft in _rails((rail,)) if draft.histograms), lambda: None))
+    return _series(_families((draft for draft in rail_families((rail,)) if draft.histograms), lambda: None))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.rail_watch import RailWatch
-from agent.sampling import SourceResult
+from agent.sampler_state import SourceResult
 from agent.snapshot import RailFacts
 from probes.clock import SystemClock
 from probes.namespaces import NetworkNamespace, network_namespace

@@ -23,7 +23,7 @@ from agent.rail_ledgers import (
     rdma_evidence,
 )
 from agent.rdma_rails import RdmaRails
-from agent.sampling import DeviceTotals
+from agent.sampler_state import DeviceTotals
 from agent.snapshot import Histogram, RailFacts, RailLedger
 from probes.clock import SystemClock
 from probes.netdev.tcp_counters import TCP_FIELDS

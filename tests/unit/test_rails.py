@@ -20,7 +20,7 @@ from agent.rails import (
     rail_facts,
     socket_interface_matches,
 )
-from agent.sampling import DeviceTotals
+from agent.sampler_state import DeviceTotals
 from agent.snapshot import Histogram
 from agent.totals import RATE_BOUNDS
 from probes.netdev.inventory import NetworkDevice

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampling import DeviceTotals, Sampler
+from agent.sampler_state import DeviceTotals
+from agent.sampling import Sampler
 from agent.shaped_totals import ShapedTotals, totals_for
 from agent.totals import Totals
 from probes.netdev.counters import CounterReading, CounterShape

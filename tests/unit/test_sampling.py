@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampling import DeviceTotals, Sampler, SourceResult
+from agent.sampler_state import DeviceTotals, SourceResult
+from agent.sampling import Sampler
 from agent.totals import RATE_BOUNDS
 from probes.clock import SystemClock
 from probes.netdev.counters import CounterReading, DeviceFailure

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampling import DeviceTotals, Sampler, SourceResult
+from agent.sampler_state import DeviceTotals, SourceResult
+from agent.sampling import Sampler
 from agent.totals import Totals
 from probes.netdev.counters import Answer, CounterBlock, CounterReading
 from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics
