@@ -39,7 +39,10 @@ demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 	$(BIN)/railscope demo
 
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
-	$(BIN)/python -m pytest
+	@failed=0; \
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/unit || failed=1; \
+	$(BIN)/python -m pytest --ignore tests/unit || failed=1; \
+	exit $$failed
 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)

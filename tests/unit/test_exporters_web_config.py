@@ -356,7 +356,9 @@ def test_hashes_of_htpasswd_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "secret", HASH[:-1], HASH + "x", HASH.replace("$04$", "$99$"), "{SHA}x", HASH + "\n"]
+    "text",
+    ["", "secret", HASH[:-1], HASH + "x", HASH.replace("$04$", "$99$"), "{SHA}x", HASH + "\n"],
+    ids=("empty", "plain", "short", "long", "dear", "another kind", "line feed"),
 )
 def test_what_is_no_bcrypt_hash_is_seen(text: str) -> None:
     assert not is_bcrypt_hash(text)

@@ -79,6 +79,10 @@ def plain(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def ranks(lines: list[str]) -> list[str]:
+    return [line.split()[1] for line in lines if line.startswith((COMM, "unknown"))]
+
+
 def row(lines: list[str], start: str) -> str:
     return next(line for line in lines if line.startswith(start))
 
@@ -99,9 +103,8 @@ def test_keys_change_the_screen(serve: Serve) -> None:
         terminal.press(b"s")
         terminal.shows("sort: RANK")
         terminal.press(b"r")
-        lines = terminal.shows("sort: RANK reversed")
-        ranks = [line for line in lines if line.startswith((COMM, "unknown"))]
-        assert [line.split()[1] for line in ranks] == ["unknow~", "1/4", "0/4"]
+        terminal.shows("sort: RANK reversed")
+        terminal.until(lambda lines: ranks(lines) == ["unknow~", "1/4", "0/4"])
         terminal.press(b"\t")
         terminal.shows("Tab rails", "sort: RAIL")
         terminal.press(b"?")
@@ -113,9 +116,8 @@ def test_keys_change_the_screen(serve: Serve) -> None:
         terminal.press(b"mlx5q")
         terminal.shows("filter: mlx5q_")
         terminal.press(b"\x7f\r")
-        lines = terminal.shows("only: mlx5")
-        assert row(lines, "0     mlx5_0")
-        assert not any(line.startswith(("1     rxe0", f"{COMM} 0/4")) for line in lines)
+        terminal.shows("only: mlx5", "0     mlx5_0")
+        terminal.until(lambda lines: not any(line.startswith(("1     rxe0", f"{COMM} 0/4")) for line in lines))
         terminal.press(b"\x1b")
         terminal.shows("1     rxe0", f"{COMM} 0/4")
 
