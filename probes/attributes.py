@@ -27,7 +27,7 @@ class NotCounted(NotANumber):
     """The kernel says in words that this port does not count this: `N/A (no PMA)`."""
 
 
-def open_attribute(file: Path) -> int:
+def open_attribute(file: Path | str) -> int:
     """A descriptor to read a file of sysfs from; the caller closes it.
 
     Raises:
@@ -51,7 +51,7 @@ def read_counter(descriptor: int) -> int:
     return int(text)
 
 
-def text_of(file: Path) -> str:
+def text_of(file: Path | str) -> str:
     """What a file shows, without surrounding space; empty where it cannot be read."""
     try:
         descriptor = open_attribute(file)
@@ -65,7 +65,7 @@ def text_of(file: Path) -> str:
         os.close(descriptor)
 
 
-def entries(folder: Path) -> list[str]:
+def entries(folder: Path | str) -> list[str]:
     """Sorted names in a folder; empty where it cannot be listed.  No more than a limit are looked at."""
     names: list[str] = []
     try:
@@ -79,23 +79,26 @@ def entries(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def link_name(link: Path) -> str:
+def link_name(link: Path | str) -> str:
     """Last part of what a link points to; empty where there is none."""
     try:
-        return link.readlink().name
+        return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 -- a Path takes as long as the call
     except OSError:
         return ""
 
 
-def pci_address(device: Path) -> str:
+def pci_address(device: Path | str) -> str:
     """The PCI function that a device hangs on, also through a bus of its own; empty for none."""
-    for part in reversed(Path(os.path.realpath(device)).parts):
+    direct = link_name(device)
+    if PCI_ADDRESS.fullmatch(direct):
+        return direct
+    for part in reversed(os.path.realpath(device).split("/")):
         if PCI_ADDRESS.fullmatch(part):
             return part
     return ""
 
 
-def numa_node(device: Path) -> int | None:
+def numa_node(device: Path | str) -> int | None:
     """NUMA node of a device; None where the kernel says -1 or nothing."""
-    text = text_of(device / "numa_node")
+    text = text_of(f"{device}/numa_node")
     return int(text) if is_counter(text.encode()) else None

@@ -88,9 +88,9 @@ def device_names(sysfs: Path) -> list[str]:
     return sorted(entries(class_folder(sysfs)), key=_natural_order)[:_DEVICES_LIMIT]
 
 
-def port_numbers(device: Path) -> list[int]:
+def port_numbers(device: Path | str) -> list[int]:
     """Ports of a device's folder, ascending."""
-    numbers = sorted({int(name) for name in entries(device / "ports") if is_counter(name.encode()) and len(name) <= 3})
+    numbers = sorted({int(name) for name in entries(f"{device}/ports") if is_counter(name.encode()) and len(name) <= 3})
     return numbers[:_PORTS_LIMIT]
 
 
@@ -103,26 +103,27 @@ def read_ports(sysfs: Path) -> tuple[RdmaPort, ...]:
 
 
 def _device_ports(sysfs: Path, device: str) -> list[RdmaPort]:
-    folder = class_folder(sysfs) / device
-    hardware = folder / "device"
+    # Plain strings: with Path, putting names together takes as long as reading the files.
+    folder = f"{class_folder(sysfs)}/{device}"
+    hardware = f"{folder}/device"
     pci = pci_address(hardware)
-    node_type = _after_number(text_of(folder / "node_type"))
-    driver = link_name(hardware / "driver")
-    physical_function = pci_address(hardware / "physfn") if (hardware / "physfn").is_symlink() else ""
-    firmware = text_of(folder / "fw_ver")
+    node_type = _after_number(text_of(f"{folder}/node_type"))
+    driver = link_name(f"{hardware}/driver")
+    physical_function = pci_address(f"{hardware}/physfn") if link_name(f"{hardware}/physfn") else ""
+    firmware = text_of(f"{folder}/fw_ver")
     ports = []
     for number in port_numbers(folder):
-        port = folder / "ports" / str(number)
+        port = f"{folder}/ports/{number}"
         netdevs = _netdevs(folder, port, number)
         ports.append(
             RdmaPort(
                 device=device,
                 port=number,
                 node_type=node_type,
-                state=_after_number(text_of(port / "state")),
-                physical_state=_after_number(text_of(port / "phys_state")),
-                rate_bytes_per_second=parse_rate(text_of(port / "rate")),
-                link_layer=_one_of(text_of(port / "link_layer"), "InfiniBand", "Ethernet"),
+                state=_after_number(text_of(f"{port}/state")),
+                physical_state=_after_number(text_of(f"{port}/phys_state")),
+                rate_bytes_per_second=parse_rate(text_of(f"{port}/rate")),
+                link_layer=_one_of(text_of(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
                 netdev=netdevs[0] if netdevs else "",
                 netdevs=netdevs,
                 bond_members=bond_members(sysfs / "class" / "net", netdevs[0]) if netdevs else (),
@@ -131,7 +132,7 @@ def _device_ports(sysfs: Path, device: str) -> list[RdmaPort]:
                 driver=driver,
                 physical_function=physical_function,
                 firmware=firmware,
-                has_counters=(port / "counters").is_dir(),
+                has_counters=Path(port, "counters").is_dir(),
             )
         )
     return ports
@@ -157,18 +158,18 @@ def _one_of(text: str, *known: str) -> str:
     return text if text in known else UNKNOWN
 
 
-def _netdevs(device: Path, port: Path, number: int) -> tuple[str, ...]:
+def _netdevs(device: str, port: str, number: int) -> tuple[str, ...]:
     """Network devices of a port: of its addresses, else of its PCI function, else the parent of soft-RoCE."""
-    folder = port / "gid_attrs" / "ndevs"
+    folder = f"{port}/gid_attrs/ndevs"
     indexes = sorted(entries(folder), key=_natural_order)[:_GIDS_LIMIT]
-    found = dict.fromkeys(name for index in indexes if _is_netdev(name := text_of(folder / index)))
+    found = dict.fromkeys(name for index in indexes if _is_netdev(name := text_of(f"{folder}/{index}")))
     if found:
         return tuple(found)
-    network = device / "device" / "net"
+    network = f"{device}/device/net"
     candidates = sorted(entries(network), key=_natural_order)
     # The ports of a device share its PCI function: dev_port tells their network devices apart (mlx4).
-    own = [name for name in candidates if text_of(network / name / "dev_port") in ("", str(number - 1))]
-    parent = text_of(device / "parent")
+    own = [name for name in candidates if text_of(f"{network}/{name}/dev_port") in ("", str(number - 1))]
+    parent = text_of(f"{device}/parent")
     return tuple(own) or ((parent,) if _is_netdev(parent) else ())
 
 
