@@ -146,8 +146,10 @@ _FABRIC_HEALTH: Final = (
 class NvmlSession:
     """An initialised NVML.  Every method raises NvmlError."""
 
-    def __init__(self, bindings: Any) -> None:
+    def __init__(self, bindings: Any, library: ctypes.CDLL) -> None:
+        """nvidia-ml-py, and the same library that it uses."""
         self._nvml = bindings
+        self._library = library
         self._closed = False
 
     @classmethod
@@ -159,7 +161,7 @@ class NvmlSession:
             NvmlError: the driver does not answer, or has another version than the library.
         """
         try:
-            ctypes.CDLL(library)  # stays loaded; the bindings find it by its soname
+            loaded = ctypes.CDLL(library)  # the bindings find it by its soname
         except OSError as error:
             what = f"{library} cannot be loaded"
             if "No such file" not in str(error):
@@ -171,7 +173,7 @@ class NvmlSession:
         except ImportError:
             remedy = "pip install 'railscope[nvlink]'"
             raise NvmlMissing("the driver's library is there, nvidia-ml-py is not", remedy) from None
-        session = cls(pynvml)
+        session = cls(pynvml, loaded)
         session._call("nvmlInitWithFlags", _NO_GPUS)
         return session
 
@@ -232,7 +234,17 @@ class NvmlSession:
 
         Values that are not unsigned integers count as not supported.
         """
-        answers = np.frombuffer(self._call("nvmlDeviceGetFieldValues", gpu, wanted), dtype=_FIELD_VALUE)
+        # The bindings go through the array in Python, field by field, which takes longer than all else.
+        answers = np.zeros(len(wanted), _FIELD_VALUE)
+        questions = np.array(wanted, np.uint32).reshape(-1, 2)
+        answers["field"], answers["scope"] = questions[:, 0], questions[:, 1]
+        try:
+            ask = self._library.nvmlDeviceGetFieldValues
+        except AttributeError:  # an old driver
+            raise NvmlError("nvmlDeviceGetFieldValues", _FUNCTION_NOT_FOUND, self.text(_FUNCTION_NOT_FOUND)) from None
+        code = ask(gpu, ctypes.c_int(len(wanted)), ctypes.c_void_p(answers.ctypes.data))
+        if code:
+            raise NvmlError("nvmlDeviceGetFieldValues", code, self.text(code))
         masks = _MASKS[np.minimum(answers["kind"], len(_MASKS) - 1)]
         codes = np.where((answers["code"] == SUCCESS) & (masks == 0), np.uint32(_NOT_SUPPORTED), answers["code"])
         return FieldValues(
