@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from agent.cuda import CudaCompletion, CudaLibrary
+from agent.exemplars import Exemplars
 from agent.levels import LevelPrograms, Levels, ObservedLibrary
 from agent.rail_bytes import RailBytes
 from agent.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
@@ -26,9 +27,9 @@ from probes.nccl.layout import Layouts
 
 _log = logging.getLogger("railscope.completion")
 
-_DURATION_BOUNDS: Final = tuple((1 << (10 + i)) / 1e9 for i in range(31))
+DURATION_BOUNDS: Final = tuple((1 << (10 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
-_BANDWIDTH_BOUNDS: Final = tuple(float(1 << (16 + i)) for i in range(31))
+BANDWIDTH_BOUNDS: Final = tuple(float(1 << (16 + i)) for i in range(31))
 """Bytes per second."""
 
 
@@ -91,6 +92,7 @@ class Completion:
         """Instances of communicators that ended: nothing about them changes any more."""
         self._libraries: tuple[MappedLibrary, ...] = ()
         self._complete = True
+        self._exemplars = Exemplars()
 
     @property
     def complete(self) -> bool:
@@ -146,6 +148,10 @@ class Completion:
             self.rail_bytes.take(self._programs.sent())
         except KernelRefusal as refusal:
             self._trouble(refusal)
+
+    def take_completions(self, completions: Records) -> None:
+        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+        self._exemplars.take(completions)
 
     def of(self, instance: int) -> CommunicatorProgress | None:
         """The last that is known of a communicator; None where its completion cannot be seen."""
@@ -244,9 +250,11 @@ class Completion:
             return replace(
                 snapshot,
                 levels=self.levels.shown(),
-                durations=_histograms(self._programs.durations(), _DURATION_BOUNDS, 1e9),
-                cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), _DURATION_BOUNDS, 1e9),
-                bandwidths=_histograms(self._programs.bandwidths(), _BANDWIDTH_BOUNDS, 1.0),
+                durations=self._exemplars.attached(
+                    _histograms(self._programs.durations(), DURATION_BOUNDS, 1e9), snapshot
+                ),
+                cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), DURATION_BOUNDS, 1e9),
+                bandwidths=_histograms(self._programs.bandwidths(), BANDWIDTH_BOUNDS, 1.0),
                 launches=_launches(self._programs.launches()),
                 events_lost={
                     **snapshot.events_lost,

@@ -353,8 +353,10 @@ class Daemon:
             ring = self._internals.completion_events
             fullness = ring.backlog_bytes() / ring.size_bytes
             completions = ring.read()
-            if recorder is not None and len(completions):
-                recorder.add_completions(completions)
+            if len(completions):
+                self.observer.take_completions(completions)
+                if recorder is not None:
+                    recorder.add_completions(completions)
         ring = self._programs.call_events
         fullness = max(fullness, ring.backlog_bytes() / ring.size_bytes)
         calls = ring.read()

@@ -144,6 +144,12 @@ class Observer:
             if self._programs is not None:
                 self._stalls.take_calls(events)
 
+    def take_completions(self, events: Records) -> None:
+        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+        with self._lock:
+            if self._completion is not None:
+                self._completion.take_completions(events)
+
     @property
     def stalls(self) -> StallWatch | None:
         """What watches for stalls; None: collectives are not observed."""

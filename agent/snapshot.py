@@ -20,6 +20,17 @@ Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One of the things that a bucket counted."""
+
+    labels: Labels
+    """At most 128 characters in all: names and values."""
+    value: float
+    """In the metric's unit."""
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts by bucket, not cumulative."""
 
@@ -29,6 +40,8 @@ class Histogram:
     """One more than `bounds`: the last counts what lies above every bound."""
     sum: float | None
     """Sum of what was observed, in the metric's unit; None where the kernel kept only buckets."""
+    exemplars: tuple[Exemplar | None, ...] = ()
+    """The last thing that each bucket counted, None where that is not known; empty: it is known of none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which format and encoding a client asks for.
 
 Follows RFC 9110 (12.5.1 Accept, 12.5.3 Accept-Encoding) with the habits of Prometheus' own libraries: OpenMetrics goes
-only to those who name it, everyone else, browsers and curl too, gets the plain text format.
+only to those who name it, protobuf to those who name it with all its parameters, which Prometheus does where it is to
+take native histograms; everyone else, browsers and curl too, gets the plain text format.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from exporters.protobuf import Protobuf
 from exporters.text import Format
 
 
@@ -21,15 +23,16 @@ class _Range:
     quality: float
 
 
-def metrics_format(accept: str) -> Format:
+def metrics_format(accept: str) -> Format | Protobuf:
     """The format for an Accept header ("" where there is none).  Never refuses: what fits nothing gets plain text."""
     ranges = list(_ranges(accept))
-    openmetrics = _quality(ranges, Format.OPENMETRICS, named=True)
-    return (
-        Format.OPENMETRICS
-        if openmetrics > 0 and openmetrics >= _quality(ranges, Format.PROMETHEUS)
-        else (Format.PROMETHEUS)
-    )
+    best: Format | Protobuf = Format.PROMETHEUS
+    most = _quality(ranges, best)
+    for format in (Format.OPENMETRICS, Protobuf.DELIMITED):
+        quality = _quality(ranges, format, named=True)
+        if quality > 0 and quality >= most:
+            best, most = format, quality
+    return best
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
@@ -38,14 +41,17 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return qualities.get("gzip", qualities.get("*", 0.0)) > 0
 
 
-def _quality(ranges: list[_Range], format: Format, *, named: bool = False) -> float:
+def _quality(ranges: list[_Range], format: Format | Protobuf, *, named: bool = False) -> float:
     """How much the format is wanted, 0 to 1: the most specific range that fits decides."""
-    name, _, parameters = format.content_type.partition(";")
-    version = dict(_parameters(parameters))["version"]
+    name, _, text = format.content_type.partition(";")
+    parameters = dict(_parameters(text))
+    own = {key: parameters[key] for key in ("version", "proto", "encoding") if key in parameters}
     best = (-1, 0.0)
     for one in ranges:
-        if one.name == name and one.parameters.get("version", version) == version:
-            best = max(best, (3 if "version" in one.parameters else 2, one.quality))
+        given = {key: one.parameters[key] for key in own if key in one.parameters}
+        # A text format may be asked for without its version; without its parameters protobuf could be any message.
+        if one.name == name and given.items() <= own.items() and ("version" in own or given == own):
+            best = max(best, (3 if given else 2, one.quality))
         elif not named and one.name == f"{name.partition('/')[0]}/*":
             best = max(best, (1, one.quality))
         elif not named and one.name == "*/*":

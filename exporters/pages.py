@@ -21,8 +21,9 @@ from exporters.budget import SeriesBudget
 from exporters.communicator_page import communicators_json
 from exporters.families import families
 from exporters.negotiation import accepts_gzip, metrics_format
+from exporters.protobuf import ProtobufRenderer
 from exporters.stall_page import stalls_json
-from exporters.text import Renderer
+from exporters.text import Format, Renderer
 
 Check = Callable[[], tuple[bool, str]]
 """Whether all is well, and one line that says so or says what is wrong."""
@@ -70,7 +71,8 @@ class Pages:
         self._snapshot = snapshot
         self._checks = {HEALTH_PATH: healthy, READY_PATH: ready}
         self._budget = budget
-        self._renderer = Renderer()
+        self._text = Renderer()
+        self._protobuf = ProtobufRenderer()
         self._scrape = threading.Lock()
 
     def answer(self, path: str, *, accept: str = "", accept_encoding: str = "") -> Answer:
@@ -97,7 +99,10 @@ class Pages:
         format = metrics_format(accept)
         with self._scrape:
             pieces = []
-            for piece in self._renderer.chunks(families(self._snapshot(), self._budget, _let_others_run), format):
+            shown = families(self._snapshot(), self._budget, _let_others_run)
+            for piece in (
+                self._text.chunks(shown, format) if isinstance(format, Format) else self._protobuf.chunks(shown)
+            ):
                 pieces.append(piece)
                 _let_others_run()
         size = sum(map(len, pieces))

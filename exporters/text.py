@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import accumulate
-from typing import Final, TypeVar
+from typing import Final
 
+from agent.snapshot import Exemplar
 from exporters.metric import Family, LabelValues, Metric
+from exporters.remembered import Remembered
 
 UNITS: Final = ("bytes_per_second", "seconds", "bytes", "ratio")
 """Units that a metric's name can end in; the first that matches holds."""
 
 LINES_PER_CHUNK: Final = 500
-_FORGOTTEN_AT_ONCE: Final = 64
-
-_Prefix = TypeVar("_Prefix")
 
 
 class Format(Enum):
@@ -60,26 +59,6 @@ class _HistogramPrefixes:
         return self._buckets
 
 
-class _Remembered(dict[LabelValues, _Prefix]):
-    """What the series of one family begin with, by the values of their labels; made when first asked for."""
-
-    def __init__(self, family: Family, make: Callable[[str, tuple[str, ...], LabelValues], _Prefix]) -> None:
-        self.name = family.metric.name
-        self.labels = family.labels
-        self._make = make
-
-    def __missing__(self, values: LabelValues) -> _Prefix:
-        prefix = self[values] = self._make(self.name, self.labels, values)
-        return prefix
-
-    def forget_all_but(self, current: Collection[tuple[LabelValues, object]]) -> None:
-        """Drop what is not among the current samples, once there is enough of it to be worth the walk."""
-        if len(self) > len(current) + _FORGOTTEN_AT_ONCE:
-            kept = {values: self[values] for values, _ in current}
-            self.clear()
-            self.update(kept)
-
-
 class Renderer:
     """Writes families down, remembering what does not change between two scrapes.
 
@@ -87,8 +66,8 @@ class Renderer:
     """
 
     def __init__(self) -> None:
-        self._scalars: dict[str, _Remembered[str]] = {}
-        self._histograms: dict[str, _Remembered[_HistogramPrefixes]] = {}
+        self._scalars: dict[str, Remembered[str]] = {}
+        self._histograms: dict[str, Remembered[_HistogramPrefixes]] = {}
 
     def render(self, families: Iterable[Family], format: Format) -> bytes:
         """The whole exposition."""
@@ -122,7 +101,7 @@ class Renderer:
     def _scalar_lines(self, family: Family) -> Iterator[list[str]]:
         prefixes = self._scalars.get(family.metric.name)
         if prefixes is None or prefixes.labels != family.labels:
-            prefixes = self._scalars[family.metric.name] = _Remembered(family, _prefix)
+            prefixes = self._scalars[family.metric.name] = Remembered(family, _prefix)
         for start in range(0, len(family.samples), LINES_PER_CHUNK):
             yield [
                 f"{prefixes[values]}{value if type(value) is int else _number(value)}\n"
@@ -133,14 +112,18 @@ class Renderer:
     def _histogram_lines(self, family: Family, format: Format) -> Iterator[list[str]]:
         series = self._histograms.get(family.metric.name)
         if series is None or series.labels != family.labels:
-            series = self._histograms[family.metric.name] = _Remembered(family, _HistogramPrefixes)
+            series = self._histograms[family.metric.name] = Remembered(family, _HistogramPrefixes)
         for values, histogram in family.histograms:
             prefixes = series[values]
             cumulative = list(accumulate(histogram.counts))
-            lines = [
-                f"{prefix}{count}\n"
-                for prefix, count in zip(prefixes.buckets(histogram.bounds), cumulative, strict=True)
-            ]
+            buckets = prefixes.buckets(histogram.bounds)
+            if histogram.exemplars and format is Format.OPENMETRICS:
+                ends = [_exemplar(exemplar) for exemplar in histogram.exemplars]
+                lines = [
+                    f"{prefix}{count}{end}\n" for prefix, count, end in zip(buckets, cumulative, ends, strict=True)
+                ]
+            else:
+                lines = [f"{prefix}{count}\n" for prefix, count in zip(buckets, cumulative, strict=True)]
             if histogram.sum is not None:
                 lines.append(f"{prefixes.sum}{_number(histogram.sum)}\n")
             if histogram.sum is not None or format is Format.PROMETHEUS:
@@ -166,6 +149,15 @@ def _prefix(name: str, labels: Iterable[str], values: Iterable[str | None]) -> s
         f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True) if value is not None
     )
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
+
+
+def _exemplar(exemplar: Exemplar | None) -> str:
+    """What stands behind a bucket's count; nothing for None."""
+    if exemplar is None:
+        return ""
+    pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in exemplar.labels)
+    seconds, rest_ns = divmod(exemplar.realtime_ns, 1_000_000_000)
+    return f" # {{{pairs}}} {_number(exemplar.value)} {seconds}.{rest_ns // 1_000_000:03d}"
 
 
 def _escaped(value: str) -> str:

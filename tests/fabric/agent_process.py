@@ -78,8 +78,9 @@ class AgentProcess:
     def text(self) -> str:
         return self.page("/metrics")
 
-    def page(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+    def page(self, path: str, accept: str = "*/*") -> str:
+        request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
             body: bytes = answer.read()
         return body.decode()
 

@@ -15,21 +15,31 @@ import pytest
 from agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
 
 
-def tool(name: str) -> str:
+def tool(name: str, package: str = "prometheus") -> str:
     """The path of one of Debian's programs."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is missing: install Debian's package prometheus")
+        pytest.skip(f"{name} is missing: install Debian's package {package}")
     return found
 
 
-@contextmanager
-def prometheus(folder: Path, scrape_configs: str, rules: Sequence[Path] = ()) -> Iterator[str]:
-    """Run one that scrapes and evaluates every second; yields its URL."""
-    program = tool("prometheus")
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextmanager
+def prometheus(
+    folder: Path, scrape_configs: str, rules: Sequence[Path] = (), arguments: Sequence[str] = ()
+) -> Iterator[str]:
+    """Run one that scrapes and evaluates every second; yields its URL.
+
+    `scrape_configs` may hold other parts of a configuration too, but for `global` and `rule_files`.
+    """
+    port = free_port()
     config = folder / "prometheus.yml"
     files = "".join(f"  - {file}\n" for file in rules)
     config.write_text(
@@ -37,25 +47,29 @@ def prometheus(folder: Path, scrape_configs: str, rules: Sequence[Path] = ()) ->
         + (f"rule_files:\n{files}" if rules else "")
         + scrape_configs
     )
-    url = f"http://127.0.0.1:{port}"
-    with (folder / "prometheus.log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
+    command = [tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", *arguments]
+    with running(command, folder / "prometheus.log"):
+        yield answering(f"http://127.0.0.1:{port}", "Prometheus")
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[None]:
+    """A server for as long as the `with` block lasts."""
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            store = PrometheusStore(Endpoint(url))
-            until(lambda: answers(store), "Prometheus to answer")
-            yield url
+            yield
         finally:
             process.terminate()
             process.wait(30)
+
+
+def answering(url: str, name: str) -> str:
+    """The URL, once queries are answered there."""
+    store = PrometheusStore(Endpoint(url))
+    until(lambda: answers(store), f"{name} to answer")
+    return url
 
 
 def answers(store: PrometheusStore) -> bool:

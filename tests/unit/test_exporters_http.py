@@ -19,13 +19,21 @@ from agent.snapshot import Snapshot
 from exporters.http import MetricsServer, ServerError, ServerSettings
 from exporters.listen import ListenAddress, parse_listen_address
 from exporters.negotiation import accepts_gzip, metrics_format
+from exporters.protobuf import Protobuf
 from exporters.text import Format
 from tests.unit.exporters_snapshots import full_snapshot
+from tests.unit.metric_families import read_families
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily"
+PROMETHEUS_NATIVE = (
+    f"{PROTOBUF};encoding=delimited,application/openmetrics-text;version=1.0.0;q=0.8,"
+    "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+"""With --enable-feature=native-histograms."""
 FREE_PORT = ServerSettings(listen_address="127.0.0.1:0", request_timeout_seconds=5.0)
 
 
@@ -106,6 +114,17 @@ def test_prometheus_gets_openmetrics_compressed(agent: Agent) -> None:
     assert "railscope_comm_enqueued" in families
 
 
+def test_prometheus_gets_protobuf_where_it_takes_native_histograms(agent: Agent) -> None:
+    answer = ask(agent.server(), "/metrics", Accept=PROMETHEUS_NATIVE, Accept_Encoding="gzip")
+    assert answer.headers["Content-Type"] == (
+        "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+    )
+    read = {family.name: family for family in read_families(gzip.decompress(answer.body))}
+    assert "railscope_comm_enqueued_total" in read
+    # The text that others get is not touched by it.
+    assert "railscope_comm_enqueued_total{" in ask(agent.server(), "/metrics").text
+
+
 @pytest.mark.parametrize(
     ("accept", "format"),
     [
@@ -126,9 +145,16 @@ def test_prometheus_gets_openmetrics_compressed(agent: Agent) -> None:
         ("application/openmetrics-text;q=high", Format.PROMETHEUS),
         ("image/png", Format.PROMETHEUS),
         (",;=,q=;", Format.PROMETHEUS),
+        (PROMETHEUS_NATIVE, Protobuf.DELIMITED),
+        ("application/vnd.google.protobuf", Format.PROMETHEUS),
+        ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily", Format.PROMETHEUS),
+        (f"{PROTOBUF};encoding=text", Format.PROMETHEUS),
+        (f"{PROTOBUF};encoding=delimited;q=0.3,text/plain;q=0.7", Format.PROMETHEUS),
+        (f"{PROTOBUF};encoding=delimited;q=0.3,application/openmetrics-text;q=0.7", Format.OPENMETRICS),
+        (f"{PROTOBUF};encoding=delimited;q=0", Format.PROMETHEUS),
     ],
 )
-def test_the_format_follows_accept_and_its_qualities(accept: str, format: Format) -> None:
+def test_the_format_follows_accept_and_its_qualities(accept: str, format: Format | Protobuf) -> None:
     assert metrics_format(accept) is format
 
 
