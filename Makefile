@@ -9,13 +9,13 @@ STAMPS := $(VENV)/.stamps
 # test: what only tests and the bench use.
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
-PACKAGES_TEST := prometheus systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
+PACKAGES_TEST := prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
 PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo test test-search test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
+.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -37,6 +37,9 @@ build: $(BUILT)  ## compile the BPF objects and the demo's workload
 
 demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 	$(BIN)/railscope demo
+
+stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to look at in a browser
+	$(BIN)/python -m tests.stack $(STACK)
 
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \

@@ -1,4 +1,4 @@
-"""`railscope dashboards build|check|publish`.
+"""`railscope dashboards build|check|publish|cost`.
 
 What it needs beside the core (the SDK that builds, the parser that checks, the client that publishes) is the extra
 `grafana`, imported only when a command runs.
@@ -13,6 +13,8 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
+
+from agent.prometheus_query import seconds_of
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -56,6 +58,16 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     )
     _add_publish_arguments(publish)
     publish.set_defaults(act=_publish, parser=publish)
+    cost = actions.add_parser(
+        "cost",
+        help="what a fleet's series cost Prometheus",
+        description="Series, samples and disk for fleets of some sizes, in a Prometheus and in a store that keeps the "
+        "essential for long.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 communicators), "
+        "or one of yours: curl http://NODE:9779/metrics > FILE.",
+        epilog="example: railscope dashboards cost --gpus 512 2048 --scrape-interval 5s --exposition FILE",
+    )
+    _add_cost_arguments(cost)
+    cost.set_defaults(act=_cost, parser=cost)
 
 
 def _add_publish_arguments(parser: ArgumentParser) -> None:
@@ -77,6 +89,32 @@ def _add_publish_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--runbooks", default="", metavar="URL", help="where dashboards/runbooks are served")
     parser.add_argument("--folder", type=Path, default=COMMITTED, metavar="FOLDER", help="publish these dashboards")
+
+
+def _add_cost_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus", type=_at_least_one, nargs="+", default=[8, 1_000, 10_000], metavar="N", help="sizes of fleets"
+    )
+    parser.add_argument("--gpus-per-node", type=_at_least_one, default=8, metavar="N", help="default: 8")
+    parser.add_argument("--scrape-interval", type=_seconds, default=15.0, metavar="15s", help="default: 15s")
+    parser.add_argument("--retention", type=_seconds, default=15 * 86_400.0, metavar="15d", help="default: 15d")
+    parser.add_argument("--exposition", type=Path, metavar="FILE", help="what a node of yours shows at /metrics")
+    parser.add_argument("--metrics", type=int, default=0, metavar="N", help="also name the N metrics with most series")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than one")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run_dashboards(parsed: argparse.Namespace, out: TextIO) -> int:
@@ -153,6 +191,34 @@ def _publish(parsed: argparse.Namespace, out: TextIO) -> int:
             print(f"{done.how:9} {done.what}", file=out)
     except (PublishError, DocumentError) as error:
         return _cannot(str(error))
+    return FINE
+
+
+def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
+    from dashboards import cost, cost_text
+
+    described = "The typical node"
+    try:
+        if parsed.exposition is None:
+            from dashboards.typical_node import typical_node
+
+            node = cost.node_of(typical_node())
+        else:
+            described = str(parsed.exposition)
+            node = cost.node_of_exposition(parsed.exposition.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        return _cannot(f"{parsed.exposition}: cannot be read: {why}")
+    except cost.NotAnExpositionError as error:
+        return _cannot(f"{parsed.exposition}: {error}")
+    costs = cost.costs_of(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval)
+    if parsed.json:
+        print(cost_text.as_json(node, costs, parsed.scrape_interval), file=out)
+        return FINE
+    days = parsed.retention / cost.SECONDS_OF_A_DAY
+    print(cost_text.text(node, described, costs, parsed.scrape_interval, days), file=out)
+    if parsed.metrics > 0:
+        print(f"\n{cost_text.by_family(node, parsed.metrics)}", file=out)
     return FINE
 
 

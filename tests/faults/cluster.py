@@ -48,7 +48,24 @@ def until(condition: Callable[[], bool], what: str, seconds: float = READY_SECON
         time.sleep(_POLL_SECONDS)
 
 
-class _Process:
+def program(name: str, package: str) -> str:
+    """The path of a program of Debian's.
+
+    Raises:
+        ClusterError: it is not installed.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ClusterError(f"{name} is missing: install Debian's package {package}, or run `make packages-test`")
+    return found
+
+
+def in_namespace(namespace: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` there."""
+    return ["ip", "netns", "exec", namespace, *command]
+
+
+class Server:
     """A program inside a namespace; what it says is kept for whoever asks why."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -61,13 +78,35 @@ class _Process:
         return self._process.pid
 
     def check(self) -> None:
+        """Nothing, while it runs.
+
+        Raises:
+            ClusterError: it has ended.
+        """
         if self._process.poll() is not None:
             said = self._log.read_text(errors="replace").strip().splitlines()
             last = said[-1] if said else "it said nothing"
             what = f"{self._log.stem} ended with status {self._process.returncode}: {last}"
             raise ClusterError("\n".join([what, *said[-20:]]))
 
+    def ready(self, namespace: str, host: str, port: int, path: str) -> None:
+        """Wait until it answers there, as seen from a namespace.
+
+        Raises:
+            ClusterError: it ended, or takes too long.
+        """
+
+        def answers() -> bool:
+            self.check()
+            with contextlib.suppress(WebError):
+                get(namespace, host, port, path)
+                return True
+            return False
+
+        until(answers, f"{self._log.stem} is ready")
+
     def end(self) -> None:
+        """Ask it to end, and end it if that takes too long."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -87,13 +126,13 @@ class Agent:
         self._switch = switch
         self._arguments = tuple(arguments)
         self._log = folder / f"agent-host{host.index}.log"
-        self._process: _Process | None = None
+        self._process: Server | None = None
 
     def start(self) -> None:
         """Begin; `ready` waits."""
         command = [str(RAILSCOPE), "agent", "--scope", "netns", "--recordings.directory", ""]
         command += ["--web.listen-address", f"{self.address}:{AGENT_PORT}", *self._arguments]
-        self._process = _Process(self.host.command(*command), self._log)
+        self._process = Server(self.host.command(*command), self._log)
 
     def ready(self) -> None:
         """Wait until it answers.
@@ -102,15 +141,8 @@ class Agent:
             ClusterError: it ended, or takes too long.
         """
 
-        def answers() -> bool:
-            assert self._process is not None
-            self._process.check()
-            with contextlib.suppress(WebError):
-                get(self._switch, self.address, AGENT_PORT, "/readyz")
-                return True
-            return False
-
-        until(answers, f"the agent of host {self.host.index} is ready")
+        assert self._process is not None
+        self._process.ready(self._switch, self.address, AGENT_PORT, "/readyz")
 
     def stop(self) -> None:
         """End it; harmless when it does not run."""
@@ -164,18 +196,15 @@ class Prometheus:
     def __init__(self, fabric: Fabric, folder: Path) -> None:
         self._fabric = fabric
         self._folder = folder
-        self._process: _Process | None = None
+        self._process: Server | None = None
         self.url: Final = f"http://{MANAGEMENT_SWITCH_ADDRESS}:{PROMETHEUS_PORT}"
 
     def start(self, hosts: Iterable[Host], rules: Sequence[Path] = ()) -> None:
-        """Begin and wait until it answers.
+        """Scrape these hosts; waits until it answers.
 
         Raises:
             ClusterError: it is not installed, or does not come up.
         """
-        program = shutil.which("prometheus")
-        if program is None:
-            raise ClusterError("prometheus is missing: install Debian's package prometheus")
         targets = [
             {"targets": [f"{host.management_address}:{AGENT_PORT}"], "labels": {"host": f"host{host.index}"}}
             for host in hosts
@@ -187,20 +216,19 @@ class Prometheus:
         }
         path = self._folder / "prometheus.yml"
         path.write_text(json.dumps(configuration))  # every JSON document is YAML
-        command = ["ip", "netns", "exec", self._fabric.switch, program, f"--config.file={path}"]
-        command += [f"--storage.tsdb.path={self._folder / 'prometheus'}", "--log.level=warn"]
+        self.run(path)
+
+    def run(self, configuration: Path, *arguments: str) -> None:
+        """Run with a configuration that is written already; waits until it answers.
+
+        Raises:
+            ClusterError: it is not installed, or does not come up.
+        """
+        command = [program("prometheus", "prometheus"), f"--config.file={configuration}", "--log.level=warn"]
+        command += [f"--storage.tsdb.path={self._folder / 'prometheus'}", *arguments]
         command += [f"--web.listen-address={MANAGEMENT_SWITCH_ADDRESS}:{PROMETHEUS_PORT}"]
-        self._process = _Process(command, self._folder / "prometheus.log")
-
-        def answers() -> bool:
-            assert self._process is not None
-            self._process.check()
-            with contextlib.suppress(WebError):
-                get(self._fabric.switch, MANAGEMENT_SWITCH_ADDRESS, PROMETHEUS_PORT, "/-/ready")
-                return True
-            return False
-
-        until(answers, "Prometheus is ready")
+        self._process = Server(in_namespace(self._fabric.switch, command), self._folder / "prometheus.log")
+        self._process.ready(self._fabric.switch, MANAGEMENT_SWITCH_ADDRESS, PROMETHEUS_PORT, "/-/ready")
 
     def stop(self) -> None:
         """End it; harmless when it does not run."""
@@ -211,6 +239,15 @@ class Prometheus:
     @property
     def running(self) -> bool:
         return self._process is not None
+
+    def check(self) -> None:
+        """Nothing, while it runs.
+
+        Raises:
+            ClusterError: it has ended by itself.
+        """
+        if self._process is not None:
+            self._process.check()
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The result of an instant query."""

@@ -8,102 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import pytest
 
 from agent.prometheus_query import Endpoint, PrometheusStore, Sample
-from agent.snapshot import Snapshot
 from dashboards import build, documents, expressions, rules_files
-from exporters.families import families
-from exporters.metric import Family
-from exporters.text import Format, Renderer
+from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until
-from tests.unit.exporters_snapshots import full_snapshot, rail
 
 pytestmark = pytest.mark.stack
 
-HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
 INTERVAL: Final = "5s"
 """`$__rate_interval` for a scrape interval of one second."""
 DOCUMENTS: Final = documents.read_all(build.COMMITTED)
 WITHOUT_DATA: Final[dict[tuple[str, str], str]] = {}
 """(uid, title) of panels that cannot have data on these metrics, with the reason."""
 COUNTED_FROM_NOTHING: Final = "or vector(0)"
-
-
-def snapshot() -> Snapshot:
-    """Something of everything, a rail that is down and counters of every severity among it."""
-    full = full_snapshot()
-    counters = (("link_downed", "page", 1), ("np_cnp_sent", "warn", 42), ("rx_packets", "context", 7))
-    first, *others = full.rails
-    rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
-    return replace(full, rails=rails, realtime_ns=time.time_ns())
-
-
-def risen(family: Family, seconds: float) -> Family:
-    """The family after some time in which every counter rose."""
-    more = int(seconds * 1_000_000)
-    histograms = tuple(
-        (
-            labels,
-            replace(
-                one,
-                counts=tuple(count + int(seconds * 10) for count in one.counts),
-                sum=None if one.sum is None else one.sum + seconds,
-            ),
-        )
-        for labels, one in family.histograms
-    )
-    if family.metric.kind != "counter":
-        return replace(family, histograms=histograms)
-    return replace(family, samples=tuple((labels, value + more) for labels, value in family.samples))
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        seconds = time.monotonic() - self.server.began
-        body = Renderer().render([risen(one, seconds) for one in families(snapshot())], Format.PROMETHEUS)
-        self.send_response(200)
-        self.send_header("Content-Type", Format.PROMETHEUS.content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    began = 0.0
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """Serve the metrics; yields the scrape configuration."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.began = time.monotonic()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
-    thread.start()
-    targets = "".join(
-        f"      - targets: ['127.0.0.1:{server.server_port}']\n        labels: {{instance: '{host}'}}\n"
-        for host in HOSTS
-    )
-    try:
-        yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(scope="module")

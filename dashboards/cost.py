@@ -1,0 +1,165 @@
+"""What railscope costs a Prometheus: series, samples and disk for a fleet, from the series of one node.
+
+The node is dashboards/typical_node.py's, or a real one whose exposition is given.  What a sample takes on disk was
+measured: `python -m tests.stack.block_size` scrapes real agents beside a real job with Prometheus 2.42 and reads the
+block it writes.  Everything else is arithmetic on these.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from agent.snapshot import Snapshot
+from exporters.families import families
+
+BYTES_PER_SAMPLE: Final = 3.1
+"""Of a block's chunks: 120,261 samples of two agents beside a busy job.  Where more stands still it is less."""
+INDEX_BYTES_PER_SERIES: Final = 104.0
+"""Of the same block's index.  Prometheus merges blocks, so that a series stands about once a day in one."""
+_RANKS, _RAILS = "railscope_comm_enqueued_total", "railscope_rail_transmit_bytes_total"
+RECORDED_LIKE: Final = {
+    "comm_nranks:railscope_ranks:count": _RANKS,
+    "comm:railscope_sequence_spread:max": _RANKS,
+    "comm_rank:railscope_operations_behind:max": _RANKS,
+    "comm_rank:railscope_operation_seconds:mean5m": "railscope_comm_operations_total",
+    "rail:railscope_transmit_bytes:rate1m": _RAILS,
+    "rail:railscope_receive_bytes:rate1m": _RAILS,
+    "rail:railscope_transmit_utilization:ratio": _RAILS,
+    "rail:railscope_transmit_to_siblings:ratio": _RAILS,
+    "rail:railscope_explained:ratio5m": "railscope_rail_explained_ratio",
+    "rail_origin:railscope_bytes:ratio5m": "railscope_rail_bytes_by_origin_total",
+    "rail:railscope_retransmitted:ratio1m": "railscope_rail_tcp_sent_bytes_total",
+    "rail:railscope_round_trip_to_siblings:ratio": "railscope_rail_tcp_delivery_rate_bytes_per_second",
+}
+"""What the shipped rules record while nothing stalls: as many series as this metric has.  Of communicators it is the
+most that they can be, as if no two ranks of a node shared one."""
+OF_A_SCRAPE: Final = (
+    "up",
+    "scrape_duration_seconds",
+    "scrape_samples_post_metric_relabeling",
+    "scrape_samples_scraped",
+    "scrape_series_added",
+)
+"""What Prometheus itself adds for each target."""
+KEPT: Final = re.compile(
+    r"up|railscope_(build|comm|rail|gpu)_info"
+    r"|railscope_collective_(calls|payload_bytes|completed_payload_bytes|completed_bus_bytes|completed_seconds)_total"
+    r"|railscope_rail_(up|(transmit|receive)_bytes_total|bytes_by_origin_total)"
+    r"|railscope_(stalls|comm_stall_seconds|comm_errors|events_lost|series_dropped|overhead_seconds)_total"
+)
+"""What deploy/prometheus/remote-write.yml and federation.yml keep for long, but for what the rules record."""
+KEPT_EVENTS: Final = ("railscope_rail_events_total", ("page", "warn"))
+"""And of this metric, with these severities."""
+SECONDS_OF_A_DAY: Final = 86_400
+DAYS_OF_A_YEAR: Final = 365
+_SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?P<labels>.*)\})? [^ ]+( [0-9]+)?")
+_SEVERITY: Final = re.compile(r'(?:^|,)severity="([a-z]+)"')
+
+
+class NotAnExpositionError(ValueError):
+    """This is no exposition of railscope's; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """How many series one node shows."""
+
+    families: Mapping[str, int]
+    """By metric: a histogram's buckets, count and sum are series each."""
+    kept: int
+    """Of them, those that are kept for long."""
+
+    @property
+    def series(self) -> int:
+        return sum(self.families.values())
+
+    @property
+    def recorded(self) -> int:
+        """Series that the rules make of them."""
+        return sum(self.families.get(metric, 0) for metric in RECORDED_LIKE.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What so many GPUs cost."""
+
+    gpus: int
+    nodes: int
+    series: int
+    """That the agents show, that Prometheus adds to each scrape, and that the rules record."""
+    samples_per_second: float
+    bytes_per_day: float
+    kept_series: int
+    """In a store for long, filled by the shipped remote write."""
+    kept_bytes_per_year: float
+
+
+def node_of(snapshot: Snapshot) -> Node:
+    """Count a snapshot's series as the exporter renders them."""
+    found: Counter[str] = Counter()
+    kept = 0
+    for family in families(snapshot):
+        name = family.metric.name
+        found[name] += family.series()
+        if KEPT.fullmatch(name):
+            kept += family.series()
+        elif name == KEPT_EVENTS[0]:
+            severity = family.labels.index("severity")
+            kept += sum(labels[severity] in KEPT_EVENTS[1] for labels, _ in family.samples)
+    return Node(found, kept)
+
+
+def node_of_exposition(text: str) -> Node:
+    """Count the series of what a real agent shows.
+
+    Raises:
+        NotAnExpositionError: a line is none of an exposition's, or nothing is railscope's.
+    """
+    found: Counter[str] = Counter()
+    kept = 0
+    histograms = set(re.findall(r"^# TYPE (\S+) histogram$", text, re.MULTILINE))
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        sample = _SAMPLE.match(line)
+        if sample is None:
+            raise NotAnExpositionError(f"line {number} is no sample: {line[:60]!r}")
+        name = sample["name"]
+        family = re.sub(r"_(bucket|count|sum)$", "", name)
+        found[family if family in histograms else name] += 1
+        severity = _SEVERITY.search(sample["labels"] or "")
+        kept += bool(KEPT.fullmatch(name))
+        kept += name == KEPT_EVENTS[0] and severity is not None and severity[1] in KEPT_EVENTS[1]
+    if not any(name.startswith("railscope_") for name in found):
+        raise NotAnExpositionError("nothing in it is railscope's: give what curl http://NODE:9779/metrics prints")
+    return Node(found, kept)
+
+
+def cost_of(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
+    """The cost of a fleet of such nodes."""
+    nodes = math.ceil(gpus / gpus_per_node)
+    series = nodes * (node.series + len(OF_A_SCRAPE) + node.recorded)
+    kept = nodes * (node.kept + sum(bool(KEPT.fullmatch(one)) for one in OF_A_SCRAPE) + node.recorded)
+    return Cost(
+        gpus=gpus,
+        nodes=nodes,
+        series=series,
+        samples_per_second=series / interval_seconds,
+        bytes_per_day=_bytes_per_day(series, interval_seconds),
+        kept_series=kept,
+        kept_bytes_per_year=_bytes_per_day(kept, interval_seconds) * DAYS_OF_A_YEAR,
+    )
+
+
+def costs_of(node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float) -> list[Cost]:
+    """The costs of several fleets."""
+    return [cost_of(node, one, gpus_per_node, interval_seconds) for one in gpus]
+
+
+def _bytes_per_day(series: int, interval_seconds: float) -> float:
+    return series * (SECONDS_OF_A_DAY / interval_seconds * BYTES_PER_SAMPLE + INDEX_BYTES_PER_SERIES)

@@ -1,0 +1,95 @@
+"""Simulated agents: hosts that serve what the exporter makes of a made-up snapshot, with counters that rise.
+
+Nothing here was measured.  The exposition is the real renderer's; every counter rises steadily.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from agent.snapshot import Snapshot
+from exporters.families import families
+from exporters.metric import Family
+from exporters.text import Format, Renderer
+from tests.unit.exporters_snapshots import full_snapshot, rail
+
+HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
+COUNTED_PER_SECOND: Final = 3_000_000
+"""By every counter; at a threshold of some rule, stores would differ by how they extrapolate rates."""
+
+
+def snapshot() -> Snapshot:
+    """Something of everything, a rail that is down and counters of every severity among it."""
+    full = full_snapshot()
+    counters = (("link_downed", "page", 1), ("np_cnp_sent", "warn", 42), ("rx_packets", "context", 7))
+    first, *others = full.rails
+    rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
+    return replace(full, rails=rails, realtime_ns=time.time_ns())
+
+
+def risen(family: Family, seconds: float) -> Family:
+    """The family after some time in which every counter rose."""
+    more = int(seconds * COUNTED_PER_SECOND)
+    histograms = tuple(
+        (
+            labels,
+            replace(
+                one,
+                counts=tuple(count + int(seconds * 10) for count in one.counts),
+                sum=None if one.sum is None else one.sum + seconds,
+            ),
+        )
+        for labels, one in family.histograms
+    )
+    if family.metric.kind != "counter":
+        return replace(family, histograms=histograms)
+    return replace(family, samples=tuple((labels, value + more) for labels, value in family.samples))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        seconds = time.monotonic() - self.server.began
+        shown = [risen(one, seconds) for one in families(self.server.snapshot())]
+        body = Renderer().render(shown, Format.PROMETHEUS)
+        self.send_response(200)
+        self.send_header("Content-Type", Format.PROMETHEUS.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, taken: Callable[[], Snapshot]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.snapshot, self.began = taken, time.monotonic()
+
+
+@contextmanager
+def served(taken: Callable[[], Snapshot] = snapshot, hosts: Sequence[str] = HOSTS) -> Iterator[str]:
+    """Serve the metrics, the same for all hosts; yields the scrape configuration."""
+    server = _Server(taken)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
+    thread.start()
+    targets = "".join(
+        f"      - targets: ['127.0.0.1:{server.server_port}']\n        labels: {{instance: '{host}'}}\n"
+        for host in hosts
+    )
+    try:
+        yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,123 @@
+"""From a broken job to a notification at a webhook: real ranks, agents, Prometheus and Alertmanager.
+
+The configuration is the shipped one, but for its pace: scrapes, evaluations and notifications every second, and every
+condition needs to hold for a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from agent.prometheus_query import Endpoint, PrometheusStore
+from testbed.faults import LinkDown, Stopped
+from testbed.job import Job
+from tests.faults.cluster import until
+from tests.faults.scenarios import AGENT, Load
+from tests.stack.prometheus import tool
+from tests.stack.stack import DEPLOY, Pace, Stack
+from tests.stack.webhook import RESOLVED, Notified
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.stack, pytest.mark.slow]
+
+QUICK = Pace(interval="1s", holds="1s")
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    tool("prometheus-alertmanager", "prometheus-alertmanager")
+    with Stack(pace=QUICK, agent=AGENT) as running:
+        yield running
+        running.check()
+
+
+@pytest.fixture(scope="module")
+def store(stack: Stack) -> PrometheusStore:
+    return PrometheusStore(Endpoint(stack.prometheus_url))
+
+
+@contextmanager
+def moving(stack: Stack, store: PrometheusStore, load: Load) -> Iterator[tuple[Job, str]]:
+    """A job that is observed from its first call on, and the hash of its communicator."""
+    with Job(stack.fabric.hosts, replace(load.options(), hold=True)) as job:
+        until(lambda: [one.value for one in store.query("railscope_processes_observed")] == [1, 1], "both to be seen")
+        job.release()
+        pids = "|".join(map(str, job.pids))
+        alive = f'railscope_comm_info{{pid=~"{pids}"}} and on (comm) rate(railscope_comm_enqueued_total[5s]) > 0'
+        until(lambda: len(store.query(alive)) == 2, "both ranks to move")
+        (comm,) = {one.labels["comm"] for one in store.query(alive)}
+        yield job, comm
+
+
+def standing(stack: Stack, comm: str) -> dict[str, Notified]:
+    """Alerts of a communicator that fire, as the webhook knows them, by name."""
+    return {one.name: one for one in stack.webhook.standing() if one.labels.get("comm", comm) == comm}
+
+
+def goes_on(store: PrometheusStore, comm: str) -> Callable[[], bool]:
+    """Whether ranks have made calls since now."""
+    made = f'sum(railscope_comm_enqueued_total{{comm="{comm}"}})'
+    before = store.query(made)[0].value
+    return lambda: store.query(made)[0].value > before
+
+
+def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_end(
+    stack: Stack, store: PrometheusStore
+) -> None:
+    # Mostly between two calls: the rank is then stopped before it enters the one that the other one waits in.
+    with moving(stack, store, Load(size_bytes=1 << 16, pace_us=300_000)) as (job, comm):
+        assert not standing(stack, comm)
+        both = {"CollectiveStalled", "RankBehindCommunicator"}
+        with Stopped(job.pids[1]):
+            until(lambda: standing(stack, comm).keys() == both, "notifications of the stall")
+            alerts = standing(stack, comm)
+        until(lambda: not standing(stack, comm), "notifications of its end")
+        until(goes_on(store, comm), "the job to go on")
+    stalled, behind = alerts["CollectiveStalled"], alerts["RankBehindCommunicator"]
+    known = {"comm": comm, "severity": "critical"}
+    assert stalled.labels == {"alertname": "CollectiveStalled", "cause": "process_stopped", **known}
+    rank = {"job": "railscope", "instance": "host1", "rank": "1"}
+    assert behind.labels == {"alertname": "RankBehindCommunicator", **rank, **known}
+    # One page for both.
+    assert [(one.receiver, one.group) for one in alerts.values()] == [("on-call", {"comm": comm})] * 2
+    assert stalled.annotations["summary"] == f"Communicator {comm} is stalled: process_stopped"
+    assert "host1 says process_stopped of rank 1, blaming rank 1." in stalled.annotations["description"]
+    assert f"It is process {job.pids[1]}." in behind.annotations["description"]
+    for one in alerts.values():
+        page = DEPLOY.parent / one.annotations["runbook_url"]
+        assert one.name in page.read_text().splitlines()[0]
+    ended = {one.name for one in stack.webhook.all if one.status == RESOLVED}
+    assert ended == both
+
+
+def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_it(
+    stack: Stack, store: PrometheusStore
+) -> None:
+    loaded = 'rail:railscope_transmit_bytes:rate1m{instance="host1",device="rail1"} > 1e6'
+    with moving(stack, store, Load()) as (_, comm):
+        until(lambda: bool(store.query(loaded)), "the rail to be loaded")
+
+        def named() -> bool:
+            alerts = standing(stack, comm)
+            stalled = alerts.get("CollectiveStalled")
+            return "RailDownUnderLoad" in alerts and stalled is not None and stalled.labels["cause"] == "rail_down"
+
+        with LinkDown(stack.fabric, host=1, rail=1):
+            until(named, "notifications of the rail and the stall")
+            alerts = standing(stack, comm)
+        # That the link went down stays visible for some minutes, as RailErrors: to the team, and nobody is woken.
+        until(lambda: standing(stack, comm).keys() <= {"RailErrors"}, "notifications of the end")
+        until(goes_on(store, comm), "the job to go on")
+        assert all(one.receiver == "team" for one in standing(stack, comm).values())
+    rail = alerts["RailDownUnderLoad"]
+    assert rail.receiver == "on-call"
+    assert {name: rail.labels[name] for name in ("instance", "rail", "device", "severity")} == {
+        "instance": "host1",
+        "rail": "1",
+        "device": "rail1",
+        "severity": "critical",
+    }
+    assert "host1 says rail_down of rank 1, blaming rail1." in alerts["CollectiveStalled"].annotations["description"]

@@ -1,0 +1,43 @@
+"""What the typical node costs a real Prometheus, against what `railscope dashboards cost` reckons."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.prometheus_query import Endpoint, PrometheusStore
+from agent.snapshot import Snapshot
+from dashboards import cost, rules_files
+from dashboards.typical_node import typical_node
+from tests.stack.agents import served
+from tests.stack.prometheus import prometheus, until
+
+pytestmark = pytest.mark.stack
+
+LAST = "count_over_time(rail:railscope_transmit_to_siblings:ratio[5s]) > 3"
+
+
+def snapshot() -> Snapshot:
+    return replace(typical_node(), realtime_ns=time.time_ns())
+
+
+def test_prometheus_stores_as_many_series_as_are_reckoned(tmp_path_factory: pytest.TempPathFactory) -> None:
+    node = cost.node_of(typical_node())
+    rules = sorted(rules_files.SHIPPED.glob("*.yml"))
+    folder = tmp_path_factory.mktemp("prometheus")
+    with served(snapshot, hosts=("gpu-a:9779",)) as scrapes, prometheus(folder, scrapes, rules) as url:
+        store = PrometheusStore(Endpoint(url))
+        until(lambda: bool(store.query(LAST)), "the recording rules")
+        (scraped,) = store.query("scrape_samples_scraped")
+        assert scraped.value == node.series
+        added = store.query('count({job="railscope",__name__!~".*railscope_.*|ALERTS.*"})')
+        assert [one.value for one in added] == [len(cost.OF_A_SCRAPE)]
+
+        def recorded() -> dict[str, float]:
+            named = 'label_replace({__name__=~".+:railscope_.+"}, "metric", "$1", "__name__", "(.+)")'
+            return {one.labels["metric"]: one.value for one in store.query(f"count by (metric) ({named})")}
+
+        expected = {name: node.families[metric] for name, metric in cost.RECORDED_LIKE.items()}
+        until(lambda: recorded() == expected, f"{expected}, not {recorded()}")

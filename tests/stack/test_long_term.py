@@ -1,0 +1,102 @@
+"""What reaches a long-term store: the shipped remote write into VictoriaMetrics, and the shipped federation.
+
+Agents are simulated.  Both files must let the same series through, and these must not depend on what a scrape brings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.prometheus_query import Endpoint, PrometheusStore
+from dashboards import rules_files
+from tests.stack.agents import HOSTS, served
+from tests.stack.prometheus import prometheus, until
+from tests.stack.stack import DEPLOY
+from tests.stack.victoria_metrics import victoria_metrics
+
+pytestmark = pytest.mark.stack
+
+RULES = sorted(rules_files.SHIPPED.glob("*.yml"))
+OF_RAILSCOPE = '{__name__=~".*railscope_.+|ALERTS"} or up{job="railscope"}'
+"""Without what the upper Prometheus says of its own scrapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The same hosts in three stores."""
+
+    source: PrometheusStore
+    written: PrometheusStore
+    federated: PrometheusStore
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
+    folder = tmp_path_factory.mktemp("stores")
+    with served() as scrapes, victoria_metrics(made(folder / "victoria-metrics")) as victoria:
+        write = (DEPLOY / "prometheus/remote-write.yml").read_text().replace("http://127.0.0.1:8428", victoria)
+        with prometheus(made(folder / "lower"), scrapes + write, RULES) as lower:
+            federation = (DEPLOY / "prometheus/federation.yml").read_text()
+            targets = "['prometheus-a:9090', 'prometheus-b:9090']"
+            assert targets in federation
+            federation = federation.replace(targets, f"['{lower.removeprefix('http://')}']")
+            with prometheus(made(folder / "upper"), federation[federation.index("scrape_configs:") :]) as upper:
+                stores = Stores(*(PrometheusStore(Endpoint(url)) for url in (lower, victoria, upper)))
+                last = "rail:railscope_transmit_utilization:ratio"
+                for store in (stores.source, stores.written, stores.federated):
+                    until_both_hosts(store, last)
+                yield stores
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def until_both_hosts(store: PrometheusStore, metric: str) -> None:
+    until(lambda: {one.labels["instance"] for one in store.query(metric)} == set(HOSTS), metric)
+
+
+def series(store: PrometheusStore) -> dict[str, float]:
+    """How many series of railscope's there are, by metric."""
+    named = f'label_replace({OF_RAILSCOPE}, "metric", "$1", "__name__", "(.+)")'
+    return {one.labels["metric"]: one.value for one in store.query(f"count by (metric) ({named})")}
+
+
+def test_both_ways_keep_the_same_series(stores: Stores) -> None:
+    # Alerts begin to fire meanwhile.
+    until(lambda: series(stores.written) == series(stores.federated), "the same series in both stores")
+    kept = series(stores.written)
+    assert kept["up"] == len(HOSTS)
+    assert kept["ALERTS"] > 0
+
+
+def test_what_the_rules_recorded_is_kept(stores: Stores) -> None:
+    source, kept = series(stores.source), series(stores.written)
+    recorded = rules_files.recorded() & source.keys()
+    assert len(recorded) > 10
+    assert {name: kept.get(name) for name in recorded} == {name: source[name] for name in recorded}
+
+
+def test_totals_and_identity_are_kept_and_details_of_the_day_are_not(stores: Stores) -> None:
+    source, kept = series(stores.source), series(stores.written)
+    whole = {"comm_info", "rail_info", "collective_calls_total", "rail_transmit_bytes_total", "stalls_total"}
+    for name in (f"railscope_{one}" for one in whole):
+        assert kept[name] == source[name] > 0
+    assert 0 < kept["railscope_rail_events_total"] < source["railscope_rail_events_total"]
+    assert not stores.written.query('railscope_rail_events_total{severity="context"}')
+    details = {name for name in source if re.search(r"_bucket$|_tcp_|_queue_|comm_enqueued|nvlink", name)}
+    assert details
+    assert not details & kept.keys()
+    assert sum(kept.values()) < sum(source.values()) / 2
+
+
+def test_nothing_of_the_filter_itself_stays_on_a_series(stores: Stores) -> None:
+    assert not stores.written.query('{__tmp_keep!=""}')
+    (one,) = stores.written.query('railscope_build_info{instance="gpu-a:9779"}')
+    assert one.labels.keys() == {"job", "instance", "version", "kernel", "simulated"}

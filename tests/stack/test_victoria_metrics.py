@@ -1,0 +1,126 @@
+"""VictoriaMetrics instead of Prometheus: it scrapes by itself, its vmalert evaluates the shipped rules.
+
+Agents are simulated.  Every query of every dashboard and every rule must find there what it finds in Prometheus, and
+`railscope diagnose` must come to the same verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.prometheus_query import Endpoint, PrometheusStore
+from dashboards import build, documents, expressions, rules_files
+from tests.stack.agents import HOSTS, served
+from tests.stack.fleet import SimulatedFleet
+from tests.stack.fleet import served as served_fleet
+from tests.stack.prometheus import prometheus, tool, until
+from tests.stack.stack import lay_out
+from tests.stack.victoria_metrics import victoria_metrics, vmalert
+
+pytestmark = pytest.mark.stack
+
+DOCUMENTS = documents.read_all(build.COMMITTED)
+RULES = sorted(rules_files.SHIPPED.glob("*.yml"))
+INTERVAL = "5s"
+RECORDED_LAST = f"count_over_time(rail:railscope_transmit_utilization:ratio[{INTERVAL}]) > 3"
+"""Made from what another rule makes of two scrapes."""
+
+Stores = tuple[PrometheusStore, PrometheusStore]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
+    """VictoriaMetrics and Prometheus side by side, both with the shipped rules; neither knows of the other."""
+    folder = tmp_path_factory.mktemp("victoria-metrics")
+    # By default answers keep 30 s of distance from now, and the rules' inputs would be as old.
+    prompt = ["-search.latencyOffset=0s"]
+    with (
+        served() as scrapes,
+        victoria_metrics(folder, scrapes, prompt) as url,
+        vmalert(folder, url, RULES),
+        prometheus(tmp_path_factory.mktemp("prometheus"), scrapes, RULES) as other,
+    ):
+        both = PrometheusStore(Endpoint(url)), PrometheusStore(Endpoint(other))
+        until(lambda: all(recorded(store) for store in both), "the recording rules")
+        yield both
+
+
+def recorded(store: PrometheusStore) -> bool:
+    return {one.labels["instance"] for one in store.query(RECORDED_LAST)} == set(HOSTS)
+
+
+def series_of(store: PrometheusStore, expression: str) -> set[frozenset[tuple[str, str]]]:
+    """The labels of what an expression finds, NaN left out."""
+    return {frozenset(one.labels.items()) for one in store.query(expression) if not math.isnan(one.value)}
+
+
+QUERIES = [
+    pytest.param(query.expression, id=f"{document.identifier}: {panel.title} {at}")
+    for document in DOCUMENTS.values()
+    for panel in document.panels
+    for at, query in enumerate(panel.queries)
+]
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_a_panel_shows_what_it_shows_on_prometheus(stores: Stores, expression: str) -> None:
+    asked = expressions.substituted(expression, INTERVAL)
+    victoria, other = (series_of(store, asked) for store in stores)
+    assert victoria
+    assert victoria == other
+
+
+EXPRESSIONS = [
+    pytest.param(rule["expr"], id=rule.get("record") or rule["alert"])
+    for file in RULES
+    for group in yaml.safe_load(file.read_text())["groups"]
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_rule_finds_what_it_finds_in_prometheus(stores: Stores, expression: str) -> None:
+    victoria, other = (series_of(store, expression) for store in stores)
+    assert victoria == other
+
+
+def test_its_own_evaluator_takes_the_rules_as_they_are() -> None:
+    command = [tool("vmalert", "victoria-metrics"), "-dryRun", *(f"-rule={file}" for file in RULES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_takes_the_shipped_configuration_and_leaves_out_what_is_not_for_it(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    arguments = ["-dryRun", f"-promscrape.config={tmp_path / 'prometheus.yml'}", "-promscrape.config.strictParse=false"]
+    command = [tool("victoria-metrics", "victoria-metrics"), f"-storageDataPath={tmp_path / 'data'}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_diagnose_names_the_stopped_rank(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """As it comes, with the distance from now that it keeps by default."""
+    job = SimulatedFleet("stop")
+    with served_fleet([job]) as scrapes, victoria_metrics(tmp_path_factory.mktemp("fleet"), scrapes) as url:
+
+        def diagnosed() -> list[tuple[str, list[str], list[str]]]:
+            command = [sys.executable, "-m", "agent.cli", "diagnose", "--prometheus", url, "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+            assert done.returncode in (0, 1), done.stderr
+            findings = json.loads(done.stdout)["findings"]
+            return [(one["cause"], one["ranks"], one["hosts"]) for one in findings]
+
+        store = PrometheusStore(Endpoint(url))
+        until(lambda: len(store.query("count_over_time(railscope_build_info[1m]) > 5")) == 2, "scrapes of both hosts")
+        assert diagnosed() == []
+        job.behind = 1
+        job.stall(rank0="rank_behind", rank1="process_stopped;blamed_rank=1")
+        until(lambda: diagnosed() == [("process_stopped", ["1"], ["stop1"])], "the verdict")

@@ -1,0 +1,166 @@
+"""`railscope dashboards cost`: the typical node is what the agent shows, and the sums are right."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import cli
+from agent.ethernet_rules import use_of
+from dashboards import cost, cost_text, typical_node
+from exporters.catalogue import METRICS
+from exporters.families import families
+from exporters.text import Format, Renderer
+from probes.netdev.ethtool_stats import StatisticUse
+from tests.unit.golden_metrics import golden_file
+
+ROOT = Path(__file__).parents[2]
+NODE = cost.node_of(typical_node.typical_node())
+
+
+def labels(line: str) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', line))
+
+
+def test_its_rdma_ports_have_the_counters_that_the_agent_shows_of_mlx5() -> None:
+    """The golden file is what the real agent printed for a simulated sysfs of eight mlx5 ports."""
+    shown: dict[str, set[tuple[str, str]]] = {}
+    for line in golden_file("mlx5_roce_8rails").read_text().splitlines():
+        if line.startswith("railscope_rail_events_total"):
+            found = labels(line)
+            shown.setdefault(found["device"], set()).add((found["counter"], found["severity"]))
+    rails = {rail.device: rail for rail in typical_node.typical_node().rails}
+
+    def counters(device: str) -> set[tuple[str, str]]:
+        return {(name, severity) for name, severity, _ in rails[device].counters}
+
+    assert counters("mlx5_0") == shown["mlx5_0"]
+    assert counters("eth0") == shown["eth0"]
+    assert counters("ens0np0") > shown["ens24np0"]
+    assert len(rails) == len(shown) == 17
+
+
+def test_its_driver_counters_are_those_that_are_taken_in() -> None:
+    assert [name for name in typical_node.DRIVER_COUNTERS if use_of(name) is not StatisticUse.COUNTER] == []
+
+
+def test_it_has_every_metric_but_those_of_what_is_wrong() -> None:
+    missing = {metric.name.removeprefix("railscope_") for metric in METRICS} - {
+        name.removeprefix("railscope_") for name in NODE.families
+    }
+    assert missing == {
+        "comm_counted_from_start",
+        "comm_errors_total",
+        "comm_graph_captured_total",
+        "comm_graph_replayed_total",
+        "comm_stall_info",
+        "comm_stall_seconds_total",
+        "comm_stalled",
+        "gpu_fabric_unhealthy",
+        "rail_bond_member_up",
+        "rail_pinned",
+    }
+
+
+def test_an_exposition_is_counted_as_the_snapshot_that_it_was_made_of() -> None:
+    text = Renderer().render(families(typical_node.typical_node()), Format.PROMETHEUS).decode()
+    found = cost.node_of_exposition(text)
+    assert found.families == NODE.families
+    assert found.kept == NODE.kept > 0
+    assert found.series == sum(bool(line) and not line.startswith("#") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("text", ["", "node_load1 0.5\n", "railscope_build_info 1\n<html>\n"])
+def test_something_else_is_no_exposition(text: str) -> None:
+    with pytest.raises(cost.NotAnExpositionError):
+        cost.node_of_exposition(text)
+
+
+def test_a_fleet_costs_what_its_nodes_do() -> None:
+    one, many = cost.costs_of(NODE, [8, 1001], 8, 15.0)
+    assert one.nodes == 1
+    assert one.series == NODE.series + NODE.recorded + len(cost.OF_A_SCRAPE)
+    assert one.samples_per_second == one.series / 15
+    assert one.bytes_per_day == one.series * (5760 * cost.BYTES_PER_SAMPLE + cost.INDEX_BYTES_PER_SERIES)
+    assert many.nodes == 126
+    assert many.series == 126 * one.series
+    assert many.kept_series == 126 * one.kept_series < many.series
+
+
+Sample = tuple[str, Mapping[str, str]]
+
+
+def relabelled(configs: list[dict[str, Any]], sample: Sample) -> bool:
+    """Whether relabelling keeps a sample, as Prometheus does it (of its actions, those that are used)."""
+    name, given = sample
+    found = {"__name__": name, **given}
+    for one in configs:
+        value = ";".join(found.get(label, "") for label in one.get("source_labels", ()))
+        matches = re.fullmatch(one["regex"], value) is not None
+        if one.get("action", "replace") == "replace" and matches:
+            found[one["target_label"]] = one["replacement"]
+        if one.get("action") == ("drop" if matches else "keep"):
+            return False
+    return True
+
+
+def samples() -> list[Sample]:
+    """Every series of the typical node."""
+    text = Renderer().render(families(typical_node.typical_node()), Format.PROMETHEUS).decode()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return [(re.split("[{ ]", line, maxsplit=1)[0], labels(line)) for line in lines]
+
+
+def test_what_prometheus_may_leave_out_brings_a_typical_node_below_three_thousand_series() -> None:
+    text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
+    first, *block = text[text.index("    # metric_relabel_configs:") :].split("\n    #   ")
+    switched_on = "\n".join([first.replace("# ", "", 1), *(f"  {line}".partition("\n")[0] for line in block)])
+    configs = yaml.safe_load(switched_on.strip())["metric_relabel_configs"]
+    stays = {name for name, given in samples() if relabelled(configs, (name, given))}
+    assert sum(relabelled(configs, one) for one in samples()) <= 3_000 < NODE.series
+    assert {metric for metric in cost.RECORDED_LIKE.values() if metric not in stays} == set()
+
+
+def test_what_is_kept_is_what_the_shipped_remote_write_lets_through() -> None:
+    (write,) = yaml.safe_load((ROOT / "deploy/prometheus/remote-write.yml").read_text())["remote_write"]
+    configs = write["write_relabel_configs"]
+    assert sum(relabelled(configs, one) for one in samples()) == NODE.kept
+    assert all(relabelled(configs, (name, {})) for name in cost.RECORDED_LIKE)
+    assert [name for name in cost.OF_A_SCRAPE if relabelled(configs, (name, {}))] == ["up"]
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "deploy/prometheus/README.md").read_text()
+    blocks = re.findall(r"```console\n\$ (railscope dashboards cost.*)\n((?:.*\n)*?)```", page)
+    assert blocks
+    for command, printed in blocks:
+        assert cli.main(command.split()[1:]) == 0
+        assert capsys.readouterr().out == printed
+
+
+def test_json_has_the_numbers_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dashboards", "cost", "--gpus", "64", "--scrape-interval", "5s", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    (fleet,) = facts["fleets"]
+    assert (fleet["gpus"], fleet["nodes"]) == (64, 8)
+    assert fleet["samples_per_second"] == fleet["series"] / 5
+    assert facts["node"]["series"] == NODE.series == sum(facts["node"]["series_by_metric"].values())
+
+
+def test_a_wrong_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["dashboards", "cost", "--exposition", str(tmp_path / "none")]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"), (2.5e15, "2.5 PB")],
+)
+def test_amounts_are_short(size_bytes: float, shown: str) -> None:
+    assert cost_text.amount(size_bytes) == shown
