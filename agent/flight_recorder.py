@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -76,6 +76,15 @@ class _Source:
     """Where bytes sent and received of each stand among all values of a reading: devices by 2."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came in between two calls of `FlightRecorder.take`."""
+
+    recording: Recording
+    overwritten: Mapping[str, int]
+    """By kind: events that nobody took in time."""
+
+
 class FlightRecorder:
     """`add_…` may be called from any thread, everything else from the daemon's loop."""
 
@@ -113,7 +122,16 @@ class FlightRecorder:
         self._generation = 0
         """Rises when other devices are rails than before."""
         self._sources: dict[tuple[int, int], _Source] = {}
+        self._marked = 0
+        """Marks so far."""
         self.tick()
+        self._taken = dict.fromkeys(self._rings, 0)
+        """How many records of each kind have been taken, those that were overwritten included."""
+        self._taken_marks = 0
+        self._taken_ns = self._began_ns
+        self._taken_clock = self._clocks[-1]
+        self._taken_losses = np.zeros(1, KINDS["losses"])
+        """The last ones; the kernel's programs, which count them, begin with 0 as the recorder does."""
 
     # What happens
 
@@ -233,6 +251,7 @@ class FlightRecorder:
     def mark(self, text: str) -> None:
         """Something happened that is worth a word: a stall began, the level of observation changed."""
         self._marks.append(Mark(self._clock.monotonic_ns(), text))
+        self._marked += 1
 
     def tick(self) -> None:
         """Now and then, once a second is enough: read both clocks when it is time to, forget rails long gone."""
@@ -246,6 +265,14 @@ class FlightRecorder:
                     del self._devices[key]
 
     # What happened
+
+    def now_ns(self) -> int:
+        """Now, on the clock of what is recorded."""
+        return self._clock.monotonic_ns()
+
+    def clocks(self) -> ClockReading:
+        """Both clocks, now."""
+        return read_clocks(self._clock)
 
     def freeze(
         self,
@@ -271,14 +298,86 @@ class FlightRecorder:
             complete_from_ns[kind] = max(began_ns, oldest_ns or 0)
         arrays["link_events"] = _with_last_before(arrays["link_events"], began_ns, "device")
         arrays["losses"] = _with_last_before(arrays["losses"], began_ns, None)
+        return self._recording(
+            reason,
+            snapshot,
+            arrays,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            clocks=tuple(clock for clock in self._clocks if clock.monotonic_ns >= began_ns - self._clock_period_ns),
+            complete_from_ns=complete_from_ns,
+            stalls=tuple(stalls),
+            marks=tuple(mark for mark in self._marks if mark.time_ns >= began_ns),
+            open_operations=open_operations,
+            connections=connections,
+        )
+
+    @property
+    def fullness(self) -> float:
+        """How much of the fullest ring nobody has taken, of 1; 1: something will be overwritten, or has been."""
+        return min(1.0, max((ring.added - self._taken[kind]) / ring.capacity for kind, ring in self._rings.items()))
+
+    def take(
+        self,
+        reason: str,
+        snapshot: Snapshot,
+        *,
+        open_operations: Records | None = None,
+        connections: Records | None = None,
+    ) -> Piece:
+        """Everything that came in since the call before, or since the beginning; arguments as those of `freeze`."""
+        clock = read_clocks(self._clock)
+        self._clocks.append(clock)
+        began_ns, ended_ns = self._taken_ns, self._clock.monotonic_ns()
+        arrays, overwritten = {}, {}
+        for kind, ring in self._rings.items():
+            arrays[kind], overwritten[kind] = ring.after(self._taken[kind])
+            self._taken[kind] += overwritten[kind] + len(arrays[kind])
+        # Totals: the last ones before belong to the first ones now.
+        arrays["losses"] = np.concatenate((self._taken_losses, arrays["losses"]))
+        clocks = (
+            self._taken_clock,
+            *(one for one in self._clocks if one.monotonic_ns > self._taken_clock.monotonic_ns),
+        )
+        fresh_marks = min(self._marked - self._taken_marks, len(self._marks))
+        marks = tuple(self._marks)[len(self._marks) - fresh_marks :]
+        self._taken_ns, self._taken_clock, self._taken_marks = ended_ns, clock, self._marked
+        self._taken_losses = arrays["losses"][-1:]
+        recording = self._recording(
+            reason,
+            snapshot,
+            arrays,
+            began_ns=began_ns,
+            ended_ns=ended_ns,
+            clocks=clocks,
+            complete_from_ns=dict.fromkeys(self._rings, began_ns),
+            stalls=(),
+            marks=marks,
+            open_operations=open_operations,
+            connections=connections,
+        )
+        return Piece(recording, overwritten)
+
+    def _recording(
+        self,
+        reason: str,
+        snapshot: Snapshot,
+        arrays: dict[str, Records],
+        *,
+        began_ns: int,
+        ended_ns: int,
+        clocks: tuple[ClockReading, ...],
+        complete_from_ns: Mapping[str, int],
+        stalls: tuple[RecordedStall, ...],
+        marks: tuple[Mark, ...],
+        open_operations: Records | None,
+        connections: Records | None,
+    ) -> Recording:
         for kind, table in (("open_operations", open_operations), ("connections", connections)):
             arrays[kind] = np.empty(0, KINDS[kind]) if table is None else table
-        instances = {
-            instance
-            for kind in ("calls", "completions", "lifecycle", "open_operations", "connections")
-            for instance in np.unique(arrays[kind]["instance"]).tolist()
-        }
-        clocks = tuple(clock for clock in self._clocks if clock.monotonic_ns >= began_ns - self._clock_period_ns)
+        ended = {facts.instance for facts in snapshot.communicators if not facts.alive}
+        kinds = ("calls", "completions", "lifecycle", "open_operations", "connections") if ended else ()
+        seen = {instance for kind in kinds for instance in np.unique(arrays[kind]["instance"]).tolist()}
         return Recording(
             railscope=snapshot.version,
             host=self._host,
@@ -292,12 +391,12 @@ class FlightRecorder:
             communicators=tuple(
                 _communicator(facts)
                 for facts in snapshot.communicators
-                if facts.instance > 0 and (facts.alive or facts.instance in instances)
+                if facts.instance > 0 and (facts.alive or facts.instance in seen)
             ),
             rails=self._recorded_rails(snapshot.rails),
             complete_from_ns=complete_from_ns,
-            stalls=tuple(stalls),
-            marks=tuple(mark for mark in self._marks if mark.time_ns >= began_ns),
+            stalls=stalls,
+            marks=marks,
             arrays={kind: arrays[kind] for kind in KINDS},
         )
 

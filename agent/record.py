@@ -1,7 +1,9 @@
-"""`railscope record`: watch this host for a while, as the agent does, and write all of it to one file.
+"""`railscope record`: watch this host for a while, as the agent does, and write all of it down.
 
-It runs an agent of its own, without a server, and leaves one that runs already alone: of that one, SIGUSR2 gets the
-last moments.  Ctrl-C ends it early, and what was seen until then is written.
+To a folder it writes a dataset while it watches (agent/dataset), for as long as it likes; to a file that ends in .npz
+the flight recorder's recording, at the end, of what memory holds.  It runs an agent of its own, without a server, and
+leaves one that runs already alone: of that one, SIGUSR2 gets the last moments.  Ctrl-C ends it early, and what was
+seen until then is written.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, TextIO, TypeVar
 
 from agent.config import Config
 from agent.daemon import Daemon
@@ -21,9 +25,14 @@ from agent.recording_summary import describe, summarise
 from probes.clock import Clock, SystemClock
 
 REASON: Final = "record"
+FILE_SUFFIX: Final = ".npz"
+"""What a name ends in that means one file of the flight recorder; any other one means a dataset's folder."""
+_FILE_MEMORY_BYTES: Final = 256 << 20
 _ENDLESS_NS: Final = 86_400_000_000_000
 _MARGIN_NS: Final = 5_000_000_000
 """Attaching and writing take time beside the seconds that were asked for."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +40,47 @@ class RecordSettings:
     output: Path
     seconds: float | None
     """None: until it is interrupted."""
-    memory_bytes: int
+    memory_bytes: int | None = None
+    """None: what is usual."""
+    most_bytes: int | None = None
+    """Of a dataset's folder, for this node; None: there is no limit."""
 
 
 def run_record(settings: RecordSettings, config: Config, out: TextIO, version: str, clock: Clock | None = None) -> int:
     """Record, write, and say what was recorded; returns the exit status.
 
     Raises:
-        RecordingError: the file cannot be written.
+        RecordingError: the file or the folder cannot be written.
         LoadError: this host does not take the probes.
     """
+    if settings.output.suffix == FILE_SUFFIX:
+        return _record_file(settings, config, out, version, clock or SystemClock())
+    with analysis_needed(f"{settings.output}: a dataset"):
+        from agent.dataset.files import DatasetError
+        from agent.dataset.record import DatasetRecorder
+    try:
+        recorder = DatasetRecorder(
+            settings.output,
+            config,
+            version,
+            clock or SystemClock(),
+            memory_bytes=settings.memory_bytes,
+            most_bytes=settings.most_bytes,
+        )
+        try:
+            _watch(recorder.daemon, settings.seconds, recorder.finish)
+        finally:
+            recorder.close()
+    except DatasetError as error:
+        raise RecordingError(str(error)) from None
+    for line in recorder.describe():
+        print(line, file=out)
+    return 0
+
+
+def _record_file(settings: RecordSettings, config: Config, out: TextIO, version: str, clock: Clock) -> int:
+    if settings.most_bytes is not None:
+        raise RecordingError(f"{settings.output}: --max-size is for a folder; a file is bounded by --memory")
     if not settings.output.parent.is_dir():
         raise RecordingError(f"{settings.output}: there is no folder {settings.output.parent}: make it first")
     if settings.output.is_dir():
@@ -51,24 +91,12 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
         once=False,
         recordings_directory=None,
         recordings_window_ns=window_ns,
-        recordings_memory_bytes=settings.memory_bytes,
+        recordings_memory_bytes=settings.memory_bytes or _FILE_MEMORY_BYTES,
     )
-    daemon = Daemon(config, clock or SystemClock(), version, serve=False)
-    before = {number: signal.signal(number, lambda *_: daemon.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    end: threading.Timer | None = None
+    daemon = Daemon(config, clock, version, serve=False)
     try:
-        daemon.start()
-        if settings.seconds is not None:
-            end = threading.Timer(settings.seconds, daemon.stop)
-            end.start()
-        daemon.run()
-        recording = daemon.freeze(REASON)
+        recording = _watch(daemon, settings.seconds, lambda: daemon.freeze(REASON))
     finally:
-        if end is not None:
-            end.cancel()
-            end.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
         daemon.close()
     try:
         save(recording, settings.output)
@@ -80,12 +108,53 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
     return 0
 
 
+def _watch(daemon: Daemon, seconds: float | None, finish: Callable[[], Result]) -> Result:
+    """Run the daemon until the time is over or a signal comes, then finish; a signal meanwhile changes nothing."""
+    before = {number: signal.signal(number, lambda *_: daemon.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    end: threading.Timer | None = None
+    try:
+        daemon.start()
+        if seconds is not None:
+            end = threading.Timer(seconds, daemon.stop)
+            end.start()
+        daemon.run()
+        return finish()
+    finally:
+        if end is not None:
+            end.cancel()
+            end.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def analysis_needed(what: str) -> Iterator[None]:
+    """Turn a library that is not installed into one line; `what` needs it.
+
+    Raises:
+        RecordingError: a library is missing.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise RecordingError(f"{what} needs {error.name}: install railscope[analysis]") from None
+
+
 def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:
-    """Say what a recording holds; returns the exit status.
+    """Say what a recording or a dataset holds; returns the exit status.
 
     Raises:
         RecordingError: it cannot be read.
     """
+    if path.is_dir():
+        with analysis_needed(f"{path}: a dataset"):
+            from agent.dataset.describe import describe_dataset
+            from agent.dataset.files import DatasetError
+        try:
+            describe_dataset(path, out, as_json=as_json)
+        except DatasetError as error:
+            raise RecordingError(str(error)) from None
+        return 0
     summary = summarise(read_recording(path))
     if as_json:
         json.dump(asdict(summary), out, indent=1)
@@ -93,4 +162,16 @@ def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:
         return 0
     for line in describe(summary):
         print(line, file=out)
+    return 0
+
+
+def run_schema(out: TextIO) -> int:
+    """Print what the tables of a dataset hold; returns the exit status.
+
+    Raises:
+        RecordingError: what knows them is not installed.
+    """
+    with analysis_needed("the schema of a dataset"):
+        from agent.dataset.schema_page import schema_page
+    out.write(schema_page())
     return 0

@@ -55,6 +55,25 @@ class RecordRing:
             if first < len(content):
                 self._bytes[: len(content) - first] = content[first:]
 
+    def after(self, count: int) -> tuple[Records, int]:
+        """A copy of what was added after the first `count` records, in the order in which it was added.
+
+        The second is how many of those have been overwritten; with them and the copy, `count` rises to `added`.
+
+        Raises:
+            ValueError: so many records have not been added yet.
+        """
+        with self._lock:
+            fresh = self._added - count
+            if count < 0 or fresh < 0:
+                raise ValueError(f"{self._added} records have been added, not {count}")
+            capacity = len(self._records)
+            kept = min(fresh, capacity)
+            at = (self._added - kept) % capacity
+            behind = max(0, at + kept - capacity)
+            parts = [self._records[at : at + kept - behind], self._records[:behind]]
+            return _together(parts), fresh - kept
+
     def since(self, time_ns: int) -> tuple[Records, int | None]:
         """A copy of what is held from `time_ns` on, oldest first (records need a field of that name).
 

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from agent.config import Config
-from agent.flight_recorder import FlightRecorder
+from agent.flight_recorder import FlightRecorder, Piece
 from agent.rails import RailDecision
 from agent.recording import RecordedStall, Recording
+from agent.recordings import recorded_stall
 from agent.snapshot import Snapshot
 from probes.bpf_syscall import KernelRefusal
 from probes.clock import Clock
+from probes.maps import Records
 from probes.nccl.internal_records import InternalStat
 from probes.nccl.internals import Internals
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import Stat
+
+_MOST_UNTAKEN: Final = 0.5
+"""Of the recorder's memory: events are taken no later than when so much of it is filled."""
 
 _log = logging.getLogger("railscope.recordings")
 
@@ -31,6 +38,27 @@ class Known(Protocol):
     def rail_decisions(self) -> tuple[RailDecision, ...]: ...
 
     def snapshot(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """One piece of what a recorder is given, with what stalled meanwhile."""
+
+    piece: Piece
+    stalls: Mapping[tuple[int, int], RecordedStall]
+    """By instance and beginning (monotonic, ns), which tell one stall from another: those that go on and the last ones
+    that ended, whether or not an earlier piece had them."""
+
+
+class Stream(Protocol):
+    """Takes pieces, one after the other; called on the daemon's loop, which must not wait."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has room for another piece."""
+
+    def take(self, piece: StreamPiece) -> None:
+        """Only called while it is ready, or at the end."""
 
 
 def make_recorder(config: Config, clock: Clock) -> FlightRecorder | None:
@@ -56,6 +84,14 @@ class RecorderFeed:
         self._known = known
         self._programs = programs
         self._internals = internals
+        self._stream: Stream | None = None
+        self._stream_period_ns = 0
+        self._next_take_ns = 0
+
+    def stream_to(self, stream: Stream, period_ns: int) -> None:
+        """Give all that comes in from now on to a stream, every `period_ns` or sooner where memory is short."""
+        self._stream, self._stream_period_ns = stream, period_ns
+        self._next_take_ns = self._recorder.now_ns() + period_ns
 
     def look_at_rails(self) -> None:
         """Something about rails may have changed; costs next to nothing when nothing has."""
@@ -69,6 +105,14 @@ class RecorderFeed:
         """
         self._recorder.tick()
         self.look_at_rails()
+        self._note_losses()
+        if self._stream is not None and self._stream.ready:
+            now_ns = self._recorder.now_ns()
+            if now_ns >= self._next_take_ns or self._recorder.fullness >= _MOST_UNTAKEN:
+                self._next_take_ns = now_ns + self._stream_period_ns
+                self.give(self._stream)
+
+    def _note_losses(self) -> None:
         if self._programs is None:
             return
         lost = self._programs.stats()
@@ -79,18 +123,38 @@ class RecorderFeed:
             lifecycle=lost[Stat.LIFECYCLE_RING_FULL],
         )
 
+    def give(self, stream: Stream) -> None:
+        """Give a stream what came in since it was given something."""
+        operations, connections = self._under_way()
+        snapshot = self._known.snapshot()
+        now = self._recorder.clocks()
+        current = (shown.current for shown in snapshot.stalls)
+        stalls = {
+            (stall.instance, stall.since_ns): recorded_stall(stall, now)
+            for stall in (*snapshot.ended_stalls, *(stall for stall in current if stall is not None))
+        }
+        piece = self._recorder.take("record", snapshot, open_operations=operations, connections=connections)
+        stream.take(StreamPiece(piece, stalls))
+
     def freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
         """A recording of the last moments, with what the kernel's tables hold now as far as they can be read."""
-        operations = connections = None
-        try:
-            self.tick()
-            if self._internals is not None:
-                _, operations = self._internals.operations()
-                _, connections = self._internals.connections()
-        except KernelRefusal as refusal:
-            _log.warning("a recording lacks what is under way: %s", refusal.strerror)
+        operations, connections = self._under_way()
         # The samplers understand their last readings when they are asked what is known.
         snapshot = self._known.snapshot()
         return self._recorder.freeze(
             reason, snapshot, stalls=stalls, open_operations=operations, connections=connections
         )
+
+    def _under_way(self) -> tuple[Records | None, Records | None]:
+        """Operations and connections in the kernel's tables, with losses noted; None: they are not seen."""
+        operations = connections = None
+        try:
+            self._recorder.tick()
+            self.look_at_rails()
+            self._note_losses()
+            if self._internals is not None:
+                _, operations = self._internals.operations()
+                _, connections = self._internals.connections()
+        except KernelRefusal as refusal:
+            _log.warning("a recording lacks what is under way: %s", refusal.strerror)
+        return operations, connections

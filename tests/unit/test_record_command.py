@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.cli import main
+from agent.dataset.from_recording import write_dataset
 from agent.record import run_describe
 from agent.recording import KINDS, Recording
 from agent.recording_store import save
@@ -100,12 +102,47 @@ def test_describe_reads_the_file_as_text_and_as_json(tmp_path: Path) -> None:
     assert described["reason"] == "stall"
 
 
+def test_describe_takes_a_dataset_and_schema_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dataset(recording(), tmp_path)
+    assert main(["record", "--describe", str(tmp_path)]) == 0
+    assert "AllReduce" in capsys.readouterr().out
+    assert main(["record", "--describe", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["communicators"] == 1
+    assert main(["record", "--schema"]) == 0
+    assert capsys.readouterr().out.startswith("# Recorded datasets, version 1\n")
+
+
+@pytest.mark.parametrize("words", [["-o", "/tmp/job"], ["--describe", "/tmp"], ["--schema"]])
+def test_without_what_datasets_need_it_is_said_what_to_install(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("agent.dataset")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["record", *words]) == 2
+    assert capsys.readouterr().err.endswith(" needs pyarrow: install railscope[analysis]\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--describe", "/nowhere/one.npz"], "/nowhere/one.npz: cannot read the recording: No such file or directory"),
         (["-o", "/nowhere/one.npz"], "/nowhere/one.npz: there is no folder /nowhere: make it first"),
-        (["-o", "/tmp"], "/tmp: this is a folder: name a file, such as -o /tmp/job.npz"),
+        (
+            ["-o", "/nowhere/one.npz", "--max-size", "1GiB"],
+            "/nowhere/one.npz: --max-size is for a folder; a file is bounded by --memory",
+        ),
+        (
+            ["-o", "/etc"],
+            "/etc: this folder holds other things: name a new one for a dataset, or a file that ends in .npz",
+        ),
+        (
+            ["-o", "/etc/passwd"],
+            "/etc/passwd: this is a file: name a folder for a dataset, or a file that ends in .npz",
+        ),
+        (["-o", "/etc/passwd/job"], "/etc/passwd/job: the dataset cannot be written: Not a directory"),
+        (["-o", "/proc/job"], "/proc/job: the dataset cannot be written: No such file or directory"),
+        (["--describe", "/etc"], "/etc: no recorded dataset is in it: make one with 'railscope record -o /etc'"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once_in_one_line(
@@ -118,8 +155,10 @@ def test_what_cannot_be_done_is_said_at_once_in_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "one of the arguments -o/--output --describe is required"),
+        ([], "one of the arguments -o/--output --describe --schema is required"),
         (["-o", "a", "--describe", "b"], "argument --describe: not allowed with argument -o/--output"),
+        (["-o", "a", "--schema"], "argument --schema: not allowed with argument -o/--output"),
+        (["-o", "a", "--max-size", "1KiB"], "1KiB is out of range"),
         (["-o", "a", "--seconds", "0"], "'0' is no number of seconds between 0.1 and 86400"),
         (["-o", "a", "--seconds", "nan"], "'nan' is no number of seconds between 0.1 and 86400"),
         (["-o", "a", "--memory", "much"], "'much' is no size"),

@@ -1,0 +1,126 @@
+"""The files of a recorded dataset: their names, and which of them count.
+
+A part is written under a name that no reader looks at and gets its own when all of it is there: whatever happens to
+the writer, a dataset holds whole parts.  Parts are numbered within their recording:
+
+    DIR/calls/gpu-node-1/2026-11-21T14/00f1…e7-00000012.parquet
+    DIR/calls/gpu-node-1/2026-11-21T14/00f1…e7-00000013-00000028.parquet
+
+The second one holds what parts 13 to 28 held.  Where some of those are still there, they count no more: whoever put
+them together was stopped before it had removed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+_PART: Final = re.compile(r"([0-9a-f]{16})-(\d{8})(?:-(\d{8}))?\.parquet")
+PARTIAL_SUFFIX: Final = ".partial"
+HOUR_NS: Final = 3_600_000_000_000
+_LAST_HOUR_SECOND: Final = 253_402_297_200
+"""The last hour of the year 9999."""
+
+
+class DatasetError(Exception):
+    """A dataset cannot be read or written; one line that names it and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of one table."""
+
+    path: Path
+    recording: int
+    first: int
+    """The number of the part; of parts that were put together, of the first one."""
+    last: int
+
+
+def part_name(recording: int, first: int, last: int | None = None) -> str:
+    """The file name of a part, or of the parts from `first` to `last` in one."""
+    return f"{recording:016x}-{first:08d}{'' if last is None else f'-{last:08d}'}.parquet"
+
+
+def node_folder(folder: Path, table: str, node: str) -> Path:
+    """Where a node's rows of a table are."""
+    return folder / table / (quote(node, safe="") or "unknown")
+
+
+def hour_folder(folder: Path, table: str, node: str, time_ns: int) -> Path:
+    """Where a node's rows of the hour of a time of day are; times that no calendar has are with the nearest it has."""
+    second = min(max(time_ns // HOUR_NS * 3600, 0), _LAST_HOUR_SECOND)
+    hour = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H")
+    return node_folder(folder, table, node) / hour
+
+
+def table_files(folder: Path, table: str) -> list[Path]:
+    """Every file of a table that counts, in the order of their names."""
+    return _counting(sorted((folder / table).glob("*/*/*.parquet")))
+
+
+def node_parts(folder: Path, table: str, node: str) -> list[Part]:
+    """Every part of a node's rows of a table that counts; files that are named otherwise are left out."""
+    files = _counting(sorted(node_folder(folder, table, node).glob("*/*.parquet")))
+    return [part for file in files if (part := part_of(file)) is not None]
+
+
+def part_of(file: Path) -> Part | None:
+    """What a file's name says; None: it is no name of a part."""
+    found = _PART.fullmatch(file.name)
+    if found is None:
+        return None
+    return Part(file, int(found[1], 16), int(found[2]), int(found[3] or found[2]))
+
+
+def _counting(files: Iterable[Path]) -> list[Path]:
+    """Without parts that another one holds as well, and without what an unusual system hides: names that begin so."""
+    counting = []
+    spans: defaultdict[tuple[Path, int], list[Part]] = defaultdict(list)
+    for file in files:
+        part = part_of(file)
+        if part is not None:
+            spans[file.parent, part.recording].append(part)
+        elif not file.name.startswith("."):
+            counting.append(file)
+    for parts in spans.values():
+        reached = -1
+        # The widest of those that begin together comes first.
+        for part in sorted(parts, key=lambda one: (one.first, -one.last)):
+            if part.last > reached:
+                counting.append(part.path)
+                reached = part.last
+    return sorted(counting)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, *, durable: bool) -> Iterator[Path]:
+    """A name to write to, which becomes `path` at the end, and what was there gives way; after an error nothing stays.
+
+    `durable`: it is on disk before it gets its name, so that it is whole after a power failure, too.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    try:
+        yield partial
+        if durable:
+            descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise

@@ -1,0 +1,194 @@
+"""Opens recorded datasets for the analyses: every table as an Ibis expression, on DuckDB or on Spark.
+
+DuckDB runs inside the process and takes what fits one machine, spilling to disk; Spark takes the same expressions
+where that is too little.  Files of the flight recorder (`.npz`) are converted into a temporary folder first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import duckdb
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent.dataset.check import check_folder, one_line, unreadable
+from agent.dataset.files import DatasetError, table_files
+from agent.dataset.from_recording import convert_file
+from agent.dataset.schema import TABLES
+
+__all__ = ("Dataset", "DatasetError", "check_folder", "open_dataset")
+
+_MEMORY_LIMIT: Final = "3GB"
+"""Of DuckDB, which spills to disk beyond."""
+_SPARK: Final = "pyspark"
+"""As Ibis calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One or more datasets, read as one.  `close` it, or use it in a `with` statement."""
+
+    folders: tuple[Path, ...]
+    """Those that are read; of a recording's file the temporary one it was converted into."""
+    backend: Any
+    """An Ibis backend."""
+    tables: dict[str, Any]
+    """By the names of `TABLES`, all of them: Ibis table expressions; of what was not recorded, without rows."""
+    temporary: tempfile.TemporaryDirectory[str] | None = None
+    owned: bool = False
+    """Whether the backend ends with the dataset."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.tables[name]
+
+    def rows(self, expression: Any) -> pa.Table:
+        """The result of an expression, in memory; for results that are small.
+
+        Raises:
+            DatasetError: a file cannot be read.
+        """
+        with _engine(self.backend, self.folders):
+            return self.backend.to_pyarrow(expression)
+
+    def close(self) -> None:
+        """Let go of the engine, unless it was given, and remove what was converted."""
+        if self.owned:
+            self.backend.disconnect()
+        if self.temporary is not None:
+            self.temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
+    """The dataset in these folders and recordings' files; `backend` is an Ibis backend, by default a DuckDB of its own.
+
+    Raises:
+        DatasetError: one is neither, is damaged, is of another version, or cannot be read.
+    """
+    temporary: tempfile.TemporaryDirectory[str] | None = None
+    engine = backend
+    try:
+        folders = []
+        for path in dict.fromkeys(paths):
+            if path.is_file():
+                if temporary is None:
+                    temporary = tempfile.TemporaryDirectory(prefix="railscope-dataset-")
+                convert_file(path, Path(temporary.name))
+            else:
+                check_folder(path)
+                folders.append(path)
+        if temporary is not None:
+            folders.append(Path(temporary.name))
+        if engine is None:
+            engine = _own_engine()
+        with _engine(engine, folders):
+            tables = {name: _table(engine, folders, name) for name in TABLES}
+        return Dataset(tuple(folders), engine, tables, temporary, owned=backend is None)
+    except BaseException:
+        if backend is None and engine is not None:
+            engine.disconnect()
+        if temporary is not None:
+            temporary.cleanup()
+        raise
+
+
+def _own_engine() -> Any:
+    spill = Path(tempfile.gettempdir()) / f"railscope-duckdb-{os.getpid()}"
+    return ibis.duckdb.connect(memory_limit=_MEMORY_LIMIT, temp_directory=str(spill), preserve_insertion_order=False)
+
+
+def _table(backend: Any, folders: Sequence[Path], name: str) -> Any:
+    """All rows of a table, with the columns of `TABLES` in that order."""
+    by_columns: defaultdict[tuple[str, ...], list[Path]] = defaultdict(list)
+    for folder in folders:
+        for file in table_files(folder, name):
+            by_columns[_columns(file, name)].append(file)
+    schema = TABLES[name]
+    if not by_columns:
+        return ibis.memtable(_plain(schema).empty_table())
+    tables = []
+    for columns, files in by_columns.items():
+        table = _parquet(backend, files)
+        # An older railscope wrote fewer columns.
+        missing = {field.name: ibis.null(_plain_type(field.type)) for field in schema if field.name not in columns}
+        tables.append(table.mutate(**missing).select(schema.names) if missing else table.select(schema.names))
+    return tables[0] if len(tables) == 1 else ibis.union(*tables)
+
+
+def _columns(file: Path, name: str) -> tuple[str, ...]:
+    """The columns that a file has, of those that its table has.
+
+    Raises:
+        DatasetError: it is no whole Parquet file, or holds something else.
+    """
+    try:
+        found = pq.read_schema(file)
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(file, error) from None
+    for field in TABLES[name]:
+        if field.name in found.names and _plain_type(found.field(field.name).type) != _plain_type(field.type):
+            raise DatasetError(f"{file}: column {field.name} is of another type than in a dataset: remove the file")
+    columns = tuple(column for column in TABLES[name].names if column in found.names)
+    if "recording" not in columns:
+        raise DatasetError(f"{file}: this is no file of a dataset: remove it, or name another folder")
+    return columns
+
+
+def _parquet(backend: Any, files: Sequence[Path]) -> Any:
+    names = [str(file.absolute()) for file in files]
+    # Both take patterns, and names may have their characters.
+    if backend.name != _SPARK:
+        return backend.read_parquet([re.sub(r"[*?[]", r"[\g<0>]", name) for name in names])
+    # Ibis takes one path for Spark, Spark itself takes many.
+    frame = backend._session.read.parquet(*(re.sub(r"[*?\[\]{}\\]", r"\\\g<0>", name) for name in names))
+    view = ibis.util.gen_name("railscope")
+    frame.createOrReplaceTempView(view)
+    return backend.table(view)
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Without dictionaries: not every engine takes them from memory."""
+    return pa.schema([(field.name, _plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: Any) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+@contextmanager
+def _engine(backend: Any, folders: Sequence[Path]) -> Iterator[None]:
+    """What the engine has to say about files becomes one line."""
+    errors: tuple[type[Exception], ...] = (duckdb.Error, OSError)
+    if backend.name == _SPARK:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        from pyspark.errors import PySparkException
+
+        errors = (PySparkException, Py4JJavaError, OSError)
+    try:
+        with warnings.catch_warnings():
+            # Ibis 12 asks DuckDB 2 under a name that it had before.
+            warnings.filterwarnings("ignore", "fetch_arrow_table", DeprecationWarning)
+            yield
+    except errors as error:
+        if isinstance(error, duckdb.ProgrammingError) and not isinstance(error, duckdb.InvalidInputException):
+            raise  # it is the question that is wrong, not a file
+        named = ", ".join(map(str, folders))
+        hint = ": if it is being written to, try again" if isinstance(error, (duckdb.IOException, OSError)) else ""
+        raise DatasetError(f"{named}: the dataset cannot be read: {one_line(error)}{hint}") from None

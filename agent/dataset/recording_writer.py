@@ -1,0 +1,288 @@
+"""Puts what one host recorded into a dataset, piece by piece, so that the folder can be read at any time.
+
+Events are written once, as parts.  What says who is who (communicators, rails, connections), stalls, which go on, and
+the row of the recording itself are renewed: their file is written anew, and takes the old one's place.  They come
+before the events that name them, the row of the recording comes last.
+
+A piece that could not be written may be given again: it has the same part number, and takes the place of what there
+is of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from agent.dataset.conversion import (
+    DayTimes,
+    calls_table,
+    connection_keys,
+    link_events_table,
+    operations_table,
+    rail_samples_table,
+)
+from agent.dataset.files import HOUR_NS
+from agent.dataset.schema import SCHEMA_VERSION
+from agent.dataset.writer import DatasetWriter
+from agent.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
+from agent.snapshot import UNKNOWN
+
+EVENT_TABLES: Final = ("calls", "operations", "rail_samples", "link_events", "marks")
+"""Tables that are written in parts, by name; their moment is `time_ns`, of operations `end_ns`."""
+_MOST_RENEWED_ROWS: Final = 4096
+_CONVERTERS: Final = {
+    "calls": ("calls", calls_table),
+    "operations": ("completions", operations_table),
+    "rail_samples": ("rail_samples", rail_samples_table),
+    "link_events": ("link_events", link_events_table),
+}
+"""Table, the kind of events it holds, and how they become its rows."""
+
+StallKey = Any
+"""Tells one stall of a recording from another; can be hashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRow:
+    """The row of `recordings`; the columns' meaning stands in `schema`."""
+
+    railscope: str | None
+    kernel: str | None
+    simulated: bool | None
+    began_ns: int
+    ended_ns: int
+    clock_error_ns: int | None
+    calls_lost: int | None = 0
+    operations_lost: int | None = 0
+    calls_removed: int = 0
+    operations_removed: int = 0
+    schema_version: int = SCHEMA_VERSION
+    source: str = "railscope"
+    compute_recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Events of one piece that were seen and are not in it; None: some, and nobody knows how many."""
+
+    calls: int | None
+    operations: int | None
+
+
+class RecordingWriter:
+    """For one thread."""
+
+    def __init__(self, writer: DatasetWriter, row: RecordingRow) -> None:
+        """Write a recording without events; `row` says when it began, and of which host it is.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._writer = writer
+        self._row = row
+        self._began = False
+        self._parts = 0
+        self.rows: dict[str, int] = {}
+        """Rows written so far, by table of events."""
+        # Of the hour in which it began, also where the first piece says that it began a moment earlier.
+        self._recordings, self._communicators, self._rails, self._connections, self._stalls = (
+            _Renewed(writer, table, row.began_ns)
+            for table in ("recordings", "communicators", "rails", "connections", "stalls")
+        )
+        self._renew_row(row)
+
+    @property
+    def row(self) -> RecordingRow:
+        """The recording as its row says."""
+        return self._row
+
+    @property
+    def writer(self) -> DatasetWriter:
+        return self._writer
+
+    @property
+    def communicators(self) -> int:
+        """Ends of communicators so far."""
+        return len(self._communicators)
+
+    def add(self, piece: Recording, losses: Losses, stalls: Mapping[StallKey, RecordedStall]) -> list[tuple[str, Path]]:
+        """Write one piece, which begins where the one before ended; returns the files of events with their tables.
+
+        Raises:
+            OSError: it cannot be written; it may be given again.
+        """
+        part = self._parts + 1
+        for communicator in piece.communicators:
+            self._communicators.put(communicator.instance, _communicator(communicator))
+        for rail in piece.rails:
+            self._rails.put(rail.device, _rail(rail))
+        for key in connection_keys(piece.connections):
+            names = ("instance", "peer", "channel", "send", "net_device")
+            self._connections.put(key, dict(zip(names, key, strict=True)))
+        for which, stall in stalls.items():
+            self._stalls.put(which, _stall(stall))
+        for renewed in (self._communicators, self._rails, self._connections, self._stalls):
+            renewed.write()
+        events = dict(self._events(piece))
+        files = [(table, path) for table, rows in events.items() for path in self._write_events(table, rows, part)]
+        errors = [piece.realtime_error_ns(), *([self._row.clock_error_ns] if self._began else [])]
+        known = [error for error in errors if error is not None]
+        self._renew_row(
+            replace(
+                self._row,
+                railscope=piece.railscope or None,
+                kernel=piece.kernel or None,
+                simulated=piece.simulated,
+                began_ns=self._row.began_ns if self._began else piece.realtime_ns(piece.began_ns),
+                ended_ns=piece.realtime_ns(piece.ended_ns),
+                clock_error_ns=max(known) if len(known) == len(errors) else None,
+                calls_lost=_sum(self._row.calls_lost, losses.calls),
+                operations_lost=_sum(self._row.operations_lost, losses.operations),
+            )
+        )
+        self._parts, self._began = part, True
+        for table, rows in events.items():
+            self.rows[table] = self.rows.get(table, 0) + len(rows)
+        return files
+
+    def note_removed(self, calls: int, operations: int, until_ns: int) -> None:
+        """Events of this recording, up to a time of day, are about to be removed.
+
+        Raises:
+            OSError: the row cannot be written.
+        """
+        row = self._row
+        self._renew_row(
+            replace(
+                row,
+                began_ns=max(row.began_ns, until_ns),
+                calls_removed=row.calls_removed + calls,
+                operations_removed=row.operations_removed + operations,
+            )
+        )
+
+    def _renew_row(self, row: RecordingRow) -> None:
+        self._recordings.put(None, asdict(row))
+        self._recordings.write()
+        self._row = row
+
+    def _events(self, piece: Recording) -> Iterator[tuple[str, pa.Table]]:
+        times, node = DayTimes(piece.clocks), self._writer.node
+        for table, (kind, converted) in _CONVERTERS.items():
+            if len(piece.arrays[kind]):
+                yield table, converted(self._writer.recording, node, times, piece.arrays[kind])
+        if piece.marks:
+            marks = [{"time_ns": piece.realtime_ns(mark.time_ns), "text": mark.text} for mark in piece.marks]
+            yield "marks", self._writer.table_of("marks", marks)
+
+    def _write_events(self, table: str, rows: pa.Table, part: int) -> list[Path]:
+        hours = rows["end_ns" if table == "operations" else "time_ns"].to_numpy() // HOUR_NS
+        first = int(hours[0])
+        if (hours == first).all():
+            return [self._writer.put(table, rows, first * HOUR_NS, part)]
+        return [
+            self._writer.put(table, rows.filter(pa.array(hours == hour)), hour * HOUR_NS, part)
+            for hour in np.unique(hours).tolist()
+        ]
+
+
+class _Renewed:
+    """A table that is small and changes: written as a whole whenever it has changed.
+
+    What is told of more than a few thousand things goes on in another file, and is not renewed any more.
+    """
+
+    def __init__(self, writer: DatasetWriter, table: str, hour_ns: int) -> None:
+        self._writer = writer
+        self._table = table
+        self._hour_ns = hour_ns
+        self._file = 1
+        self._rows: dict[Hashable, dict[str, Any]] = {}
+        self._before: set[Hashable] = set()
+        """What the files before this one hold."""
+        self._changed = False
+
+    def __len__(self) -> int:
+        return len(self._before) + len(self._rows)
+
+    def put(self, key: Hashable, row: dict[str, Any]) -> None:
+        """A row, or what has become of it."""
+        if key not in self._before and self._rows.get(key) != row:
+            self._rows[key] = row
+            self._changed = True
+
+    def write(self) -> None:
+        if not self._changed:
+            return
+        self._writer.put(
+            self._table, self._writer.table_of(self._table, list(self._rows.values())), self._hour_ns, self._file
+        )
+        self._changed = False
+        if len(self._rows) >= _MOST_RENEWED_ROWS:
+            self._file += 1
+            self._before.update(self._rows)
+            self._rows.clear()
+
+
+def _sum(so_far: int | None, more: int | None) -> int | None:
+    return None if so_far is None or more is None else so_far + more
+
+
+def _communicator(one: RecordedCommunicator) -> dict[str, Any]:
+    job = dict(one.job)
+    return {
+        "instance": one.instance,
+        "comm": _known(one.comm),
+        "rank": _number(one.rank),
+        "nranks": _number(one.nranks),
+        "local_ranks": _number(one.local_ranks),
+        "node_rank": _number(one.node_rank),
+        "pid": one.pid,
+        "netns": _known(one.netns),
+        "gpu": _known(one.gpu),
+        "world_rank": _number(job.get("world_rank", "")),
+        "job": _known(job.get("job", "")),
+        "nccl_version": _known(one.nccl_version),
+    }
+
+
+def _rail(rail: RecordedRail) -> dict[str, Any]:
+    return {
+        "rail_id": rail.device,
+        "rail": _known(rail.rail),
+        "device": _known(rail.name),
+        "netns": _known(rail.netns),
+        "pci": _known(rail.pci),
+        "driver": _known(rail.driver),
+        "speed_bytes_per_second": rail.speed_bytes_per_second,
+    }
+
+
+def _stall(stall: RecordedStall) -> dict[str, Any]:
+    return {
+        "comm": _known(stall.comm),
+        "rank": _number(stall.rank),
+        "op": _known(stall.op),
+        "cause": _known(stall.cause),
+        "strength": _known(stall.strength),
+        "since_ns": stall.since_realtime_ns,
+        "seconds": stall.seconds,
+        "blamed_rank": _number(stall.blamed_rank),
+        "rail": _known(stall.rail),
+        "device": _known(stall.device),
+        "evidence": "\n".join(stall.evidence) or None,
+    }
+
+
+def _known(text: str) -> str | None:
+    return None if text in ("", UNKNOWN) else text
+
+
+def _number(text: str) -> int | None:
+    """What a label says; the launcher's ranks are whatever the environment held."""
+    return int(text) if text.isascii() and text.isdecimal() and int(text) < 1 << 31 else None

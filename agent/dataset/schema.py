@@ -1,0 +1,206 @@
+"""What a recorded dataset holds: its tables, their columns and what each of them means.
+
+A dataset is a folder with a folder for each table that has rows, and in it a folder for each node and hour (UTC):
+
+    DIR/calls/gpu-node-1/2026-11-21T14/00f1c3a85d2b9e47-00000012.parquet
+
+The name of a file says which recording it belongs to, in hexadecimal digits, and which part of it this is; with two
+numbers, it holds the parts from the first to the second one.  Names that do not end in `.parquet` are being written.
+
+Every file of a table has the same columns, in the same order; a table that nothing was recorded of is not there.
+Whoever reads a dataset needs no other file: every row names its node, and `recordings` has a row for each recording
+that was put into the folder.
+
+Times (`…_ns`) are nanoseconds of the time of day (UTC, since 1970), converted from the recording host's monotonic
+clock; `recordings.clock_error_ns` says how far they may be off between hosts.  Bytes are plain bytes.  What is not
+known is null, never 0 and never an empty string.
+
+`instance` is one rank's end of one communicator.  It is unique within its node's recording, and so is `rail_id`; the
+pair (`recording`, `instance`) is unique in the dataset, and `comm` is the same on all ranks.
+
+A column may be added without a new version; whoever reads asks for columns by name, and what an older file lacks is
+null.  Another meaning, type or name of a column that is there is another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+SCHEMA_VERSION: Final = 1
+UNNAMED_NODE: Final = "imported"
+"""The node of imported data that does not say where it is from: perhaps of several."""
+
+_NAME: Final = pa.dictionary(pa.int32(), pa.string())
+"""One of a few words, stored as a number."""
+
+
+def _table(*columns: tuple[str, pa.DataType, str]) -> pa.Schema:
+    return pa.schema(
+        [pa.field(name, kind, metadata={"description": description}) for name, kind, description in columns]
+    )
+
+
+_RECORDING: Final = ("recording", pa.int64(), "which recording of the dataset: `recordings.recording`")
+_NODE: Final = ("node", _NAME, "host that recorded, or that the imported data names")
+_INSTANCE: Final = ("instance", pa.int64(), "one rank's end of one communicator: `communicators.instance`")
+_RAIL: Final = ("rail_id", pa.int32(), "which device: `rails.rail_id`")
+_TIME: Final = ("time_ns", pa.int64(), "time of day")
+
+TABLES: Final[Mapping[str, pa.Schema]] = {
+    "recordings": _table(
+        ("recording", pa.int64(), "a number that no other recording of the dataset has"),
+        _NODE,
+        ("schema_version", pa.int32(), "version of these tables"),
+        ("source", _NAME, "who recorded: `railscope`, or the format that was imported"),
+        ("railscope", pa.string(), "version of railscope that wrote"),
+        ("kernel", pa.string(), "the node's kernel"),
+        ("simulated", pa.bool_(), "whether the node's hardware was a recorded or a synthesised tree"),
+        ("began_ns", pa.int64(), "what happened before is not in it"),
+        ("ended_ns", pa.int64(), "what happened later is not in it"),
+        ("clock_error_ns", pa.int64(), "times may be off by this from the true time of day; null: nobody knows"),
+        ("calls_lost", pa.int64(), "calls that were seen and not recorded; null: not known"),
+        ("operations_lost", pa.int64(), "completed operations that were seen and not recorded; null: not known"),
+        ("lines_skipped", pa.int64(), "lines or events of imported data that made no sense"),
+        ("calls_removed", pa.int64(), "recorded, and removed again to keep the folder small; `began_ns` is later then"),
+        ("operations_removed", pa.int64(), "completed operations, likewise"),
+        ("compute_recorded", pa.bool_(), "whether `compute` holds all kernels that are no communication"),
+        ("times_known", pa.bool_(), "false: the imported data had no times, `…_ns` only tell the order; null: they do"),
+    ),
+    "communicators": _table(
+        _RECORDING,
+        _NODE,
+        _INSTANCE,
+        ("comm", pa.string(), "NCCL's commHash, 16 hexadecimal digits; of imported data whatever names the group"),
+        ("rank", pa.int32(), "this end's rank in the communicator"),
+        ("nranks", pa.int32(), "ranks of the communicator"),
+        ("local_ranks", pa.int32(), "ranks of the communicator on this node"),
+        ("node_rank", pa.int32(), "index of this node among the communicator's nodes"),
+        ("pid", pa.int64(), "process, as the host numbers it"),
+        ("netns", pa.string(), "network namespace of the process; null: the host's"),
+        ("gpu", pa.string(), "the GPU's index on the node"),
+        ("world_rank", pa.int32(), "the process's rank in its job, as its launcher said"),
+        ("job", pa.string(), "the batch system's or launcher's identifier of the job"),
+        ("group_name", pa.string(), "what the framework calls the group, such as `TENSOR_MODEL_PARALLEL_GROUP`"),
+        ("nccl_version", pa.string(), "of the library that the process has, such as 2.27.3"),
+    ),
+    "calls": _table(
+        _RECORDING,
+        _NODE,
+        _TIME,
+        _INSTANCE,
+        ("tid", pa.int64(), "thread that called; null: not known"),
+        ("stream", pa.int64(), "CUDA stream, the bits of its address as a signed number"),
+        ("op", _NAME, "NCCL's name: AllReduce, Send, …"),
+        ("data_type", _NAME, "NCCL's name without `nccl`: Float16, …"),
+        ("payload_bytes", pa.int64(), "count × size of the data type, with NCCL's meaning of count"),
+        ("peer", pa.int32(), "the other rank of Send and Recv, the root of rooted operations; null: there is none"),
+        ("sequence", pa.int64(), "number of the call in its communicator; null: not known"),
+    ),
+    "operations": _table(
+        _RECORDING,
+        _NODE,
+        _INSTANCE,
+        ("begin_ns", pa.int64(), "when it began: the one before it was complete, and it was handed over"),
+        ("end_ns", pa.int64(), "when it was complete"),
+        ("op", _NAME, "NCCL's name"),
+        ("data_type", _NAME, "NCCL's name without `nccl`"),
+        ("payload_bytes", pa.int64(), "null: it cannot be told"),
+        ("algorithm", _NAME, "Ring, Tree, …"),
+        ("protocol", _NAME, "LL, LL128, Simple"),
+        ("channels", pa.int32(), "that it used"),
+        ("peer", pa.int32(), "as in `calls`"),
+        ("sequence", pa.int64(), "as in `calls`"),
+        ("stream", pa.int64(), "as in `calls`"),
+        ("source", _NAME, "what its times are: `proxy` (NCCL's network threads), `cuda` (events), `kernel` (a trace)"),
+        ("handed_over_ns", pa.int64(), "when it was given to the network, or to the GPU; null: not known"),
+    ),
+    "compute": _table(
+        _RECORDING,
+        _NODE,
+        ("pid", pa.int64(), "process"),
+        ("stream", pa.int64(), "CUDA stream"),
+        ("begin_ns", pa.int64(), "the GPU began the kernel"),
+        ("end_ns", pa.int64(), "the kernel was complete"),
+        ("name", _NAME, "of the kernel"),
+    ),
+    "rails": _table(
+        _RECORDING,
+        _NODE,
+        _RAIL,
+        ("rail", pa.string(), "the rail's number"),
+        ("device", pa.string(), "network device, or RDMA device and port"),
+        ("netns", pa.string(), "network namespace; null: the host's"),
+        ("pci", pa.string(), "address"),
+        ("driver", pa.string(), "of the device, as the kernel names it"),
+        ("speed_bytes_per_second", pa.int64(), "of the link, each way"),
+    ),
+    "rail_samples": _table(
+        _RECORDING,
+        _NODE,
+        _TIME,
+        _RAIL,
+        ("transmit_bytes", pa.int64(), "port bytes, a running total; where it falls, the device began anew"),
+        ("receive_bytes", pa.int64(), "port bytes, a running total"),
+    ),
+    "link_events": _table(
+        _RECORDING,
+        _NODE,
+        _TIME,
+        _RAIL,
+        ("up", pa.bool_(), "administratively"),
+        ("carrier", pa.bool_(), "the link has one"),
+        ("carrier_changes", pa.int64(), "flaps so far"),
+        ("speed_bytes_per_second", pa.int64(), "of the link"),
+        ("present", pa.bool_(), "whether the device is there"),
+    ),
+    "connections": _table(
+        _RECORDING,
+        _NODE,
+        _INSTANCE,
+        ("peer", pa.int32(), "rank at the other end"),
+        ("channel", pa.int32(), "NCCL channel"),
+        ("send", pa.bool_(), "this end sends"),
+        ("network", _NAME, "SOCKET or IB; null: not known"),
+        ("net_device", pa.int32(), "NCCL's number of the network device"),
+    ),
+    "stalls": _table(
+        _RECORDING,
+        _NODE,
+        ("comm", pa.string(), "communicator"),
+        ("rank", pa.int32(), "that stalled"),
+        ("op", _NAME, "that stalled"),
+        ("cause", _NAME, "as `railscope_comm_stalled` names it"),
+        ("strength", _NAME, "of the evidence"),
+        ("since_ns", pa.int64(), "when it began"),
+        ("seconds", pa.float64(), "how long it had lasted, or lasted"),
+        ("blamed_rank", pa.int32(), "whom it is blamed on; null: no rank"),
+        ("rail", pa.string(), "that it is blamed on; null: none"),
+        ("device", pa.string(), "of that rail"),
+        ("evidence", pa.string(), "one sentence a line"),
+    ),
+    "marks": _table(
+        _RECORDING,
+        _NODE,
+        _TIME,
+        ("text", pa.string(), "something that happened, in words"),
+    ),
+}
+"""Every table: the columns, and in each column's metadata under `description` what it means."""
+
+TABLE_MEANINGS: Final[Mapping[str, str]] = {
+    "recordings": "What was recorded when, by whom, and what is missing; every dataset has a row here.",
+    "communicators": "Who is who: every rank's end of every communicator that was seen.",
+    "calls": "NCCL calls as they entered the library.",
+    "operations": "Operations that completed, with their times.",
+    "compute": "Kernels that are no communication; imported data may have them.",
+    "rails": "Devices whose bytes or links were recorded.",
+    "rail_samples": "What ports had counted, several times a second.",
+    "link_events": "How a rail's link was found when something about it had changed, the first time included.",
+    "connections": "NCCL's connections over the network.",
+    "stalls": "Operations that did not come to their end for long, and whom the evidence blames.",
+    "marks": "Other things that happened.",
+}
+"""What a row of each table is."""

@@ -1,0 +1,177 @@
+"""Keeps what one node has in a dataset's folder within a size: the oldest events go first, and it is said which.
+
+Only events are removed, all tables' parts of the same time together; who is who stays as long as there are events.
+A recording whose beginning was removed begins later: its row says when, and how many calls and operations went.
+Recordings that ended before are older than those that go on, also those of another run; of one that is being written
+by somebody else nothing is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent.dataset.files import Part, node_folder, node_parts
+from agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
+from agent.dataset.schema import TABLES
+from agent.dataset.writer import read_part, write_table
+
+_log = logging.getLogger("railscope.recordings")
+
+_COUNT_AGAIN_NS: Final = 60_000_000_000
+"""What others write into the node's folder is noticed after so long."""
+_SPARE: Final = 20
+"""When something is removed, a twentieth of the size is made free: looking at all files is not for every piece."""
+_WRITTEN_TO_SECONDS: Final = 60.0
+"""Whoever writes a recording renews its row more often."""
+
+
+@dataclass(slots=True)
+class Removed:
+    """What was removed so far."""
+
+    files: int = 0
+    rows: dict[str, int] = field(default_factory=dict)
+    """By table."""
+    until_ns: int = 0
+    """Time of day of the last event that was removed."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Parts of all event tables that were written together."""
+
+    recording: int
+    parts: list[tuple[str, Part]] = field(default_factory=list)
+    size_bytes: int = 0
+    order: tuple[str, int] = ("", 0)
+    """Hour, and when it was written."""
+
+
+class SizeBound:
+    """For the thread that writes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """`most_bytes`: of all tables of the node, of every recording."""
+        self._most_bytes = most_bytes
+        self._estimate_bytes = most_bytes + 1
+        self._counted_ns = 0
+        self._said = False
+        self.removed = Removed()
+
+    def keep(self, writer: RecordingWriter, written_bytes: int) -> None:
+        """Remove what is too much; call after `written_bytes` more were written.
+
+        Raises:
+            OSError: something cannot be removed, or the row that says so not be written.
+        """
+        self._estimate_bytes += written_bytes
+        now_ns = time.monotonic_ns()
+        if self._estimate_bytes <= self._most_bytes and now_ns - self._counted_ns < _COUNT_AGAIN_NS:
+            return
+        self._counted_ns = now_ns
+        folder, node = writer.writer.folder, writer.writer.node
+        self._estimate_bytes = sum(
+            file.stat().st_size for table in TABLES for file in node_folder(folder, table, node).glob("*/*.parquet")
+        )
+        if self._estimate_bytes <= self._most_bytes:
+            return
+        for group in self._removable(writer):
+            if self._estimate_bytes <= self._most_bytes - self._most_bytes // _SPARE:
+                return
+            self._remove(group, writer)
+        if self._estimate_bytes > self._most_bytes and not self._said:
+            self._said = True
+            _log.warning(
+                "%s: node %s has %d bytes and may have %d, but nothing older is left: allow more (--max-size)",
+                *(folder, node, self._estimate_bytes, self._most_bytes),
+            )
+
+    def _removable(self, writer: RecordingWriter) -> list[_Group]:
+        """Groups of parts, the oldest first; never the last one of the recording that goes on."""
+        folder, node, own = writer.writer.folder, writer.writer.node, writer.writer.recording
+        busy = {
+            part.recording
+            for part in node_parts(folder, "recordings", node)
+            if part.recording != own and time.time() - part.path.stat().st_mtime < _WRITTEN_TO_SECONDS
+        }
+        groups: dict[tuple[int, int, int], _Group] = {}
+        for table in EVENT_TABLES:
+            for part in node_parts(folder, table, node):
+                if part.recording in busy:
+                    continue
+                status = part.path.stat()
+                group = groups.setdefault((part.recording, part.first, part.last), _Group(part.recording))
+                group.parts.append((table, part))
+                group.size_bytes += status.st_size
+                group.order = max(group.order, (part.path.parent.name, status.st_mtime_ns))
+        ordered = sorted(groups.values(), key=lambda group: group.order)
+        newest = next((group for group in reversed(ordered) if group.recording == own), None)
+        return [group for group in ordered if group is not newest]
+
+    def _remove(self, group: _Group, writer: RecordingWriter) -> None:
+        rows: defaultdict[str, int] = defaultdict(int)
+        until_ns = 0
+        for table, part in group.parts:
+            metadata = pq.read_metadata(part.path)
+            rows[table] += metadata.num_rows
+            until_ns = max(until_ns, _last_moment(metadata, "end_ns" if table == "operations" else "time_ns") + 1)
+        # The row is told first: it never promises what is not there.
+        if group.recording == writer.writer.recording:
+            writer.note_removed(rows["calls"], rows["operations"], until_ns)
+        else:
+            _shorten(writer, group.recording, rows["calls"], rows["operations"], until_ns)
+        for _, part in group.parts:
+            part.path.unlink()
+        self._estimate_bytes -= group.size_bytes
+        if group.recording != writer.writer.recording:
+            self._estimate_bytes -= _remove_empty(writer, group.recording)
+        self.removed.files += len(group.parts)
+        self.removed.until_ns = max(self.removed.until_ns, until_ns)
+        for table, count in rows.items():
+            self.removed.rows[table] = self.removed.rows.get(table, 0) + count
+
+
+def _last_moment(metadata: pq.FileMetaData, column: str) -> int:
+    """The largest value of a column, as the file's own statistics have it."""
+    at = metadata.schema.names.index(column)
+    groups = (metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups))
+    return max((one.max for one in groups if one is not None and one.has_min_max), default=0)
+
+
+def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: int, until_ns: int) -> None:
+    """Say in the row of a recording that has ended that its beginning goes."""
+    for part in _of(writer, "recordings", recording):
+        (row,) = read_part(part.path, "recordings").to_pylist()
+        row["began_ns"] = max(row["began_ns"] or 0, until_ns)
+        row["calls_removed"] = (row["calls_removed"] or 0) + calls
+        row["operations_removed"] = (row["operations_removed"] or 0) + operations
+        status = part.path.stat()
+        write_table(part.path, "recordings", pa.Table.from_pylist([row], schema=TABLES["recordings"]), durable=True)
+        os.utime(part.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _remove_empty(writer: RecordingWriter, recording: int) -> int:
+    """Remove a recording of which no event is left; returns its bytes."""
+    if any(True for table in EVENT_TABLES for _ in _of(writer, table, recording)):
+        return 0
+    size_bytes = 0
+    # Its own row last: until then the others belong to something.
+    for table in sorted(TABLES, key=lambda name: name == "recordings"):
+        for part in _of(writer, table, recording):
+            size_bytes += part.path.stat().st_size
+            part.path.unlink()
+    return size_bytes
+
+
+def _of(writer: RecordingWriter, table: str, recording: int) -> Iterator[Part]:
+    parts = node_parts(writer.writer.folder, table, writer.writer.node)
+    return (part for part in parts if part.recording == recording)

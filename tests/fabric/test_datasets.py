@@ -1,0 +1,128 @@
+"""`railscope record -o DIR` beside real jobs: the dataset says what the job says it did, also after the worst end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.dataset.reader import Dataset, open_dataset
+from testbed.hosts import Fabric
+from testbed.job import Job, JobOptions
+from tests.fabric.agent_process import RAILSCOPE
+from tests.fabric.test_recordings import Calls, said
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric]
+
+
+@contextlib.contextmanager
+def recorder(folder: Path, pids: Sequence[int], *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`railscope record`, attached."""
+    words = [word for pid in pids for word in ("--pid", str(pid))]
+    with subprocess.Popen(
+        [RAILSCOPE, "record", "-o", folder, *words, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert any("calls are counted by" in line for line in process.stderr)
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def recorded(dataset: Dataset) -> Calls:
+    """What a dataset holds, with the identities that stand in it."""
+    calls, ends = dataset["calls"], dataset["communicators"]
+    named = calls.join(ends, ["recording", "instance"])
+    totals = named.group_by("comm", "rank", "op").aggregate(calls=named.count(), size=named.payload_bytes.sum())
+    rows = dataset.rows(totals).to_pylist()
+    return {(row["comm"], str(row["rank"]), row["op"]): (row["calls"], int(row["size"])) for row in rows}
+
+
+def test_two_recorders_write_one_dataset_that_holds_every_call(two_hosts: Fabric, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    before_ns = time.time_ns()
+    with Job(two_hosts.hosts, JobOptions(pattern="mixed", iterations=40, hold=True)) as job:
+        with recorder(folder, job.pids[:1]) as one, recorder(folder, job.pids[1:], "--seconds", "600") as other:
+            job.release()
+            reports = job.wait(60)
+            one.send_signal(signal.SIGINT)
+            other.send_signal(signal.SIGTERM)
+            for process in (one, other):
+                out, err = process.communicate(timeout=60)
+                assert process.returncode == 0, err
+                assert out.startswith(f"{folder}\n")
+                assert "nothing was lost" in out
+    with open_dataset([folder]) as dataset:
+        assert recorded(dataset) == said(reports)
+        rows = dataset.rows(dataset["recordings"]).to_pylist()
+        assert len({row["recording"] for row in rows}) == len(rows) == 2
+        assert {(row["calls_lost"], row["operations_lost"], row["schema_version"]) for row in rows} == {(0, 0, 1)}
+        calls = dataset.rows(dataset["calls"]).to_pandas()
+        ends = dataset.rows(dataset["communicators"]).to_pylist()
+        assert {end["pid"] for end in ends} == set(job.pids)
+        assert {end["netns"] for end in ends} == {host.namespace for host in two_hosts.hosts}
+        assert before_ns <= calls["time_ns"].min()
+        assert calls["time_ns"].max() <= time.time_ns()
+        for row in rows:
+            own = calls[calls["recording"] == row["recording"]]
+            assert row["began_ns"] <= own["time_ns"].min()
+            assert own["time_ns"].max() <= row["ended_ns"]
+            # Each once, as they were made.
+            for _, of_one in own.groupby("instance"):
+                sequence = sorted(of_one["sequence"])
+                assert sequence == list(range(sequence[0], sequence[0] + len(sequence)))
+        samples = dataset["rail_samples"].join(dataset["rails"], ["recording", "rail_id"])
+        carried = dataset.rows(
+            samples.group_by("netns", "device").aggregate(
+                sent=samples.transmit_bytes.max() - samples.transmit_bytes.min()
+            )
+        ).to_pylist()
+        sent = {(row["netns"], row["device"]): row["sent"] for row in carried}
+        for report in reports:
+            for rail in report.rails:
+                # The job's own bytes, and TCP's headers and acknowledgements.
+                counted = sent[two_hosts.hosts[report.rank].namespace, rail.rail]
+                assert counted < 1.5 * rail.transmit_bytes + 200_000
+
+
+def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_adds_to_it(
+    two_hosts: Fabric, tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    with Job(two_hosts.hosts, JobOptions(pattern="ddp", seconds=120, hold=True)) as job:
+        with recorder(folder, job.pids) as killed:
+            job.release()
+            deadline = time.monotonic() + 60
+            while len(list((folder / "calls").glob("*/*/*.parquet"))) < 2:
+                assert time.monotonic() < deadline, "nothing was written"
+                time.sleep(0.1)
+            killed.kill()
+            killed.communicate()
+        (folder / "calls" / ".left-behind.partial").touch()
+        with open_dataset([folder]) as dataset:
+            held = recorded(dataset)
+            (row,) = dataset.rows(dataset["recordings"]).to_pylist()
+            assert len(held) >= 2
+            assert row["calls_lost"] == 0
+            calls = dataset.rows(dataset["calls"]).to_pandas()
+            assert row["began_ns"] <= calls["time_ns"].min()
+            for _, of_one in calls.groupby("instance"):
+                assert sorted(of_one["sequence"]) == list(range(1, len(of_one) + 1))
+        with recorder(folder, job.pids, "--seconds", "3") as second:
+            _, err = second.communicate(timeout=60)
+            assert second.returncode == 0, err
+        job.stop()
+    with open_dataset([folder]) as dataset:
+        assert dataset.rows(dataset["recordings"].count()).as_py() == 2
+        more = recorded(dataset)
+        assert all(more[kind] >= total for kind, total in held.items())
