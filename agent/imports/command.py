@@ -1,0 +1,117 @@
+"""`railscope import FILE… -o DIR`: data that others recorded, put into a dataset.
+
+What was left out is shown with its place, the first of it, and all of it is counted; leaving something out is no
+failure.  Importing nothing at all is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from agent.imports.facts import FORMATS, ImportFailure
+
+if TYPE_CHECKING:
+    from agent.imports.runner import Imported
+
+FINE: Final = 0
+COULD_NOT_RUN: Final = 2
+AUTO: Final = "auto"
+_NEEDS: Final = "railscope import: needs pyarrow: install railscope[analysis]"
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `railscope import`."""
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", type=Path, help="as it is, compressed with gzip, or a tar archive of such"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, required=True, help="dataset to add to; made if it is not there"
+    )
+    parser.add_argument(
+        "--format", choices=(AUTO, *FORMATS), default=AUTO, help="what the files are; auto looks into each of them"
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="host that the files are from, where they do not say it themselves"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run_import(parsed: Any, out: TextIO) -> int:
+    """Import; returns 0, or 2 where nothing could be imported, with one line on standard error."""
+    try:
+        from agent.dataset.files import DatasetError
+        from agent.imports.runner import import_paths
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "agent":
+            raise
+        print(_NEEDS, file=sys.stderr)
+        return COULD_NOT_RUN
+    try:
+        chosen = None if parsed.format == AUTO else parsed.format
+        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node)
+    except (ImportFailure, DatasetError) as error:
+        print(f"railscope import: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except OSError as error:
+        print(f"railscope import: {error.filename or parsed.output}: {error.strerror or error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    out.write(as_json_text(imported) if parsed.json else as_text(imported))
+    return FINE
+
+
+def as_json_text(imported: Imported) -> str:
+    """One JSON object."""
+    problems = imported.problems
+    content = {
+        "folder": str(imported.folder),
+        "files": [{"file": file, "format": kind} for file, kind in imported.files],
+        "nodes": [
+            {
+                "node": one.node,
+                "communicator_ends": one.communicator_ends,
+                "calls": one.calls,
+                "operations": one.operations,
+                "kernels": one.kernels,
+            }
+            for one in imported.nodes
+        ],
+        "recordings": imported.recordings,
+        "times_known": imported.times_known,
+        "skipped": problems.count,
+        "first_skipped": [{"file": one.file, "line": one.line, "reason": one.reason} for one in problems.first],
+        "notes": problems.notes,
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def as_text(imported: Imported) -> str:
+    """What was imported, what was left out, and what to know of it."""
+    problems = imported.problems
+    by_format: defaultdict[str, int] = defaultdict(int)
+    for _, kind in imported.files:
+        by_format[kind] += 1
+    lines = [f"{_counted(count, 'file')} of {kind}" for kind, count in sorted(by_format.items())]
+    lines += [
+        f"{one.node}: {_counted(one.calls, 'call')}, {_counted(one.operations, 'operation')} with times, "
+        f"{_counted(one.kernels, 'other kernel')}, {_counted(one.communicator_ends, 'end')} of communicators"
+        for one in imported.nodes
+    ]
+    if imported.recordings:
+        lines.append(_counted(imported.recordings, "recording of railscope's", "recordings of railscope's"))
+    lines += [f"note: {note}" for note in problems.notes]
+    if problems.count:
+        lines.append(f"left out: {_counted(problems.count, 'line or event', 'lines or events')} that made no sense")
+        lines += [f"  {one}" for one in problems.first]
+        if problems.count > len(problems.first):
+            lines.append(f"  and {problems.count - len(problems.first):,} more")
+    lines.append(f"written to {imported.folder}: look at it with 'railscope report {imported.folder}'")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,143 @@
+"""What every importer finds: calls, operations, kernels and ends of communicators; and what it had to leave out.
+
+Rows that there may be millions of are named tuples, since a batch of them is turned into columns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+SHOWN_PROBLEMS: Final = 20
+FORMATS: Final = (
+    "nccl-log",
+    "kineto",
+    "chakra",
+    "torch-flight-recorder",
+    "nccl-inspector",
+    "deepspeed",
+    "railscope",
+)
+"""By the names that users give them."""
+
+
+class ImportFailure(Exception):
+    """Nothing can be imported; one line that names the file and says what to do."""
+
+
+class ImportedCall(NamedTuple):
+    """One call of NCCL's API: a row of `calls`, with the names of its columns."""
+
+    time_ns: int
+    instance: int
+    tid: int | None
+    stream: int | None
+    op: str
+    data_type: str | None
+    payload_bytes: int
+    """With NCCL's meaning of count: what one rank sends in an AllGather, what it receives in a ReduceScatter, and
+    what goes to one peer in an AllToAll."""
+    peer: int | None
+    sequence: int | None
+
+
+class ImportedOperation(NamedTuple):
+    """One operation with its times: a row of `operations`."""
+
+    instance: int
+    begin_ns: int
+    end_ns: int
+    op: str
+    data_type: str | None
+    payload_bytes: int | None
+    algorithm: str | None
+    protocol: str | None
+    channels: int | None
+    peer: int | None
+    sequence: int | None
+    stream: int | None
+    source: str
+
+
+class ImportedKernel(NamedTuple):
+    """One kernel that is no communication: a row of `compute`."""
+
+    pid: int | None
+    stream: int | None
+    begin_ns: int
+    end_ns: int
+    name: str
+
+
+class ImportedConnection(NamedTuple):
+    """A connection of a communicator's end over the network: a row of `connections`."""
+
+    instance: int
+    peer: int
+    channel: int
+    send: bool
+    network: str
+    net_device: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedEnd:
+    """One rank's end of one communicator: a row of `communicators`; what is not known is None."""
+
+    instance: int
+    comm: str
+    rank: int | None
+    nranks: int | None
+    pid: int | None = None
+    gpu: str | None = None
+    world_rank: int | None = None
+    group_name: str | None = None
+    nccl_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a file that made no sense, and was left out."""
+
+    file: str
+    line: int
+    """Number of the line, or of the event or message where the file has no lines; 0: the whole file."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}" if self.line else f"{self.file}: {self.reason}"
+
+
+class Problems:
+    """Counts what was left out, and keeps the first of them to be shown; notes are said once each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[Problem] = []
+        self.notes: list[str] = []
+
+    def skip(self, file: str, line: int, reason: str) -> None:
+        """Count one line, event or message that is left out."""
+        self.count += 1
+        if len(self.first) < SHOWN_PROBLEMS:
+            self.first.append(Problem(file, line, printable(reason)))
+
+    def note(self, text: str) -> None:
+        """Something that who reads the result should know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def printable(text: str, most: int = 160) -> str:
+    """Text of a file that is not ours, fit for a terminal: without control characters, and not endless."""
+    cut = text if len(text) <= most else text[: most - 1] + "…"
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
+
+
+def product(numbers: Iterable[int]) -> int:
+    """Elements of a tensor with these dimensions."""
+    result = 1
+    for number in numbers:
+        result *= number
+    return result

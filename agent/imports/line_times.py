@@ -1,0 +1,78 @@
+"""Times of the lines of a log: what stands in front of them, or, where nothing does, made up to keep the order.
+
+Whether a log has times is decided at its first call.  Times that only count seconds are told apart by one nanosecond
+a call, so that no two calls have the same and their order stays.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
+
+_TIME: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
+)
+_MOST_NS: Final = 1 << 62
+_MADE_UP_STEP_NS: Final = 1_000
+"""From one line to the next."""
+
+
+class LineTimes:
+    """Feed every line's prefix to `line`, then ask `call` for the time of each call in it."""
+
+    def __init__(self, base_ns: int) -> None:
+        """`base_ns`: where made-up times begin, time of day."""
+        self._base_ns = base_ns
+        self._number = 0
+        self._found_ns: int | None = None
+        self._last_ns = 0
+        self._text = ""
+        self._made_up: bool | None = None
+        self.resolution_ns: int | None = None
+        """What the times that were found may be off by."""
+        self.zone_assumed = False
+        """A time named no zone."""
+
+    @property
+    def made_up(self) -> bool:
+        """Whether the times of calls are made up."""
+        return self._made_up is True
+
+    def line(self, number: int, prefix: str) -> None:
+        """The text in front of what a line says; of several times in it the last one counts."""
+        self._number = number
+        if self._made_up or len(prefix) < len("2000-01-01 00:00:00"):
+            return
+        times = list(_TIME.finditer(prefix))
+        if times and times[-1][0] != self._text:
+            self._text = times[-1][0]
+            self._found_ns = self._time_ns(times[-1])
+
+    def call(self) -> int:
+        """The time of a call in this line, ns."""
+        if self._made_up is None:
+            self._made_up = self._found_ns is None
+        now_ns = self._base_ns + self._number * _MADE_UP_STEP_NS if self._made_up else self._found_ns or 0
+        self._last_ns = max(now_ns, self._last_ns + 1)
+        return self._last_ns
+
+    def _time_ns(self, found: re.Match[str]) -> int | None:
+        year, month, day, hour, minute, second, fraction, zone = found.groups()
+        try:
+            where = UTC if zone in (None, "Z") else timezone(_offset(zone))
+            moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=where)
+            whole_ns = int(moment.timestamp()) * 1_000_000_000
+        except (ValueError, OverflowError):
+            return self._found_ns
+        if not 0 <= whole_ns < _MOST_NS:
+            return self._found_ns
+        self.zone_assumed |= zone is None
+        digits = len(fraction) if fraction else 0
+        self.resolution_ns = max(self.resolution_ns or 0, 10 ** (9 - digits))
+        return whole_ns + (int(fraction) * 10 ** (9 - digits) if fraction else 0)
+
+
+def _offset(zone: str) -> timedelta:
+    sign = -1 if zone[0] == "-" else 1
+    return sign * timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))

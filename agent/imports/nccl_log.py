@@ -1,0 +1,315 @@
+"""NCCL's own log of its calls: `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL`, also RCCL's.
+
+These lines are read (here without what stands before them, and with `…` for addresses):
+
+    NCCL INFO AllReduce: opCount 1f sendbuff … recvbuff … count 1024 datatype 7 op 0 root 0 comm … [nranks=8] stream …
+    NCCL INFO ncclCommInitRank comm … rank 3 nranks 8 cudaDev 3 nvmlDev 3 busId 65010 commId 0x1f2e - Init COMPLETE
+    NCCL INFO comm … rank 3 nranks 8 cudaDev 3 busId 65010 - Destroy COMPLETE
+    NCCL INFO Channel 02/0 : 3[3] -> 11[3] [send] via NET/IB/4/GDRDMA
+
+What has to be minded: opCount is hexadecimal and may stay 0, so it numbers nothing; `root` is the peer of Send and
+Recv, whose other buffer is `(nil)`; launchers put their own prefixes in front (ray, srun, torchrun, mpirun, loggers);
+several processes write into one file, so that a line may hold the beginnings of two, and the rest of one stands on a
+line of its own; RCCL adds `task` and `globalrank` behind the stream, others add pairs of words in between.
+
+NCCL prints no time unless it is told to (`NCCL_DEBUG_TIMESTAMP_LEVELS`, from 2.26); a launcher may.  Where the first
+call of a file has none, times are made up from line numbers: they tell the order, and nothing else.
+
+Source: INFO(NCCL_COLL, …) in src/enqueue.cc, INFO(NCCL_INIT, …) in src/init.cc and src/transport/net.cc, ncclDebugLog
+in src/debug.cc of NCCL 2.4 to 2.32; src/enqueue.cc of RCCL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from agent.imports.facts import ImportedCall, ImportedConnection, Problems, printable
+from agent.imports.line_times import LineTimes
+from agent.imports.nccl_log_communicators import Communicators, Process
+from agent.imports.sources import Source, numbered_lines
+from agent.imports.target import ImportTarget
+from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+
+FORMAT: Final = "nccl-log"
+_NAMED: Final = re.compile(r"(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]+):(\d{1,10}):(\d{1,10})$")
+_DEVICE: Final = re.compile(r"\[(-?\d{1,4})\]")
+_STUCK: Final = re.compile(r"^(?:0x[0-9a-f]*|COMPLETE|START)")
+_STUCK_BEFORE_A_NAME: Final = re.compile(r"0x[0-9a-f]*|COMPLETE|START|\d+")
+"""How messages end; numbers, which names of hosts may begin with, only where what follows is a name already seen."""
+_CALL: Final = re.compile(
+    r"(?P<op>[A-Za-z]+): opCount [0-9a-fA-F]+ sendbuff \S+ recvbuff \S+(?: \w+ \S+){0,8}? count (?P<count>\d{1,19}) "
+    r"datatype (?P<type>\d{1,3}) op \d+ root (?P<root>-?\d{1,9}) comm (?P<comm>0x[0-9a-fA-F]{1,16})(?: \w+ \S+){0,8}? "
+    r"\[nranks=(?P<nranks>\d{1,9})\] stream (?P<stream>0x[0-9a-fA-F]{1,16}|\(nil\)|0)"
+    r"(?: task \d+ globalrank (?P<rank>\d{1,9}))?"
+)
+_CALL_BEGINS: Final = re.compile(r"[A-Za-z]+: opCount ")
+_EVENT: Final = re.compile(
+    r"comm (?P<comm>0x[0-9a-fA-F]{1,16}) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9}) (?P<rest>.{0,300}?) ?- "
+    r"(?P<what>Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)"
+)
+_LINK: Final = re.compile(
+    r"Channel (?P<channel>\d{1,4})/\d+ : (?P<source>\d{1,9})\[[^\]]{0,20}\] -> (?P<target>\d{1,9})\[[^\]]{0,20}\] "
+    r"\[(?P<way>send|receive)\] via NET/(?P<network>[^/]{1,60})/(?P<device>\d{1,4})"
+)
+_PAIR: Final = re.compile(r"([A-Za-z]+) ((?:0x)?-?[0-9a-fA-F]+)")
+_LAUNCHER: Final = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^()]{1,60})?\) |\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:)$")
+"""A prefix that belongs to what follows on the same line: of ray, torchrun, mpirun."""
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_MARK: Final = "NCCL INFO"
+_VERSION: Final = "NCCL version "
+_DATA_TYPES: Final = {
+    int(kind): (kind.name, DATA_TYPE_BYTES[kind]) for kind in DataType if kind is not DataType.Unknown
+}
+_WITH_PEER: Final = frozenset(
+    {Op.Send, Op.Recv, Op.Broadcast, Op.Reduce, Op.Scatter, Op.Gather, Op.PutSignal, Op.Signal}
+)
+_OPS: Final = {op.name.lower(): (op.name, op in _WITH_PEER) for op in Op if op not in (Op.Unknown, Op.SendRecv)}
+"""Name, and whether `root` says anything, by the name in small letters: RCCL writes AllToAll, NCCL AlltoAll."""
+_LONGEST_HEADER: Final = 512
+_MOST_WRITERS: Final = 1 << 16
+_MOST_FRAGMENTS: Final = 64
+"""Beginnings of calls that wait for the rest of their line; the oldest gives way."""
+_MOST_LINES_APART: Final = 1_000
+"""Lines in which the rest of one may be."""
+_LARGEST: Final = (1 << 63) - 1
+
+
+def has_format(head: bytes) -> bool:
+    """Whether the beginning of a file looks like it."""
+    return b"NCCL INFO " in head
+
+
+def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
+    """Put the calls and communicators of NCCL's logs into the dataset."""
+    communicators = Communicators(target, problems)
+    base_ns = min(source.modified_ns for source in sources)
+    for source in sources:
+        _Log(source, target, problems, communicators, LineTimes(base_ns)).read()
+    communicators.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Who wrote a line."""
+
+    process: Process
+    tid: int
+
+
+class _Header(NamedTuple):
+    """Where in a line a message begins."""
+
+    writer: _Writer
+    begin: int
+    """Of the host's name."""
+    end: int
+    """Of the header: there the message begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """The beginning of a call whose rest another writer cut off."""
+
+    writer: _Writer
+    text: str
+    line: int
+
+
+class _Log:
+    """One file."""
+
+    def __init__(
+        self,
+        source: Source,
+        target: ImportTarget,
+        problems: Problems,
+        communicators: Communicators,
+        times: LineTimes,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._problems = problems
+        self._communicators = communicators
+        self._times = times
+        self._fragments: deque[_Fragment] = deque()
+        self._hosts: dict[str, set[str]] = {}
+        """Host names by process identifier, as text."""
+        self._writers: dict[tuple[str, str], tuple[_Writer | None, int]] = {}
+        """By what stands in front of a message: who it is, and where in it the host's name begins."""
+
+    def read(self) -> None:
+        with self._source.open() as stream:
+            for number, line in numbered_lines(stream):
+                if line is None:
+                    self._skip(number, "the line is too long to be one")
+                elif _MARK in line or "opCount" in line or self._fragments:
+                    self._line(number, line)
+            if stream.damage:
+                self._skip(0, stream.damage)
+        for fragment in self._fragments:
+            self._incomplete(fragment)
+        if self._times.made_up:
+            self._target.times_known = False
+            self._problems.note(
+                "times are made up, they only tell the order: these logs have none "
+                "(NCCL_DEBUG_TIMESTAMP_LEVELS=INFO adds them, from NCCL 2.26)"
+            )
+        elif self._times.resolution_ns is not None:
+            self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
+            if self._times.zone_assumed:
+                self._problems.note("times in these logs name no zone: taken as UTC")
+
+    def _line(self, number: int, line: str) -> None:
+        if "\x1b" in line:
+            line = _COLOURS.sub("", line)
+        while self._fragments and number - self._fragments[0].line > _MOST_LINES_APART:
+            self._incomplete(self._fragments.popleft())
+        headers = self._headers(line)
+        before = line[: headers[0].begin] if headers else line
+        self._times.line(number, before)
+        if "opCount" in before or (not headers and self._fragments):
+            self._rest(number, before)
+        elif not headers:
+            self._skip(number, "a line of NCCL's without its process")
+        for place, header in enumerate(headers, 1):
+            text = line[header.end :]
+            if place < len(headers):
+                text = _LAUNCHER.sub("", line[header.end : headers[place].begin])
+            self._message(number, header.writer, text)
+
+    def _headers(self, line: str) -> list[_Header]:
+        """Where processes begin to speak: `host:pid:tid [device] NCCL INFO `."""
+        found = []
+        begin = 0
+        while (at := line.find(_MARK, begin)) >= 0:
+            words = line[max(begin, at - _LONGEST_HEADER) : at].rsplit(" ", 3)
+            begin = at + len(_MARK)
+            device = words[-2] if len(words) > 2 else ""
+            token = words[-3] if len(words) > 2 else ""
+            writer, offset = self._writers.get((token, device)) or self._writer(token, device)
+            if writer is not None:
+                start = at - len(device) - len(token) - 2 + offset
+                found.append(_Header(writer, start, min(begin + 1, len(line))))
+        return found
+
+    def _writer(self, token: str, device: str) -> tuple[_Writer | None, int]:
+        """Who writes so, and where in the token the host's name begins; None: nobody does."""
+        if len(self._writers) >= _MOST_WRITERS:
+            self._writers.clear()
+        named, number = _NAMED.search(token), _DEVICE.fullmatch(device)
+        if named is None or number is None:
+            return self._writers.setdefault((token, device), (None, 0))
+        host, pid, tid = named.groups()
+        if len(self._hosts) >= _MOST_WRITERS:
+            self._hosts.clear()
+        known = self._hosts.setdefault(pid, set())
+        if host not in known:
+            # Where a line end was lost, what stood before it stuck to the host's name.
+            stuck = (one for one in known if host.endswith(one) and _STUCK_BEFORE_A_NAME.fullmatch(host[: -len(one)]))
+            host = max(stuck, key=len, default="") or _STUCK.sub("", host, count=1) or host
+            known.add(host)
+        writer = _Writer(Process(host, int(pid), number[1]), int(tid))
+        offset = named.end(1) - len(host)
+        return self._writers.setdefault((token, device), (writer, offset))
+
+    def _message(self, number: int, writer: _Writer, text: str) -> None:
+        call = _CALL.match(text)
+        if call is not None:
+            self._call(number, writer, call)
+            return
+        event = _EVENT.search(text)
+        if event is not None:
+            pairs = dict(_PAIR.findall(event["rest"]))
+            self._communicators.event(
+                writer.process,
+                writer.tid,
+                event["what"],
+                event["comm"],
+                int(event["rank"]),
+                int(event["nranks"]),
+                pairs,
+            )
+        elif (link := _LINK.match(text)) is not None:
+            self._connected(writer, link)
+        elif text.startswith(_VERSION):
+            self._communicators.version(writer.process, text[len(_VERSION) :].split("+")[0].strip()[:20])
+        elif not text.strip() or _CALL_BEGINS.match(text):
+            self._fragments.append(_Fragment(writer, text, number))
+            if len(self._fragments) > _MOST_FRAGMENTS:
+                self._incomplete(self._fragments.popleft())
+
+    def _connected(self, writer: _Writer, link: re.Match[str]) -> None:
+        send = link["way"] == "send"
+        own, other = (link["source"], link["target"]) if send else (link["target"], link["source"])
+        self._communicators.connected(
+            writer.process,
+            writer.tid,
+            int(own),
+            ImportedConnection(0, int(other), int(link["channel"]), send, link["network"].upper(), int(link["device"])),
+        )
+
+    def _rest(self, number: int, text: str) -> None:
+        """A line, or its beginning, that has no header: it may be what was cut off another one."""
+        for fragment in self._candidates(text):
+            call = _CALL.search(fragment.text + text) if fragment.text.strip() else _CALL.search(text)
+            if call is not None:
+                self._fragments.remove(fragment)
+                self._call(number, fragment.writer, call)
+                return
+        call = _CALL.search(text)
+        owner = self._communicators.owner(call["comm"]) if call is not None else None
+        if call is not None and owner is not None:
+            self._call(number, _Writer(owner, 0), call)
+        elif "opCount" in text:
+            self._skip(number, "a call without its process")
+
+    def _candidates(self, text: str) -> Iterator[_Fragment]:
+        """Beginnings that the text may belong to; those of the process that has the communicator first."""
+        comm = re.search(r"comm (0x[0-9a-fA-F]+)", text)
+        owner = self._communicators.owner(comm[1]) if comm is not None else None
+        yield from sorted(self._fragments, key=lambda one: owner is None or one.writer.process != owner)
+
+    def _call(self, number: int, writer: _Writer, call: re.Match[str]) -> None:
+        name, count, type_number, root, address, nranks, stream_text, rank = call.groups()
+        op = _OPS.get(name.lower())
+        if op is None:
+            self._skip(number, f"an operation that is not known: {name}")
+            return
+        kind = _DATA_TYPES.get(int(type_number))
+        if kind is None:
+            self._skip(number, f"a data type that is not known: {type_number}")
+            return
+        payload_bytes = int(count) * kind[1]
+        if payload_bytes > _LARGEST:
+            self._skip(number, f"a count that cannot be: {count}")
+            return
+        end = self._communicators.called(writer.process, address, int(nranks), None if rank is None else int(rank))
+        if end is None:
+            self._skip(number, "more communicators than there can be")
+            return
+        stream = int(stream_text, 16) if stream_text.startswith("0x") else 0
+        self._target.add(
+            writer.process.host,
+            ImportedCall(
+                time_ns=self._times.call(),
+                instance=end.instance,
+                tid=writer.tid or None,
+                stream=stream - (1 << 64) if stream >> 63 else stream,
+                op=op[0],
+                data_type=kind[0],
+                payload_bytes=payload_bytes,
+                peer=int(root) if op[1] else None,
+                sequence=end.next_sequence(),
+            ),
+        )
+
+    def _incomplete(self, fragment: _Fragment) -> None:
+        if fragment.text.strip():
+            self._skip(fragment.line, f"a call whose line was cut: {printable(fragment.text, 60)}")
+
+    def _skip(self, number: int, reason: str) -> None:
+        self._problems.skip(self._source.name, number, reason)

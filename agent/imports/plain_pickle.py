@@ -1,0 +1,125 @@
+"""Reads a pickle of plain data without running anything that it asks for.
+
+A pickle is a program.  This is an interpreter of the part of it that builds numbers, texts, lists, tuples and
+dictionaries; every instruction that would import or call something is refused, so nothing of the file is ever run.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from collections.abc import Callable
+from typing import Any, Final
+
+_VALUES: Final = frozenset(
+    """BININT BININT1 BININT2 LONG1 LONG4 INT LONG BINFLOAT FLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 UNICODE
+    BINSTRING SHORT_BINSTRING STRING BINBYTES SHORT_BINBYTES BINBYTES8""".split()
+)
+"""Instructions whose argument is the value."""
+_CONSTANTS: Final[dict[str, Callable[[], Any]]] = {
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list,
+    "EMPTY_DICT": dict,
+    "EMPTY_TUPLE": tuple,
+}
+_TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_IGNORED: Final = frozenset({"PROTO", "FRAME"})
+_MARK: Final = object()
+
+
+class PickleRefused(ValueError):
+    """It is damaged, or more than plain data; the message says so."""
+
+
+def read_plain_pickle(content: bytes) -> Any:
+    """The value in a pickle.
+
+    Raises:
+        PickleRefused: it is no pickle of plain data.
+    """
+    machine = _Machine()
+    try:
+        for instruction, argument, _ in pickletools.genops(io.BytesIO(content)):
+            if instruction.name == "STOP":
+                return machine.pop()
+            machine.run(instruction.name, argument)
+    except PickleRefused:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise PickleRefused(f"the pickle is damaged: {str(error)[:80]}") from None
+    raise PickleRefused("the pickle is damaged: it has no end")
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def pop(self) -> Any:
+        value = self._stack.pop()
+        if value is _MARK:
+            raise PickleRefused("the pickle is damaged: a mark without its end")
+        return value
+
+    def run(self, name: str, argument: Any) -> None:
+        """Run one instruction."""
+        if name in _VALUES:
+            self._stack.append(argument)
+        elif name in _CONSTANTS:
+            self._stack.append(_CONSTANTS[name]())
+        elif name == "MARK":
+            self._stack.append(_MARK)
+        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
+            self._memo[argument] = self._stack[-1]
+        elif name == "MEMOIZE":
+            self._memo[len(self._memo)] = self._stack[-1]
+        elif name in ("BINGET", "LONG_BINGET", "GET"):
+            self._stack.append(self._memo[argument])
+        elif name not in _IGNORED:
+            self._build(name)
+
+    def _build(self, name: str) -> None:
+        if name == "APPEND":
+            value = self.pop()
+            self._list().append(value)
+        elif name == "APPENDS":
+            values = self._marked()
+            self._list().extend(values)
+        elif name == "SETITEM":
+            values = [self.pop(), self.pop()]
+            self._dictionary()[values[1]] = values[0]
+        elif name == "SETITEMS":
+            values = self._marked()
+            self._dictionary().update(zip(values[::2], values[1::2], strict=True))
+        elif name in _TUPLES:
+            self._stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
+        elif name == "TUPLE":
+            self._stack.append(tuple(self._marked()))
+        elif name == "LIST":
+            self._stack.append(self._marked())
+        elif name == "DICT":
+            values = self._marked()
+            self._stack.append(dict(zip(values[::2], values[1::2], strict=True)))
+        else:
+            raise PickleRefused(f"the pickle is more than plain data ({name}): it is not read")
+
+    def _marked(self) -> list[Any]:
+        values = []
+        while (value := self._stack.pop()) is not _MARK:
+            values.append(value)
+        values.reverse()
+        return values
+
+    def _list(self) -> list[Any]:
+        top = self._stack[-1]
+        if not isinstance(top, list):
+            raise PickleRefused("the pickle is damaged: no list to append to")
+        return top
+
+    def _dictionary(self) -> dict[Any, Any]:
+        top = self._stack[-1]
+        if not isinstance(top, dict):
+            raise PickleRefused("the pickle is damaged: no dictionary to add to")
+        return top

@@ -1,0 +1,123 @@
+"""Imports files: finds out what they are, and has each format's importer read its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.imports import (
+    chakra,
+    deepspeed,
+    execution_trace,
+    kineto,
+    nccl_inspector,
+    nccl_log,
+    railscope_recording,
+    torch_flight_recorder,
+)
+from agent.imports.detect import HEAD_BYTES, format_of
+from agent.imports.facts import FORMATS, ImportFailure, Problems
+from agent.imports.sources import Source, Sources
+from agent.imports.target import ImportedNode, ImportTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was imported."""
+
+    folder: Path
+    files: tuple[tuple[str, str], ...]
+    """Each file and its format."""
+    nodes: tuple[ImportedNode, ...]
+    recordings: int
+    """railscope's own recordings, which are not in `nodes`."""
+    times_known: bool
+    problems: Problems
+
+
+def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: str | None) -> Imported:
+    """Import files into a dataset's folder.
+
+    Args:
+        chosen: the format of all files; None: each file's own beginning tells.
+        node: the host of files that do not name theirs.
+
+    Raises:
+        ImportFailure: a file cannot be opened or is of no known format, or there is nothing in any of them.
+        DatasetError: a recording of railscope's cannot be read.
+        OSError: the dataset cannot be written.
+    """
+    problems = Problems()
+    with Sources(paths, problems) as sources:
+        by_format = _sorted_by_format(sources, chosen, problems)
+        nodes: list[ImportedNode] = []
+        recordings, times_known = 0, True
+        for name, own in by_format.items():
+            if name == railscope_recording.FORMAT:
+                recordings = railscope_recording.import_files(own, folder, problems)
+                continue
+            before = problems.count
+            target = ImportTarget(folder, name)
+            try:
+                _import(name, own, target, problems, node)
+                if not target.empty:
+                    nodes += target.finish(problems.count - before)
+                    times_known &= target.times_known
+            except BaseException:
+                target.discard()
+                raise
+    if not nodes and not recordings:
+        reason = f" ({problems.first[0]})" if problems.first else ""
+        raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
+    return Imported(
+        folder=folder,
+        files=tuple((source.name, name) for name, own in by_format.items() for source in own),
+        nodes=tuple(nodes),
+        recordings=recordings,
+        times_known=times_known,
+        problems=problems,
+    )
+
+
+def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: Problems) -> dict[str, list[Source]]:
+    by_format: defaultdict[str, list[Source]] = defaultdict(list)
+    for source in sources:
+        name = chosen or format_of(source)
+        if name is not None:
+            by_format[name].append(source)
+            continue
+        reason = f"of no format that is known: name one of {', '.join(FORMATS)} with --format"
+        if len(sources) == 1:
+            raise ImportFailure(f"{source.name}: {reason}")
+        problems.skip(source.name, 0, reason)
+    if not by_format:
+        known = ", ".join(FORMATS)
+        raise ImportFailure(f"none of the {len(sources)} files is of a known format: name one of {known} with --format")
+    return by_format
+
+
+def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
+    if name == nccl_log.FORMAT:
+        nccl_log.import_files(sources, target, problems)
+    elif name == nccl_inspector.FORMAT:
+        nccl_inspector.import_files(sources, target, problems)
+    elif name == kineto.FORMAT:
+        kineto.import_files(sources, target, problems, node)
+    elif name == torch_flight_recorder.FORMAT:
+        torch_flight_recorder.import_files(sources, target, problems, node)
+    elif name == deepspeed.FORMAT:
+        deepspeed.import_files(sources, target, problems, node)
+    else:
+        host_traces = [source for source in sources if _is_host_trace(source)]
+        others = [source for source in sources if source not in host_traces]
+        if host_traces:
+            execution_trace.import_files(host_traces, target, problems, node)
+        if others:
+            chakra.import_files(others, target, problems, node)
+
+
+def _is_host_trace(source: Source) -> bool:
+    with source.open() as stream:
+        return execution_trace.has_format(stream.read(HEAD_BYTES))

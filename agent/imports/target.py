@@ -1,0 +1,208 @@
+"""Where importers put what they find: a dataset with one recording for each node that the data names.
+
+Rows go to disk in batches, so what is in memory does not grow with what is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
+from agent.dataset.writer import DatasetWriter
+from agent.imports.facts import ImportedCall, ImportedConnection, ImportedEnd, ImportedKernel, ImportedOperation
+
+_BATCH_ROWS: Final = 1 << 16
+_HOUR_NS: Final = 3_600_000_000_000
+_TABLE_OF: Final[dict[type, tuple[str, str]]] = {
+    ImportedCall: ("calls", "time_ns"),
+    ImportedOperation: ("operations", "begin_ns"),
+    ImportedKernel: ("compute", "begin_ns"),
+}
+"""Table of each kind of row, and the column that says in which hour it belongs."""
+
+Row = ImportedCall | ImportedOperation | ImportedKernel
+
+
+@dataclass(slots=True)
+class _Node:
+    """What is known of one node so far."""
+
+    writer: DatasetWriter
+    instances: int = 0
+    rows: dict[type, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    counts: dict[type, int] = field(default_factory=lambda: defaultdict(int))
+    ends: list[ImportedEnd] = field(default_factory=list)
+    connections: list[ImportedConnection] = field(default_factory=list)
+    began_ns: int | None = None
+    ended_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedNode:
+    """What was put into the dataset for one node."""
+
+    node: str
+    communicator_ends: int
+    calls: int
+    operations: int
+    kernels: int
+
+
+class ImportTarget:
+    """Takes what one importer finds in files of one format."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        """`source` is the name of the format, for `recordings.source`."""
+        self._folder = folder
+        self._source = source
+        self._nodes: dict[str, _Node] = {}
+        self._written: list[Path] = []
+        self.times_known = True
+        """False: the data had no times, and `…_ns` are made up to keep the order."""
+        self.clock_error_ns: int | None = None
+        """What is known of the accuracy of times."""
+
+    def new_instance(self, node: str) -> int:
+        """A number for one rank's end of one communicator on a node."""
+        one = self._node(node)
+        one.instances += 1
+        return one.instances
+
+    def add(self, node: str, row: Row) -> None:
+        """Add a call, an operation or a kernel."""
+        one = self._nodes.get(node) or self._node(node)
+        kind = type(row)
+        rows = one.rows[kind]
+        rows.append(row)
+        if len(rows) >= _BATCH_ROWS:
+            self._flush(one, kind)
+
+    def add_ends(self, node: str, ends: Iterable[ImportedEnd]) -> None:
+        """Add ends of communicators, once all is known of them."""
+        self._node(node).ends.extend(ends)
+
+    def add_connections(self, node: str, connections: Iterable[ImportedConnection]) -> None:
+        """Add connections of ends that are added as well."""
+        self._node(node).connections.extend(connections)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was found."""
+        return not any(one.counts or any(one.rows.values()) or one.ends for one in self._nodes.values())
+
+    def finish(self, lines_skipped: int) -> tuple[ImportedNode, ...]:
+        """Write what is left; `lines_skipped` stands in the first node's recording, since no node owns them."""
+        places = _places({name: one.ends for name, one in self._nodes.items()})
+        result = []
+        for number, (name, one) in enumerate(sorted(self._nodes.items())):
+            for kind in list(one.rows):
+                self._flush(one, kind)
+            began_ns, ended_ns = one.began_ns or 0, one.ended_ns or 0
+            if one.ends:
+                rows = [_end_row(end, *places[name, end.instance]) for end in one.ends]
+                self._written.append(one.writer.add_rows("communicators", rows, began_ns))
+            if one.connections:
+                links = [link._asdict() for link in one.connections]
+                self._written.append(one.writer.add_rows("connections", links, began_ns))
+            recording = {
+                "schema_version": SCHEMA_VERSION,
+                "source": self._source,
+                "railscope": metadata.version("railscope"),
+                "simulated": False,
+                "began_ns": began_ns,
+                "ended_ns": ended_ns,
+                "clock_error_ns": self.clock_error_ns,
+                "lines_skipped": 0 if number else lines_skipped,
+                "compute_recorded": one.counts[ImportedKernel] > 0,
+                "times_known": self.times_known,
+            }
+            self._written.append(one.writer.add_rows("recordings", [recording], began_ns))
+            result.append(
+                ImportedNode(
+                    node=name,
+                    communicator_ends=len(one.ends),
+                    calls=one.counts[ImportedCall],
+                    operations=one.counts[ImportedOperation],
+                    kernels=one.counts[ImportedKernel],
+                )
+            )
+        return tuple(result)
+
+    def discard(self) -> None:
+        """Take away what was written: rows without a row in `recordings` belong to nothing."""
+        for file in self._written:
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+    def _node(self, name: str) -> _Node:
+        if name not in self._nodes:
+            self._nodes[name] = _Node(DatasetWriter(self._folder, name))
+        return self._nodes[name]
+
+    def _flush(self, one: _Node, kind: type) -> None:
+        rows = one.rows.pop(kind, [])
+        if not rows:
+            return
+        one.counts[kind] += len(rows)
+        table, time_column = _TABLE_OF[kind]
+        columns: dict[str, Sequence[Any]] = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
+        times = columns[time_column]
+        ends = columns.get("end_ns", times)
+        one.began_ns = min(times) if one.began_ns is None else min(one.began_ns, *_extremes(times))
+        one.ended_ns = max(ends) if one.ended_ns is None else max(one.ended_ns, *_extremes(ends))
+        by_hour: defaultdict[int, list[int]] = defaultdict(list)
+        for index, time_ns in enumerate(times):
+            by_hour[time_ns // _HOUR_NS].append(index)
+        whole = _table(table, columns, one.writer, len(rows))
+        for hour, indices in sorted(by_hour.items()):
+            part = whole if len(indices) == len(rows) else whole.take(indices)
+            self._written.append(one.writer.add(table, part, hour * _HOUR_NS))
+
+
+def _extremes(values: Sequence[int]) -> tuple[int, int]:
+    return min(values), max(values)
+
+
+def _table(name: str, columns: dict[str, Sequence[Any]], writer: DatasetWriter, count: int) -> pa.Table:
+    schema = TABLES[name]
+    known = {**columns, "recording": [writer.recording] * count, "node": [writer.node] * count}
+    return pa.table(
+        [pa.array(known.get(field.name, [None] * count), type=field.type) for field in schema], schema=schema
+    )
+
+
+def _end_row(end: ImportedEnd, local_ranks: int | None, node_rank: int | None) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(end, name) for name in end.__slots__}
+    return {**row, "local_ranks": local_ranks, "node_rank": node_rank}
+
+
+def _places(nodes: dict[str, list[ImportedEnd]]) -> dict[tuple[str, int], tuple[int | None, int | None]]:
+    """Ranks on the node, and index of the node, of every end; known where all ranks and their hosts are.
+
+    NCCL numbers the nodes of a communicator by their lowest rank.
+    """
+    by_comm: defaultdict[str, list[tuple[str, ImportedEnd]]] = defaultdict(list)
+    for node, ends in nodes.items():
+        for end in ends:
+            by_comm[end.comm].append((node, end))
+    result: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+    for members in by_comm.values():
+        hosts = {end.rank: node for node, end in members if end.rank is not None}
+        complete = (
+            len(hosts) == len(members)
+            and {end.nranks for _, end in members} == {len(members)}
+            and UNNAMED_NODE not in hosts.values()
+        )
+        order = list(dict.fromkeys(hosts[rank] for rank in sorted(hosts)))
+        counts = Counter(hosts.values())
+        for node, end in members:
+            result[node, end.instance] = (counts[node], order.index(node)) if complete else (None, None)
+    return result

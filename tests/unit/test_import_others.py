@@ -1,0 +1,221 @@
+"""Chakra traces, NCCL Inspector's lines, DeepSpeed's log and railscope's own recordings as datasets."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.imports.deepspeed import ranks_of_bandwidths
+from agent.imports.facts import ImportFailure
+from agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
+from agent.recording_file import write_recording
+from tests.unit.importing import SAMPLES, imported, written
+from tests.unit.recordings import recording
+
+TRACES = sorted(SAMPLES.glob("gpt.*.et"))
+START_NS = 1_700_000_000_000_000_000
+
+
+def test_chakras_messages_give_calls_operations_and_compute(tmp_path: Path) -> None:
+    result = imported(tmp_path, *TRACES)
+    assert result.imported.problems.count == 0
+    # comm_size is what a rank puts in: for a ReduceScatter among two, twice what it receives.
+    assert result.calls() == [
+        *[(rank, "AllReduce", 16384, None) for rank in (0, 1)],
+        *[(rank, "ReduceScatter", 8192, None) for rank in (0, 1)],
+        *[(rank, "AllGather", 8192, None) for rank in (0, 1)],
+        *[(0, "Send", 4096, 1), (1, "Recv", 4096, 0)],
+    ]
+    first = result.rows("operations", "begin_ns")[0]
+    assert (first["begin_ns"] - START_NS, first["end_ns"] - START_NS) == (100_000, 180_000)
+    assert (first["algorithm"], first["protocol"]) == ("Ring", "LL")
+    assert [row["end_ns"] - row["begin_ns"] for row in result.rows("compute")] == [9_000, 9_000]
+    assert {row["pid"] for row in result.rows("compute")} == {row["pid"] for row in result.rows("communicators")}
+    ends = result.rows("communicators", "rank")
+    assert [(row["rank"], row["nranks"], row["world_rank"], row["group_name"]) for row in ends] == [
+        (0, 2, 0, "0"),
+        (1, 2, 1, "0"),
+    ]
+    assert result.imported.times_known
+
+
+def test_the_hosts_side_of_a_node_is_not_counted_again_in_chakras_json(tmp_path: Path) -> None:
+    assert imported(tmp_path, SAMPLES / "gpt.0.json").calls() == [(0, "AllReduce", 16384, None)]
+
+
+def test_a_trace_that_is_cut_keeps_what_came_before(tmp_path: Path) -> None:
+    content = TRACES[0].read_bytes()
+    result = imported(tmp_path, written(tmp_path, "cut.0.et", content[:-20]))
+    assert len(result.calls()) == 4
+    assert result.skipped == [(7, "the file ends in the middle of a message: the rest is left out")]
+
+
+def test_a_broken_message_is_counted_with_its_number(tmp_path: Path) -> None:
+    content = bytearray(TRACES[0].read_bytes())
+    at = content.index(b"ncclDevKernel_AllGather") - 1
+    content[at] = 0x7F
+    result = imported(tmp_path, written(tmp_path, "broken.0.et", bytes(content)))
+    assert [row[1] for row in result.calls()] == ["AllReduce", "ReduceScatter", "Send"]
+    assert [line for line, _ in result.skipped] == [5]
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_make_the_reader_of_messages_fail_otherwise(message: bytes) -> None:
+    try:
+        read = list(fields(message))
+    except BrokenMessage:
+        return
+    assert all(number > 0 for number, _ in read)
+
+
+def test_numbers_of_messages() -> None:
+    assert list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]))) == [(1, 150), (2, b"hi")]
+    assert signed((1 << 64) - 1) == -1
+    assert [zigzag(number) for number in (0, 1, 2, 3)] == [0, -1, 1, -2]
+
+
+def test_the_inspectors_lines_give_operations_and_calls(tmp_path: Path) -> None:
+    result = imported(tmp_path, SAMPLES / "nccl-inspector.log")
+    assert result.imported.problems.count == 0
+    assert result.calls() == [
+        *[(rank, "AllReduce", 1 << 20, None) for rank in (0, 1)],
+        *[(rank, "AllGather", 1 << 18, None) for rank in (0, 1)],
+        *[(0, "Send", 65536, 1), (1, "Recv", 65536, 0)],
+        (0, "AllReduce", 1 << 20, None),
+    ]
+    operations = result.rows("operations", "begin_ns")
+    assert [row["end_ns"] - row["begin_ns"] for row in operations][:2] == [120_000, 120_000]
+    assert operations[0]["end_ns"] == START_NS
+    # The verbose line has the kernel's own times.
+    assert operations[-1]["end_ns"] == START_NS + 100_140_000
+    ends = result.rows("communicators", "rank")
+    assert [(row["comm"], row["rank"], row["nranks"], row["node"], row["pid"]) for row in ends] == [
+        ("007f8c496ae9f661", 0, 2, "gpu-node-1", 4101),
+        ("007f8c496ae9f661", 1, 2, "gpu-node-2", 4102),
+    ]
+
+
+def test_a_broken_line_of_the_inspector_is_counted_with_its_number(tmp_path: Path) -> None:
+    lines = (SAMPLES / "nccl-inspector.log").read_text().splitlines()
+    lines[2:2] = ['{"header": {"id": "0x1"', '{"coll_perf": {"coll": "AllReduce"}}', '{"other": 1}']
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    assert len(result.calls()) >= 6
+    assert {line for line, _ in result.skipped} >= {3, 5}
+
+
+def test_deepspeeds_lines_give_operations_that_end_at_their_time(tmp_path: Path) -> None:
+    result = imported(tmp_path, SAMPLES / "deepspeed.log")
+    mib = 1 << 20
+    assert result.calls() == [
+        (0, "Broadcast", 2 * mib, None),
+        (0, "AllReduce", 64 * mib, None),
+        (0, "AllGather", 16 * mib, None),
+        (0, "ReduceScatter", 16 * mib, None),
+    ]
+    last = result.rows("operations", "begin_ns")[-1]
+    assert last["end_ns"] - last["begin_ns"] == 8_000_000
+    assert last["end_ns"] == 1_686_139_203_500_000_000
+    assert result.rows("communicators")[0]["nranks"] == 8
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_the_number_of_ranks_follows_from_the_two_bandwidths(ranks: int) -> None:
+    pairs = [(round(speed, 2), round(speed * (ranks - 1) / ranks, 2)) for speed in (0.4, 12.5, 3870.4, 99.99)]
+    assert ranks_of_bandwidths(pairs) == ranks
+
+
+def test_bandwidths_that_fit_several_numbers_of_ranks_or_none_tell_nothing() -> None:
+    assert ranks_of_bandwidths([(0.05, 0.04)]) is None
+    assert ranks_of_bandwidths([(100.0, 50.0), (100.0, 75.0)]) is None
+    assert ranks_of_bandwidths([]) is None
+
+
+def test_a_reduce_scatter_among_an_unknown_number_of_ranks_is_left_out(tmp_path: Path) -> None:
+    said = "comm op: {} | time (ms): 1.00 | msg size: 1.0 KB | algbw (Gbps): 0.01 | busbw (Gbps): 0.01\n"
+    result = imported(tmp_path, written(tmp_path, "log", said.format("broadcast") + said.format("reduce_scatter")))
+    assert [row[1] for row in result.calls()] == ["Broadcast"]
+    assert result.skipped == [(2, "ReduceScatter among a number of ranks that the log does not tell")]
+
+
+def test_a_recording_of_railscopes_own_goes_into_the_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "railscope-1.npz"
+    with path.open("wb") as file:
+        write_recording(file, recording(calls=40))
+    result = imported(tmp_path, path)
+    assert result.imported.recordings == 1
+    assert len(result.rows("calls")) == 40
+
+
+def test_a_damaged_recording_is_one_line_to_the_user(tmp_path: Path) -> None:
+    from agent.dataset.files import DatasetError
+
+    with pytest.raises(DatasetError, match="this is no recording of railscope"):
+        imported(tmp_path, written(tmp_path, "railscope-1.npz", b"PK\x03\x04" + b"\0" * 100))
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1 << 31,
+    1 << 40,
+    1 << 63,
+    1 << 80,
+    1.5,
+    1e300,
+    "",
+    "x",
+    "-7",
+    [],
+    [[]],
+    {},
+    [None],
+)
+FILES = {
+    "nccl-inspector.log": "nccl-inspector",
+    "nccl_trace_rank_1.json": "torch-flight-recorder",
+    "pytorch_et_rank1.json": "chakra",
+    "pytorch_et_old_rank0.json": "chakra",
+    "gpt.0.json": "chakra",
+    "gpu-node-1_4101.1700000000123456789.pt.trace.json": "kineto",
+}
+
+
+def mutated(value: Any, dice: random.Random) -> Any:
+    """The same with some of its parts replaced."""
+    if dice.random() < 0.04:
+        return copy.deepcopy(dice.choice(ODD))
+    if isinstance(value, dict):
+        return {key: mutated(one, dice) for key, one in value.items()}
+    return [mutated(one, dice) for one in value] if isinstance(value, list) else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(FILES)), st.integers(0, 1 << 30))
+def test_no_odd_value_makes_an_importer_fail(name: str, seed: int) -> None:
+    dice = random.Random(seed)
+    values = json_values((SAMPLES / name).read_text())
+    text = "\n".join(json.dumps(mutated(value, dice)) for value in values)
+    with tempfile.TemporaryDirectory() as folder:
+        file = written(Path(folder), name, text)
+        with contextlib.suppress(ImportFailure):
+            imported(Path(folder), file, chosen=FILES[name])
+
+
+def json_values(text: str) -> list[Any]:
+    """Values that stand one after the other."""
+    decoder, values, at = json.JSONDecoder(), [], 0
+    while rest := text[at:].lstrip():
+        value, end = decoder.raw_decode(rest)
+        values.append(value)
+        at = len(text) - len(rest) + end
+    return values
