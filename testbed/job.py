@@ -26,7 +26,7 @@ from testbed.hosts import Host, TestbedError
 BIN_DIRECTORY: Final = Path(__file__).resolve().parent / "bin"
 DRIVER: Final = BIN_DIRECTORY / "railscope-workload"
 LIBRARY: Final = BIN_DIRECTORY / "librailscope-workload.so"
-PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed", "idle")
+PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "gpt", "mixed", "idle")
 
 _POLL_SECONDS: Final = 0.01
 _STOP_SECONDS: Final = 15.0
@@ -48,6 +48,34 @@ class SkippedCall:
 
     rank: int
     iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class GptShape:
+    """Sizes of the `gpt` pattern; pipeline × tensor × data is the number of ranks."""
+
+    pipeline: int
+    tensor: int
+    data: int
+    layers: int
+    hidden: int
+    sequence: int
+    vocabulary: int
+    micro_batch: int
+    """Sequences."""
+    micro_batches: int
+    """Of a replica in an iteration."""
+    replicas_apart: bool = False
+    """Ranks are counted tensor, pipeline, data; by default tensor, data, pipeline."""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The driver's options."""
+        numbers = (
+            *(self.pipeline, self.tensor, self.data, self.layers, self.hidden, self.sequence, self.vocabulary),
+            *(self.micro_batch, self.micro_batches),
+        )
+        return ["--shape", ",".join(map(str, numbers)), *(["--replicas-apart"] if self.replicas_apart else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +115,8 @@ class JobOptions:
     warm_up_ms: int = 0
     """How late the last rank comes to the first iteration; the others come in between."""
     skip: SkippedCall | None = None
+    shape: GptShape | None = None
+    """With `gpt`, and only there: the sizes of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +251,8 @@ class Job:
             raise TestbedError("a job ends after a number of seconds or of iterations: give exactly one")
         if options.ranks_per_host < 1 or not hosts:
             raise TestbedError("a job needs at least one host and one rank a host")
+        if (options.pattern == "gpt") != (options.shape is not None):
+            raise TestbedError("the pattern gpt needs a shape, and no other pattern takes one")
         if not DRIVER.exists() or not LIBRARY.exists():
             raise TestbedError("the testbed's workload is not built: run `make build`")
         self.hosts: Final = tuple(hosts)
@@ -327,6 +359,8 @@ class Job:
             command += ["--calls", str(options.calls)]
         if options.batch is not None:
             command += ["--batch", str(options.batch)]
+        if options.shape is not None:
+            command += options.shape.arguments
         if options.linger:
             command += ["--linger"]
         if not options.destroy:

@@ -26,7 +26,7 @@ static const char help[] =
     "One rank of a collective job over TCP, called through NCCL's interface.  Start one process a rank with\n"
     "RANK, WORLD_SIZE, LOCAL_RANK, NCCL_HOSTID and NCCL_SOCKET_IFNAME (the rails, comma list) set.\n"
     "\n"
-    "  --pattern NAME        ddp, tensor-parallel, moe, inference, mixed or idle\n"
+    "  --pattern NAME        ddp, tensor-parallel, moe, inference, gpt, mixed or idle\n"
     "  --seconds N           end after N seconds (all ranks at the same iteration)\n"
     "  --iterations N        end after N iterations of the pattern\n"
     "  --id-file FILE        where rank 0 puts the unique id and the others wait for it\n"
@@ -35,6 +35,10 @@ static const char help[] =
     "  --init-before-start   with --start-file: create the communicator before\n"
     "  --bytes N             inference: payload of every call (default: 1 to 64 KiB, mixed)\n"
     "  --calls N             inference: calls of an iteration (default 64)\n"
+    "  --shape P,T,D,L,H,S,V,B,M\n"
+    "                        gpt: pipeline stages, tensor ranks, replicas, layers, hidden size, tokens of a sequence,\n"
+    "                        vocabulary, sequences of a micro-batch, micro-batches of a replica\n"
+    "  --replicas-apart      gpt: count ranks tensor, pipeline, data (default: tensor, data, pipeline)\n"
     "  --seed N              data and random choices (default 1)\n"
     "  --no-verify           do not check results\n"
     "  --die-with PID        end when the starting process, PID, does\n"
@@ -114,7 +118,7 @@ static void parse_options(int argc, char **argv) {
         {"start-file", 1, NULL, 'f'},  {"init-before-start", 0, NULL, 'b'}, {"verify", 0, NULL, 'v'},
         {"no-verify", 0, NULL, 'n'},   {"die-with", 1, NULL, 'd'},          {"bytes", 1, NULL, 'B'},
         {"help", 0, NULL, 'h'},        {"no-destroy", 0, NULL, 'D'},
-        {"linger", 0, NULL, 'L'},
+        {"linger", 0, NULL, 'L'},      {"shape", 1, NULL, 'G'},             {"replicas-apart", 0, NULL, 'R'},
         {"calls", 1, NULL, OPTION_CALLS},
         {"batch", 1, NULL, OPTION_BATCH},
         {"pace-us", 1, NULL, OPTION_PACE_US},
@@ -150,6 +154,8 @@ static void parse_options(int argc, char **argv) {
         case 'B': options.bytes = (size_t)number_of(optarg, "--bytes") & ~(size_t)1; break; /* of bfloat16 */
         case 'L': options.linger = true; break;
         case 'D': options.no_destroy = true; break;
+        case 'G': options.shape = optarg; break;
+        case 'R': options.replicas_apart = true; break;
         case 'h': fputs(help, stdout); exit(0);
         default: exit(EXIT_USAGE);
         }
@@ -161,7 +167,7 @@ static void parse_options(int argc, char **argv) {
     if (optind != argc)
         usage("unexpected argument");
     if (options.pattern == NULL || pattern_named(options.pattern) == NULL)
-        usage("--pattern is one of ddp, tensor-parallel, moe, inference, mixed, idle");
+        usage("--pattern is one of ddp, tensor-parallel, moe, inference, gpt, mixed, idle");
     if ((options.seconds < 0) == (options.iterations < 0))
         usage("give one of --seconds and --iterations");
     if (options.id_file == NULL)
@@ -177,6 +183,9 @@ static void parse_options(int argc, char **argv) {
         usage("give both of --checkpoint-every and --checkpoint-ms, or neither");
     if (options.rank >= options.nranks)
         usage("RANK must be below WORLD_SIZE");
+    const char *problem = strcmp(options.pattern, "gpt") == 0 ? gpt_problem(&options) : NULL;
+    if (problem != NULL)
+        usage(problem);
 }
 
 static double now_seconds(void) {

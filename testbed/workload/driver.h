@@ -2,6 +2,8 @@
  *
  *   driver.c           options, meeting the other ranks, the loop, the end
  *   driver_patterns.c  what training and inference jobs call
+ *   driver_gpt.c       what a GPT on pipeline stages, tensor ranks and replicas calls
+ *   driver_gpt_shape.c how much that is, and in which order
  *   driver_moments.c   what happens between calls: pauses, checkpoints, warm-up, a call left out
  *   driver_data.c      data whose right results are known without a second computation
  *   driver_report.c    what was called, for whoever compares */
@@ -49,6 +51,8 @@ struct options {
     bool verify, init_before_start;
     int rank, nranks;
     int64_t calls;                   /* inference: of an iteration; 0: the pattern's own */
+    const char *shape;               /* gpt: its sizes, as gpt_shape_read has them */
+    bool replicas_apart;             /* gpt: ranks are counted tensor, pipeline, data */
     int64_t batch;                   /* iterations between two agreements about the end; 0: as many as fit in 50 ms */
     struct moments moments;
     bool no_destroy, linger;
@@ -103,5 +107,23 @@ struct pattern {
 };
 
 const struct pattern *pattern_named(const char *name); /* NULL: there is none */
+
+/* What patterns share.  Results are checked when they are settled, so that their buffers must stay until then. */
+enum { PENDING = 256 }; /* results that can wait */
+void expect(const struct job *job, const void *received, const void *expected, size_t bytes, const char *what);
+void settle(const struct job *job);
+void buffers_make(struct job *job, int count, size_t bytes);
+void finish_buffers(struct job *job);
+struct party *split(const struct party *parent, int color, int key); /* NULL: NCCL_SPLIT_NOCOLOR */
+void destroy(struct party *party);
+void all_reduce(struct job *job, struct party *party, const struct data *data, char *target, size_t count,
+                ncclDataType_t type, ncclRedOp_t reduction, uint64_t iteration, cudaStream_t stream);
+
+/* ---- driver_gpt.c ---- */
+
+const char *gpt_problem(const struct options *options); /* reads the shape; NULL: this job can have it */
+void gpt_prepare(struct job *job);
+void gpt_iterate(struct job *job, uint64_t iteration);
+void gpt_finish(struct job *job);
 
 #endif

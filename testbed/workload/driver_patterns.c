@@ -7,8 +7,6 @@
 #include <string.h>
 #include <time.h>
 
-enum { PENDING = 256 };
-
 /* ---- results to check once the stream has come so far ---- */
 
 static struct {
@@ -18,7 +16,7 @@ static struct {
 } pending[PENDING];
 static int pending_count;
 
-static void expect(const struct job *job, const void *received, const void *expected, size_t bytes, const char *what) {
+void expect(const struct job *job, const void *received, const void *expected, size_t bytes, const char *what) {
     if (!job->options->verify || bytes == 0)
         return;
     if (pending_count == PENDING)
@@ -29,7 +27,7 @@ static void expect(const struct job *job, const void *received, const void *expe
     pending[pending_count++].what = what;
 }
 
-static void settle(const struct job *job) {
+void settle(const struct job *job) {
     must(workload_stream_synchronize(job->stream), "waiting for the stream");
     must(workload_stream_synchronize(job->other_stream), "waiting for the other stream");
     for (int i = 0; i < pending_count; i++) {
@@ -49,7 +47,7 @@ static void compute(long milliseconds) {
     nanosleep(&(struct timespec){.tv_nsec = milliseconds * 1000000}, NULL);
 }
 
-static void buffers_make(struct job *job, int count, size_t bytes) {
+void buffers_make(struct job *job, int count, size_t bytes) {
     job->buffers = calloc((size_t)count, sizeof *job->buffers);
     for (int i = 0; i < count; i++)
         if (job->buffers == NULL || (job->buffers[i] = calloc(1, bytes)) == NULL)
@@ -57,27 +55,27 @@ static void buffers_make(struct job *job, int count, size_t bytes) {
     job->buffer_count = count;
 }
 
-static void finish_buffers(struct job *job) {
+void finish_buffers(struct job *job) {
     for (int i = 0; i < job->buffer_count; i++)
         free(job->buffers[i]);
     free(job->buffers);
     data_free(job->data);
 }
 
-static struct party *split(const struct party *parent, int color, int key) {
+struct party *split(const struct party *parent, int color, int key) {
     ncclComm_t comm;
     must(ncclCommSplit(parent->comm, color, key, &comm, NULL), "ncclCommSplit");
-    return party_make(comm);
+    return comm == NULL ? NULL : party_make(comm);
 }
 
-static void destroy(struct party *party) {
+void destroy(struct party *party) {
     must(ncclCommFinalize(party->comm), "ncclCommFinalize");
     must(ncclCommDestroy(party->comm), "ncclCommDestroy");
     party->comm = NULL;
 }
 
-static void all_reduce(struct job *job, struct party *party, const struct data *data, char *target, size_t count,
-                       ncclDataType_t type, ncclRedOp_t reduction, uint64_t iteration, cudaStream_t stream) {
+void all_reduce(struct job *job, struct party *party, const struct data *data, char *target, size_t count,
+                ncclDataType_t type, ncclRedOp_t reduction, uint64_t iteration, cudaStream_t stream) {
     if (moments_skip(&job->options->moments, job->options->rank, job->iteration))
         wait_for_ever();
     CALL(party, COUNT_ALL_REDUCE, count, type,
@@ -352,6 +350,7 @@ static const struct pattern patterns[] = {
     {"tensor-parallel", tensor_prepare, tensor_iterate, finish_buffers, true},
     {"moe", moe_prepare, moe_iterate, moe_finish, false},
     {"inference", inference_prepare, inference_iterate, finish_buffers, true},
+    {"gpt", gpt_prepare, gpt_iterate, gpt_finish, false},
     {"mixed", mixed_prepare, mixed_iterate, mixed_finish, false},
     {"idle", nothing, idle_iterate, nothing, false},
 };

@@ -36,9 +36,10 @@ SHARED_OBJECT_SOURCES: Final = (
     "ll.c",
     "reduce.c",
 )
-DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "families.c", "failures.c", "completion.c", "operations.c")
-MOMENTS: Final = REPOSITORY / "testbed" / "workload" / "driver_moments.c"
-"""What happens between calls: the workload's driver does it too."""
+DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "families.c", "gpt.c", "failures.c", "completion.c", "operations.c")
+WORKLOAD: Final = REPOSITORY / "testbed" / "workload"
+SHARED_SOURCES: Final = ("driver_moments.c", "driver_gpt_shape.c")
+"""Of the workload's driver: what happens between calls, and what a GPT sends."""
 FLAGS: Final = ("-std=c11", "-D_GNU_SOURCE", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 
 
@@ -110,8 +111,9 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
                 _compile(
                     [*common, *flags, "-Wl,-rpath,$ORIGIN"], [source], library, [f"-L{folder}", f"-l:{needed.name}"]
                 )
-        inputs = [*(SOURCES / name for name in DRIVER_SOURCES), MOMENTS]
-        headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h", MOMENTS.with_suffix(".h")]
+        shared = [WORKLOAD / name for name in SHARED_SOURCES]
+        inputs = [*(SOURCES / name for name in DRIVER_SOURCES), *shared]
+        headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h", *(path.with_suffix(".h") for path in shared)]
         if _stale(double.driver, [*inputs, *headers, double.shared_object, recipe]):
             libraries = [
                 f"-L{folder}",
@@ -121,7 +123,7 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
                 f"-Wl,-rpath,$ORIGIN:$ORIGIN/../{nccl.parent.name}",
             ]
             flags = ["-O2", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
-            _compile([*common, f"-I{MOMENTS.parent}", *flags], inputs, double.driver, libraries)
+            _compile([*common, f"-I{WORKLOAD}", *flags], inputs, double.driver, libraries)
     return double
 
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from testbed.hosts import Fabric
-from testbed.job import Moments, SkippedCall, moment_arguments
+from testbed.job import GptShape, Moments, SkippedCall, moment_arguments
 from tests.nccl.build import Double
 
 ENVIRONMENT: Final = {
@@ -161,6 +161,7 @@ class Job:
         destroy: bool = True,
         hold: bool = False,
         events: str | None = None,
+        shape: GptShape | None = None,
         event_poll_us: int = 100,
         blocking: bool = True,
         environment: Mapping[str, str | None] | None = None,
@@ -174,7 +175,8 @@ class Job:
                 them on all communicators in one group), grouped (four AllReduces in one group), empty (an AllReduce
                 and a Send and Recv without an element, with one collective of each kind without an element before and
                 behind), split (a communicator for even and one for odd ranks), families (all but the last rank in
-                a split and in a shrunk communicator; the split one then grown to all ranks, from 2.29), graph
+                a split and in a shrunk communicator; the split one then grown to all ranks, from 2.29), gpt (a GPT of
+                `shape`, in communicators that are split off), graph
                 (an AllReduce and an AllGather captured once and replayed `iterations` times), graph-and-live (an
                 AllReduce outside the graph after each replay), graph-of-group (48 AllReduces of one group
                 captured), abandoned (rank 0 never comes, the communicator is aborted), revoked (the same, revoked
@@ -193,6 +195,7 @@ class Job:
                 for the stream), watchdog (go on; a thread asks the events).  For the single operations,
                 everything, mixed and the graphs.
             event_poll_us: pause between two queries of an event.
+            shape: of the pattern gpt, with its default order of ranks.
             blocking: False: the communicators do not block; each call is waited for with ncclCommGetAsyncError.
             hold: keep the ranks alive after their last operation until `release`.
             environment: overrides of ENVIRONMENT; None takes a variable away.
@@ -209,6 +212,7 @@ class Job:
             *moment_arguments(pace_us=pace_us, warm_up_ms=warm_up_ms, pause=pause, checkpoint=checkpoint, skip=skip),
             *("--blocking", str(int(blocking))),
             *(("--events", events) if events else ()),
+            *(shape.arguments if shape else ()),
         ]
         self._environment: dict[str, str | None] = {**ENVIRONMENT, **(environment or {})}
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.hosts import Host, TestbedError
-from testbed.job import DRIVER, Job, JobOptions, OperationCount, RailBytes, RankReport
+from testbed.job import DRIVER, GptShape, Job, JobOptions, OperationCount, RailBytes, RankReport
 
 ENDLESS = ["--pattern", "ddp", "--seconds", "1", "--id-file", "x"]
 HOST = Host(0, "nowhere", ("rail0",), ("10.77.0.1",))
@@ -31,6 +31,8 @@ REPORT = """{"pid": 12, "rank": 1, "nranks": 2, "pattern": "ddp", "host": "host1
         (JobOptions("ddp"), "exactly one"),
         (JobOptions("ddp", seconds=1, iterations=1), "exactly one"),
         (JobOptions("ddp", seconds=1, ranks_per_host=0), "at least one"),
+        (JobOptions("gpt", seconds=1), "gpt needs a shape"),
+        (JobOptions("ddp", seconds=1, shape=GptShape(1, 1, 1, 1, 8, 8, 8, 1, 1)), "no other pattern takes one"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(options: JobOptions, words: str) -> None:
@@ -94,3 +96,19 @@ def test_one_rank_alone_needs_no_fabric(tmp_path: Path) -> None:
     assert report.host == 'a"b\\c'
     assert report.communicators[0].nranks == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["id", "r"]  # no half-written file stays
+
+
+def test_a_gpt_s_shape_becomes_the_driver_s_options() -> None:
+    shape = GptShape(
+        pipeline=2,
+        tensor=3,
+        data=4,
+        layers=5,
+        hidden=6,
+        sequence=7,
+        vocabulary=8,
+        micro_batch=9,
+        micro_batches=10,
+        replicas_apart=True,
+    )
+    assert shape.arguments == ["--shape", "2,3,4,5,6,7,8,9,10", "--replicas-apart"]

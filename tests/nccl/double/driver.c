@@ -242,6 +242,7 @@ static const struct {
     {"--hold-file", &options.hold, NULL},
     {"--progress-file", &options.progress, NULL},
     {"--events", &options.events, NULL},
+    {"--shape", &options.shape, NULL},
     {"--event-poll-us", NULL, &options.event_poll_us},
     {"--pattern", &options.pattern, NULL},
     {"--type", &options.type, NULL},

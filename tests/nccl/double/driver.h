@@ -3,10 +3,12 @@
  *   driver.c      options, communicators, the report
  *   patterns.c    which operations a job calls, in which order
  *   families.c    communicators made from others
+ *   gpt.c         a GPT on pipeline stages, tensor ranks and replicas
  *   failures.c    patterns in which a peer is missing
  *   completion.c  how a rank learns that an operation is over
  *   operations.c  one operation: its input, the call, its result
  *   driver_moments.c  (of testbed/workload) what happens between calls
+ *   driver_gpt_shape.c  (of testbed/workload) what a GPT sends, in which order
  */
 #pragma once
 
@@ -67,7 +69,7 @@ extern struct options {
     int rank, ranks, iterations, communicators, event_poll_us, blocking, destroy;
     struct moments moments;
     size_t bytes;
-    const char *id, *report, *ready, *start, *progress, *hold, *pattern, *type, *op, *events;
+    const char *id, *report, *ready, *start, *progress, *hold, *pattern, *type, *op, *events, *shape;
 } options;
 extern struct job jobs[COMMS_MAX]; /* first those of --communicators, then what a pattern opens */
 extern int open_jobs;
@@ -119,7 +121,7 @@ void finish_operations(void);
 /* The same, but wait in any case. */
 void finish_all(void);
 
-/* ---- patterns.c, families.c, failures.c ---- */
+/* ---- patterns.c, families.c, gpt.c, failures.c ---- */
 
 void run_pattern(void);
 struct request request_of(enum operation operation, int type, int op);
@@ -132,6 +134,7 @@ extern struct result {
 } results[RESULTS_MAX];
 void split(int type);
 void families(int type);
+void gpt(void);
 void abandoned(int type);
 void revoked(int type);
 void bereaved(int type, bool revoke);

@@ -261,6 +261,7 @@ void run_pattern(void) {
         EMPTY,
         SPLIT,
         FAMILIES,
+        GPT,
         GRAPH,
         GRAPH_AND_LIVE,
         GRAPH_OF_GROUP,
@@ -274,7 +275,7 @@ void run_pattern(void) {
         "allreduce",      "allgather",   "reducescatter", "broadcast", "reduce",
         "alltoall",       "sendrecv",    "everything",    "mixed",
         "mixed-group",    "grouped",     "empty",         "split",     "families",
-        "graph",          "graph-and-live", "graph-of-group", "abandoned", "revoked",
+        "gpt",            "graph",       "graph-and-live", "graph-of-group", "abandoned", "revoked",
         "bereaved",       "bereaved-revoke"};
     int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
     int pattern = index_of(options.pattern, patterns, PATTERNS, "pattern");
@@ -293,6 +294,8 @@ void run_pattern(void) {
         return split(type);
     case FAMILIES:
         return families(type);
+    case GPT:
+        return gpt();
     case GRAPH:
     case GRAPH_AND_LIVE:
     case GRAPH_OF_GROUP:
