@@ -163,6 +163,12 @@ def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a TOML file with these options as keys")
+    add_shape_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """The options that describe a job, for every command that asks the model."""
     for option in _OPTIONS:
         parser.add_argument(
             f"--{option.name}",
@@ -189,7 +195,12 @@ def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=help_text,
         )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def describes_a_job(parsed: Any) -> bool:
+    """Whether a file or any option of `add_shape_arguments` was given."""
+    given = vars(parsed)
+    return parsed.file is not None or any(key in given for key in (*(option.key for option in _OPTIONS), "recompute"))
 
 
 def request_from(parsed: Any) -> Request:

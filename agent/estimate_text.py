@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from fractions import Fraction
 from itertools import groupby
@@ -16,6 +15,7 @@ from agent.model.shape import Mode, Shape
 from agent.model.times import r_bubble_without_dp
 from agent.model.traffic import Kind
 from agent.model.volumes import StageVolumes
+from agent.text_tables import table
 
 _UNITS: Final = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40), ("PiB", 1 << 50))
 _PREFIXES: Final = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))
@@ -71,7 +71,7 @@ def _volumes(estimate: Estimate) -> list[str]:
         volume = getattr(estimate.volumes, row.name)
         sizes = (bytes_text(volume.message_bytes), bytes_text(volume.bytes)) if volume.messages else ("–", "–")
         rows.append((row.name, _number(volume.messages), *sizes))
-    lines = [f"A rank of stage {request.stage} hands to NCCL in an iteration (payload{held})", *_table(rows, "<>>>")]
+    lines = [f"A rank of stage {request.stage} hands to NCCL in an iteration (payload{held})", *table(rows, "<>>>")]
     if request.mode is Mode.EXACT and shape.tensor > 1 and shape.is_last(request.stage):
         lines.append("  not counted: the output layer's AllReduce and three of the loss, for each micro-batch")
     return lines
@@ -86,7 +86,7 @@ def _pairs(estimate: Estimate) -> list[str]:
         node, rail = divmod(peer, nodes.gpus_per_node)
         where = f"node {node}, rail {rail}" if node else f"this node, GPU {rail}"
         rows.append((str(peer), where, bytes_text(count), ", ".join(_kinds_to(estimate, peer))))
-    lines += _table(rows, "><><") if len(rows) > 1 else ["  nothing: it is alone"]
+    lines += table(rows, "><><") if len(rows) > 1 else ["  nothing: it is alone"]
     counted = ", ".join(f"{kind.name.lower()} {flows.only(kind).pair_count:,}" for kind in Kind)
     possible = flows.possible_pairs
     share = f" ({_share(flows.pair_count, possible)})" if possible else ""
@@ -121,7 +121,7 @@ def _between_nodes(estimate: Estimate) -> list[str]:
         most, least = int(np.argmax(by_node)), int(np.argmin(by_node))
         rows.append(("busiest node sends", bytes_text(int(by_node[most])), f"node {most}"))
         rows.append(("least busy node sends", bytes_text(int(by_node[least])), f"node {least}"))
-    return [*lines, *_table(rows, "<><")]
+    return [*lines, *table(rows, "<><")]
 
 
 def _times(estimate: Estimate) -> list[str]:
@@ -148,7 +148,7 @@ def _times(estimate: Estimate) -> list[str]:
     without = r_bubble_without_dp(estimate.request.shape)
     lines = [
         "Time of an iteration (the paper's equations: stages alike, nothing overlaps)",
-        *_table(rows, "<>><"),
+        *table(rows, "<>><"),
         f"  communication ratio {spent.r_comm:.7f}; bubble ratio {spent.r_bubble:.6f}, without dp {without} = "
         f"{float(without):.6f}",
     ]
@@ -158,15 +158,6 @@ def _times(estimate: Estimate) -> list[str]:
         )
         lines.append("    --c-dp (bytes/s), --peak-flops and --mu")
     return lines
-
-
-def _table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
-    """Indented columns; each of `sides` is `<` or `>`, for one column."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

@@ -17,11 +17,14 @@ from testbed.hosts import TestbedError
 from tests.bench import (
     agent_cost,
     collection_cost,
+    dataset_cost,
     first_sight,
     late_attach,
     nccl_cost,
     probe_cost,
     program_cost,
+    recorder_cost,
+    report_cost,
     ring_reader,
     sampler_cost,
     workload_cost,
@@ -42,6 +45,9 @@ _PARTS: Final[dict[str, tuple[Part, int]]] = {
     program_cost.PART: (program_cost.measure, 3),
     late_attach.PART: (late_attach.measure, 5),
     first_sight.PART: (first_sight.measure, 7),
+    recorder_cost.PART: (recorder_cost.measure, 5),
+    dataset_cost.PART: (dataset_cost.measure, 3),
+    report_cost.PART: (report_cost.measure, 1),
 }
 """Each part and its usual number of rounds."""
 

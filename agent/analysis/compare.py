@@ -1,0 +1,233 @@
+"""Two recordings, or a recording and an estimate, figure by figure (rows 15 and 17; paper B: TCP against RoCE).
+
+Both sides make the same figures; a figure that one side lacks stays with the other's value.  Counts and bytes are of
+one iteration, so that recordings of different length can be held against each other.  Figures that vary from iteration
+to iteration, or from one stretch of time to the next, are tested for significance (`significance`).
+
+Against an estimate, A is what was measured and B what was predicted, and each figure has its accuracy
+1 − |predicted − measured| / measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.calls import count_calls
+from agent.analysis.composition import find_composition
+from agent.analysis.engines import engine
+from agent.analysis.gpus import find_gpus
+from agent.analysis.iteration_count import count_iterations
+from agent.analysis.ops import find_ops
+from agent.analysis.report import report_of
+from agent.analysis.report_facts import Composition, OpUse, Report, Traffic
+from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from agent.analysis.significance import LEVEL, RankTest, adjusted, rank_test
+from agent.analysis.traffic import find_traffic
+from agent.dataset.reader import Dataset, open_dataset
+
+Kind = tuple[str, int | None, str]
+"""Operation, payload and source of its times: what operations are like each other."""
+MOST_KINDS: Final = 12
+_STRETCHES: Final = 48
+
+
+class Unit(Enum):
+    """How a figure is shown."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    RATE = "bytes/s"
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One figure of one side."""
+
+    row: int
+    """Of `measurements`."""
+    name: str
+    unit: Unit
+    value: float | None
+    """None: not known."""
+    samples: NDArray[Any] | None = None
+    """What the figure varies over; None: it is no figure that varies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of both sides."""
+
+    row: int
+    name: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    test: RankTest | None
+    """None: nothing that varies, or too few values."""
+    p: float | None
+    """Of the test, adjusted for all that were tested together."""
+    accuracy: float | None = None
+    """Of B as a prediction of A; None: B is no prediction, or it cannot be told."""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def ratio(self) -> float | None:
+        """B / A."""
+        return None if self.a is None or self.b is None or not self.a else self.b / self.a
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether chance explains the difference; None: it was not tested."""
+        return None if self.p is None else self.p < LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A recording with what its report does not keep."""
+
+    name: str
+    report: Report
+    iterations: int | None
+    """How many `composition` and `traffic` are of; None: not known, and they are of the whole recording."""
+    ops: tuple[OpUse, ...]
+    composition: Composition
+    traffic: Traffic
+    latencies: Mapping[Kind, NDArray[Any]]
+    """Medians of stretches of time, of the most frequent kinds; seconds."""
+    notes: tuple[str, ...]
+    """What makes figures unsure, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Everything that `railscope compare` shows."""
+
+    a: str
+    b: str
+    predicted: bool
+    """Whether B is an estimate."""
+    simulated: bool
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...]
+
+
+def read_side(folder: Path, name: str, iterations: int | None = None) -> Side:
+    """One recording, which is called `name`; `iterations` is how many it holds, where the user knows.
+
+    Raises:
+        DatasetError: the folder is no dataset.
+    """
+    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
+        return side_of(open_dataset([folder], backend), name, iterations)
+
+
+def side_of(dataset: Dataset, name: str, iterations: int | None = None) -> Side:
+    """As `read_side`, of an open dataset."""
+    report = report_of(dataset)
+    gpus, counted = find_gpus(dataset), count_calls(dataset)
+    whole = count_iterations(dataset, gpus, counted, report.regularity, report.iterations, iterations)
+    usual = Side(
+        name,
+        report,
+        None if whole is None else whole.number,
+        report.ops,
+        report.composition,
+        report.matrix,
+        _latencies(dataset, report),
+        report.losses,
+    )
+    if whole is None or not whole.note:
+        return usual
+    return replace(
+        usual,
+        ops=find_ops(whole.counted),
+        composition=find_composition(dataset, gpus, whole.counted)[0],
+        traffic=find_traffic(dataset, gpus, whole.counted)[0],
+        notes=(whole.note, *report.losses),
+    )
+
+
+def compare_values(a: Sequence[Value], b: Sequence[Value], *, predicted: bool = False) -> tuple[Figure, ...]:
+    """Pair figures of the same row and name, in A's order, then those that only B has."""
+    others = {(value.row, value.name): value for value in b}
+    pairs: list[tuple[Value | None, Value | None]] = [(value, others.pop((value.row, value.name), None)) for value in a]
+    pairs += [(None, value) for value in others.values()]
+    figures = [_figure(*pair, predicted=predicted) for pair in pairs]
+    tested = [place for place, figure in enumerate(figures) if figure.test is not None]
+    surer = adjusted([figures[place].p or 0.0 for place in tested])
+    for place, p in zip(tested, surer, strict=True):
+        figures[place] = replace(figures[place], p=p)
+    return tuple(sorted(figures, key=lambda figure: figure.row))
+
+
+def accuracy(measured: float | None, predicted: float | None) -> float | None:
+    """1 − |predicted − measured| / measured; None where either is not known, or nothing was measured."""
+    if measured is None or predicted is None or not measured:
+        return None
+    return 1 - abs(predicted - measured) / abs(measured)
+
+
+def _figure(a: Value | None, b: Value | None, *, predicted: bool) -> Figure:
+    known = a if a is not None else b
+    assert known is not None
+    test = None
+    if a is not None and b is not None and a.samples is not None and b.samples is not None:
+        test = rank_test(a.samples, b.samples)
+    left, right = (None if one is None else one.value for one in (a, b))
+    return Figure(
+        row=known.row,
+        name=known.name,
+        unit=known.unit,
+        a=left,
+        b=right,
+        test=test,
+        p=None if test is None else test.p,
+        accuracy=accuracy(left, right) if predicted else None,
+    )
+
+
+def _latencies(dataset: Dataset, report: Report) -> dict[Kind, NDArray[Any]]:
+    """Medians of equal stretches of time, of the most frequent kinds of operations.
+
+    Operations next to each other are alike; stretches are less so, and there are few enough of them to test.
+    """
+    most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or -1, row.source))
+    kinds = [(row.op, row.payload_bytes, row.source) for row in most[:MOST_KINDS]]
+    if not kinds:
+        return {}
+    operations = dataset["operations"]
+    took = operations["end_ns"] - operations["begin_ns"]
+    timed = operations.filter(took >= 0).select(
+        "begin_ns",
+        op=operations["op"].fill_null(""),
+        payload=operations["payload_bytes"].fill_null(-1),
+        source=operations["source"].fill_null(""),
+        took_ns=took,
+    )
+    sizes = sorted({-1 if payload is None else payload for _, payload, _ in kinds})
+    timed = timed.filter(timed["payload"].isin(sizes))
+    ends = dataset.rows(timed.aggregate(first=timed["begin_ns"].min(), last=timed["begin_ns"].max()))
+    first, last = (ends[name][0].as_py() for name in ("first", "last"))
+    if first is None:
+        return {}
+    width = (last - first) // _STRETCHES + 1
+    timed = timed.mutate(stretch=(timed["begin_ns"] - first) // width)
+    grouped = timed.group_by("op", "payload", "source", "stretch").agg(median=timed["took_ns"].median())
+    medians: dict[Kind, list[tuple[int, float]]] = {kind: [] for kind in kinds}
+    for row in dataset.rows(grouped).to_pylist():
+        kind = (row["op"], None if row["payload"] < 0 else row["payload"], row["source"])
+        if kind in medians:
+            medians[kind].append((int(row["stretch"]), row["median"] / 1e9))
+    return {kind: np.array([median for _, median in sorted(found)]) for kind, found in medians.items()}

@@ -1,0 +1,47 @@
+"""Folders of datasets for whatever a user names: datasets as they are, other files imported first (agent/imports)."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.dataset.reader import DatasetError
+from agent.imports.facts import ImportFailure
+from agent.imports.runner import import_paths
+
+
+@contextmanager
+def as_datasets(paths: Sequence[Path], *, apart: bool) -> Iterator[list[Path]]:
+    """Folders of datasets in the order of `paths`; those of files are temporary, and gone afterwards.
+
+    All files together make one dataset, as they may be parts of one job; `apart`: each makes one of its own, named as
+    the file.
+
+    Raises:
+        DatasetError: a file cannot be imported.
+    """
+    files = [path for path in paths if path.is_file()]
+    with tempfile.TemporaryDirectory(prefix="railscope-") as temporary:
+        if not apart:
+            folders = [path for path in paths if path not in files]
+            if files:
+                folders.append(_imported(files, Path(temporary)))
+            yield folders
+            return
+        yield [
+            _imported([path], Path(temporary) / str(number) / path.stem) if path in files else path
+            for number, path in enumerate(paths)
+        ]
+
+
+def _imported(files: Sequence[Path], folder: Path) -> Path:
+    try:
+        import_paths(files, folder, None, None)
+    except ImportFailure as error:
+        # Formats are chosen there; here every file's own beginning tells.
+        raise DatasetError(str(error).replace("with --format", "to 'railscope import --format'")) from None
+    except OSError as error:
+        raise DatasetError(f"{error.filename or folder}: {error.strerror or error}") from None
+    return folder

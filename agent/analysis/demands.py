@@ -1,0 +1,216 @@
+"""What a job's groups send, apart from where their members run: the demand that a placement has to carry.
+
+A group's collectives are a ring, and what each member sends to the next is that of `traffic`; Sends, AllToAlls and
+rooted scatters go straight.  Where other servers are given to the members, the ring visits the servers one after the
+other, as NCCL's does: members keep their order within a server, and servers that of their first members.
+
+The model's own prediction from (p, t, d) needs layers and sizes that nobody calls out loud (`railscope estimate`).
+`predicted_traffic` needs only the payloads by role, that were recorded or assumed, and a mapping.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.analysis.calls import CountedCalls, Integers
+from agent.analysis.gpus import Gpus
+from agent.analysis.group_evidence import grouped
+from agent.analysis.groups import DP, EMBEDDING, TP, Groups
+from agent.analysis.report_facts import PairTraffic
+from agent.analysis.traffic import ring_bytes
+from agent.model.mapping import Mapping as RankMapping
+from agent.model.traffic import ring_edge_bytes
+from probes.nccl.abi import DATA_TYPE_BYTES
+
+_ELEMENT_BYTES = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RingDemand:
+    """The collectives of one group over a ring."""
+
+    role: str
+    gpus: tuple[int, ...]
+    """By rank."""
+    sent_bytes: tuple[int, ...]
+    """By rank: wire bytes to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairDemand:
+    """What goes straight from one GPU to another."""
+
+    role: str
+    source: int
+    destination: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Everything that the recorded groups send, in wire bytes over the whole recording."""
+
+    rings: tuple[RingDemand, ...]
+    pairs: tuple[PairDemand, ...]
+
+    def flows(self, server: Sequence[int]) -> Mapping[tuple[str, int, int], int]:
+        """Wire bytes by role, source and destination, where GPU k runs on server[k]."""
+        flows: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        for pair in self.pairs:
+            flows[pair.role, pair.source, pair.destination] += pair.wire_bytes
+        for ring in self.rings:
+            order = ring_order([server[gpu] for gpu in ring.gpus])
+            for place, member in enumerate(order):
+                following = order[(place + 1) % len(order)]
+                flows[ring.role, ring.gpus[member], ring.gpus[following]] += ring.sent_bytes[place]
+        return flows
+
+
+def ring_order(servers: Sequence[int]) -> list[int]:
+    """The members of a ring, one server after the other, from the servers of its ranks."""
+    first: dict[int, int] = {}
+    for place, server in enumerate(servers):
+        first.setdefault(server, place)
+    return sorted(range(len(servers)), key=lambda place: (first[servers[place]], place))
+
+
+def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
+    """What the groups sent, as far as all members of a group are recorded."""
+    whole = [one for one in gpus.communicators if one.complete and len(one.members) > 1]
+    numbers = {one.comm: number for number, one in enumerate(whole)}
+    comm_of_end = np.array([_number(gpus, numbers, end) for end in counted.ends], dtype=np.int64)
+    rank_of_end = np.array([gpus.rank_of.get(end, 0) for end in counted.ends], dtype=np.int64)
+    comm = comm_of_end[counted.end]
+    by_comm = np.argsort(comm, kind="stable")
+    bounds = np.searchsorted(comm[by_comm], np.arange(len(whole) + 1))
+    rings: list[RingDemand] = []
+    pairs: list[PairDemand] = []
+    for number, one in enumerate(whole):
+        rows = by_comm[bounds[number] : bounds[number + 1]]
+        ranks = rank_of_end[counted.end[rows]]
+        members = tuple(one.members[rank] for rank in range(len(one.members)))
+        role = groups.roles[one.comm]
+        sent = _ring_bytes(counted, rows, ranks, len(members))
+        if any(sent):
+            rings.append(RingDemand(role, members, tuple(sent)))
+        pairs.extend(
+            PairDemand(role, members[source], members[destination], count)
+            for (source, destination), count in sorted(_direct(counted, rows, ranks, len(members)).items())
+        )
+    return Demands(tuple(rings), tuple(pairs))
+
+
+def _number(gpus: Gpus, numbers: Mapping[str, int], end: tuple[int, int]) -> int:
+    communicator = gpus.communicator_of.get(end)
+    return -1 if communicator is None else numbers.get(communicator.comm, -1)
+
+
+def _ring_bytes(counted: CountedCalls, rows: Integers, ranks: Integers, members: int) -> list[int]:
+    sent = np.zeros(members, dtype=np.int64)
+    payload = np.maximum(counted.payload_bytes[rows], 0)
+    sizes = np.array([_ELEMENT_BYTES.get(name, 1) for name in counted.type_names], dtype=np.int64)
+    for number, name in enumerate(counted.op_names):
+        own = counted.op[rows] == number
+        if not own.any():
+            continue
+        place, calls, size = ranks[own], counted.calls[rows][own], payload[own]
+        if name == "AllReduce":
+            np.add.at(sent, place, calls * ring_bytes(size, sizes[counted.data_type[rows][own]], members, place))
+        elif name in ("AllGather", "ReduceScatter"):
+            np.add.at(sent, place, calls * size * (members - 1))
+        elif name == "Broadcast":
+            np.add.at(sent, place, np.where((place + 1) % members == counted.peer[rows][own], 0, calls * size))
+        elif name == "Reduce":
+            np.add.at(sent, place, np.where(place == counted.peer[rows][own], 0, calls * size))
+    return [int(count) for count in sent]
+
+
+def _direct(counted: CountedCalls, rows: Integers, ranks: Integers, members: int) -> dict[tuple[int, int], int]:
+    found: defaultdict[tuple[int, int], int] = defaultdict(int)
+    distinct, (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
+    for (op, rank, peer), count in zip(distinct.tolist(), moved.tolist(), strict=True):
+        name = counted.op_names[op]
+        if name == "AllToAll" or (name == "Scatter" and peer == rank):
+            destinations: Iterable[int] = range(members)
+        elif name in ("Send", "PutSignal", "Gather") and peer >= 0:
+            destinations = (peer,)
+        else:
+            continue
+        for destination in destinations:
+            if destination != rank and count:
+                found[rank, destination] += count
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StagePayload:
+    """What each rank of one pipeline stage hands to NCCL, whole bytes of half-precision elements."""
+
+    tp_bytes: int
+    """In AllReduces among the tensor ranks."""
+    pp_bytes: int
+    """In Sends to each neighbouring stage."""
+    dp_bytes: int
+    """In AllReduces among the replicas."""
+    embedding_bytes: int
+    """In AllReduces between the first and the last stage."""
+
+
+def predicted_traffic(payloads: Sequence[StagePayload], mapping: RankMapping) -> tuple[PairTraffic, ...]:
+    """Wire bytes of every directed pair of GPUs, from the payloads by stage and a mapping of positions to GPUs.
+
+    The same single rings as `railscope estimate`: with `stage_volumes` as payloads the two are equal.
+    """
+    ranks = mapping.ranks
+    flows: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def ring(members: Sequence[int], payload_bytes: int) -> None:
+        for place, sent in enumerate(ring_edge_bytes(payload_bytes, len(members)).tolist()):
+            if sent:
+                flows[members[place], members[(place + 1) % len(members)]] += sent
+
+    stages, data, tensor = ranks.shape
+    for stage, payload in enumerate(payloads):
+        for replica in range(data):
+            ring(ranks[stage, replica].tolist(), payload.tp_bytes)
+        for place in range(tensor):
+            ring(ranks[stage, :, place].tolist(), payload.dp_bytes)
+        for neighbour in (stage - 1, stage + 1):
+            if 0 <= neighbour < stages and payload.pp_bytes:
+                for source, destination in zip(ranks[stage].flat, ranks[neighbour].flat, strict=True):
+                    flows[int(source), int(destination)] += payload.pp_bytes
+    if stages > 1:
+        for first, last in zip(ranks[0].flat, ranks[-1].flat, strict=True):
+            ring([int(first), int(last)], payloads[0].embedding_bytes)
+    return tuple(PairTraffic(source, destination, count) for (source, destination), count in sorted(flows.items()))
+
+
+def observed_payloads(groups: Groups, mapping: RankMapping) -> tuple[StagePayload, ...]:
+    """The payloads by stage that were recorded, over the whole recording; of a stage's GPUs, the largest.
+
+    An AllGather or ReduceScatter of b bytes among g ranks counts as the AllReduce of g·b/2 that sends as much.
+    """
+    stages = len(mapping.ranks)
+    own: dict[str, dict[int, int]] = {role: defaultdict(int) for role in (TP, DP, EMBEDDING)}
+    for role, sums_of in own.items():
+        for one in groups.of_role(role):
+            reduced = one.ops["AllReduce"].payload_bytes if "AllReduce" in one.ops else 0
+            halves = sum(one.ops[op].payload_bytes for op in ("AllGather", "ReduceScatter") if op in one.ops)
+            for gpu in one.gpus:
+                sums_of[gpu] += (2 * reduced + one.size * halves) // (2 * max(one.callers, 1))
+    size = groups.pipelines.message_bytes
+    sent = {gpu: calls * size for gpu, calls in groups.pipelines.calls.items()}
+
+    def largest(by_gpu: Mapping[int, int], stage: int) -> int:
+        return max(by_gpu.get(gpu, 0) for gpu in mapping.ranks[stage].ravel().tolist())
+
+    return tuple(
+        StagePayload(
+            largest(own[TP], stage), largest(sent, stage), largest(own[DP], stage), largest(own[EMBEDDING], stage)
+        )
+        for stage in range(stages)
+    )

@@ -1,0 +1,223 @@
+"""The matrix for a terminal, as JSON, as CSV and as a picture.
+
+In a terminal a pair is two characters wide and one line high, which is about square; the darker its shade, the more
+bytes, by their logarithm.  Where there are more GPUs than fit 80 columns, a square is several of them, and it says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import textwrap
+from typing import Any, Final
+
+import numpy as np
+
+from agent.analysis.matrix import Comparison, Matrix, PairBytes
+from agent.analysis.picture_heat import HeatMap, byte_limits, draw_heat_map, heat_levels, heat_map, heat_map_of
+from agent.analysis.picture_parts import Picture, beside
+from agent.analysis.quantities import UNKNOWN, counted, share, size
+from agent.text_tables import table
+
+_COLUMNS: Final = 80
+_MOST_CELLS: Final = 36
+_MOST_ROWS: Final = 10
+_SHADES: Final = "·░▒▓█"
+
+
+def as_text(matrix: Matrix, *, maps: bool = True) -> str:
+    """Heat maps if wanted, sums, and the differences; at most 80 columns wide."""
+    told = "simulated hardware: " if matrix.simulated else ""
+    lines = [f"{told}{counted(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)", ""]
+    if maps:
+        lines += [*_maps(matrix), ""]
+    lines += _pattern(matrix)
+    if matrix.comparison is not None:
+        lines += ["", *_differences(matrix.comparison)]
+    for note in matrix.notes:
+        lines += textwrap.wrap(note, _COLUMNS - 2, initial_indent="- ", subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
+
+
+def as_json_text(matrix: Matrix) -> str:
+    """One object: `gpus`, `matrix` (pairs that talked), sums of it, `comparison` (with its own `pairs`) and `notes`."""
+    comparison = matrix.comparison
+    content: dict[str, Any] = {
+        "folders": list(matrix.folders),
+        "simulated": matrix.simulated,
+        "gpus": [
+            {"number": gpu.number, "server": gpu.server, "gpu": gpu.gpu, "world_rank": gpu.world_rank}
+            for gpu in matrix.gpus
+        ],
+        "matrix": [
+            {"source": pair.source, "destination": pair.destination, "wire_bytes": pair.wire_bytes}
+            for pair in matrix.traffic.pairs
+        ],
+        "sparsity": matrix.traffic.sparsity,
+        "between_servers_wire_bytes": matrix.traffic.between_servers_wire_bytes,
+        "basis": matrix.traffic.basis,
+        "comparison": None if comparison is None else _comparison(comparison),
+        "notes": list(matrix.notes),
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_csv_text(matrix: Matrix) -> str:
+    """A line for each pair with bytes, observed or predicted."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    header = ["source", "destination", "source_server", "destination_server", "wire_bytes"]
+    servers = matrix.servers
+    if matrix.comparison is None:
+        writer.writerow(header)
+        for pair in matrix.traffic.pairs:
+            ends = (pair.source, pair.destination)
+            writer.writerow([*ends, *(servers[end] for end in ends), pair.wire_bytes])
+    else:
+        writer.writerow([*header, "predicted_wire_bytes"])
+        for row in matrix.comparison.pairs:
+            ends = (row.source, row.destination)
+            writer.writerow([*ends, *(servers[end] for end in ends), row.observed, row.predicted])
+    return out.getvalue()
+
+
+def as_picture(matrix: Matrix) -> Picture:
+    """The observed heat map, and the predicted one beside it in the same colours."""
+    observed, predicted = _heats(matrix, 256)
+    simulated = " (simulated hardware)" if matrix.simulated else ""
+    if predicted is None or matrix.comparison is None:
+        return draw_heat_map(observed, f"Wire bytes from GPU to GPU{simulated}")
+    limits = byte_limits([observed, predicted])
+    number = matrix.comparison.iterations
+    of = "one iteration" if number is None else counted(number, "iteration")
+    return beside(
+        [
+            draw_heat_map(observed, f"Observed{simulated}", limits),
+            draw_heat_map(predicted, f"Predicted, {of}", limits),
+        ]
+    )
+
+
+def _heats(matrix: Matrix, most_cells: int) -> tuple[HeatMap, HeatMap | None]:
+    observed = heat_map_of(matrix.traffic, matrix.servers, most_cells)
+    if matrix.comparison is None:
+        return observed, None
+    columns = np.array(
+        [(pair.source, pair.destination, pair.predicted) for pair in matrix.comparison.pairs], dtype=np.int64
+    ).reshape(-1, 3)
+    gpus = matrix.traffic.gpus
+    return observed, heat_map(gpus, columns[:, 0], columns[:, 1], columns[:, 2], matrix.servers, most_cells)
+
+
+def _maps(matrix: Matrix) -> list[str]:
+    observed, predicted = _heats(matrix, _MOST_CELLS)
+    heats = [observed] if predicted is None else [observed, predicted]
+    low, high = byte_limits(heats)
+    if not any(heat.bytes.any() for heat in heats):
+        return ["no pair talked"]
+    lines: list[str] = []
+    for title, heat in zip(("observed", "predicted"), heats, strict=False):
+        lines += [*_map(title, heat, low, high), ""]
+    lines += _key(low, high)
+    return [*lines, f"  {observed.note}"] if observed.note else lines
+
+
+def _map(title: str, heat: HeatMap, low: int, high: int) -> list[str]:
+    levels = heat_levels(heat.bytes, low, high, len(_SHADES))
+    each = heat.gpus_a_cell
+    every = 4 if heat.side > 4 else 1
+    head = "".join(f"{cell * each:<{2 * every}}" for cell in range(0, heat.side, every))
+    lines = [title, f"       {head}".rstrip()]
+    for row in range(heat.side):
+        shades = "".join(" " * 2 if level < 0 else _SHADES[level] * 2 for level in levels[row].tolist())
+        lines.append(f"{row * each:>5} │{shades}│")
+    return lines
+
+
+def _key(low: int, high: int) -> list[str]:
+    """From how many bytes on each shade is."""
+    if high <= low:
+        return [f"  {_SHADES[-1] * 2} {size(high)}"]
+    steps = [low * (high / low) ** (level / len(_SHADES)) for level in range(len(_SHADES))]
+    return ["  " + "  ".join(f"{shade * 2} {size(step)}" for shade, step in zip(_SHADES, steps, strict=True))
+            + f"  up to {size(high)}"]  # fmt: skip
+
+
+def _pattern(matrix: Matrix) -> list[str]:
+    traffic = matrix.traffic
+    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    possible = traffic.gpus * (traffic.gpus - 1)
+    lines = [f"pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"]
+    if total:
+        leaving = traffic.between_servers_wire_bytes
+        lines.append(f"wire bytes: {size(total)}, between servers {size(leaving)} ({share(leaving / total)})")
+    return lines + textwrap.wrap(traffic.basis, _COLUMNS)
+
+
+def _differences(comparison: Comparison) -> list[str]:
+    number = comparison.iterations
+    only_seen, only_predicted = comparison.only_observed, comparison.only_predicted
+    both = len(comparison.pairs) - len(only_seen) - len(only_predicted)
+    of = "one iteration" if number is None else counted(number, "iteration")
+    rows = [
+        ("pairs in both", f"{both:,}"),
+        ("pairs only observed", f"{len(only_seen):,}"),
+        ("pairs only predicted", f"{len(only_predicted):,}"),
+    ]
+    if number is not None:
+        rows += [
+            ("observed", f"{size(comparison.observed_bytes)} = {comparison.observed_bytes:,} B"),
+            ("predicted", f"{size(comparison.predicted_bytes)} = {comparison.predicted_bytes:,} B"),
+            ("accuracy of all bytes", _accuracy(comparison.accuracy)),
+            ("accuracy by pairs", _accuracy(comparison.pair_accuracy)),
+        ]
+    lines = [f"Against the prediction of {of}", *table(rows, "<<")]
+    shown = comparison.different if number is not None else (*only_seen, *only_predicted)
+    if not shown:
+        return [*lines, "  every pair is as predicted" + ("" if number is None else ", to the byte")]
+    title = "Largest differences" if number is not None else "Pairs on one side only"
+    cells = [("from", "to", "observed", "predicted", "difference"), *(_row(pair) for pair in shown[:_MOST_ROWS])]
+    more = [f"  … and {len(shown) - _MOST_ROWS:,} more: see --json"] if len(shown) > _MOST_ROWS else []
+    return [*lines, "", title, *table(cells, ">>>>>"), *more]
+
+
+def _row(pair: PairBytes) -> tuple[str, ...]:
+    more = pair.observed - pair.predicted
+    sign = "+" if more > 0 else "−"
+    return (
+        str(pair.source),
+        str(pair.destination),
+        size(pair.observed) if pair.observed else UNKNOWN,
+        size(pair.predicted) if pair.predicted else UNKNOWN,
+        f"{sign}{size(abs(more))}",
+    )
+
+
+def _accuracy(value: float | None) -> str:
+    """`100 %` only where it is exactly that."""
+    if value is None:
+        return UNKNOWN
+    return "100 %" if value == 1 else f"{100 * value:.2f} %" if value < 0.9999 else "above 99.99 %"
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    number = comparison.iterations
+    return {
+        "iterations": number,
+        "observed_wire_bytes": comparison.observed_bytes,
+        "predicted_wire_bytes": comparison.predicted_bytes,
+        "accuracy": comparison.accuracy,
+        "pair_accuracy": comparison.pair_accuracy,
+        "only_observed": len(comparison.only_observed),
+        "only_predicted": len(comparison.only_predicted),
+        "pairs": [
+            {
+                "source": pair.source,
+                "destination": pair.destination,
+                "observed_wire_bytes": pair.observed,
+                "predicted_wire_bytes": pair.predicted,
+            }
+            for pair in comparison.pairs
+        ],
+    }

@@ -1,0 +1,19 @@
+"""What to say where the packages of the analyses are not installed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PACKAGES: Final = frozenset({"duckdb", "ibis", "PIL", "pyarrow"})
+
+
+def not_installed(error: ModuleNotFoundError) -> str:
+    """The line for the user.
+
+    Raises:
+        ModuleNotFoundError: it is none of the analyses' packages that is missing, but something of ours.
+    """
+    package = (error.name or "").split(".")[0]
+    if package not in _PACKAGES:
+        raise error
+    return f"{package} is not installed: install railscope[analysis]"

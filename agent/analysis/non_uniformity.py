@@ -1,0 +1,196 @@
+"""How unequal the pairs of an all-to-all are, iteration by iteration (row 10; paper B, section on mixtures of experts).
+
+An iteration's volume of a pair is what one rank of an all-to-all group sent to another in it, all calls together; what
+a rank keeps for itself is not sent.  Of all pairs of all groups of the iteration:
+
+- max − min, in bytes;
+- max / min; not known where a pair sent nothing;
+- (max − min) / mean;
+- and the total.
+
+All-to-alls are the calls of AllToAll, each of which sends its payload to every other rank, and the Sends of
+communicators in which every rank sends to every other: so frameworks exchange tokens in uneven splits.  Pipelines use
+Send and Recv, too: in a communicator of two or three ranks, where a pipeline may reach everybody, sizes have to vary.
+Where the sender was not recorded, the receiver's Recv says what was sent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import ibis
+import numpy as np
+import pyarrow as pa
+
+from agent.analysis.gpu_rows import Integers, instances_table, of_instances
+from agent.analysis.gpus import Communicator, Gpus, Instance
+from agent.analysis.report_facts import Iteration, NonUniformity, Unknown
+from agent.dataset.reader import Dataset
+
+ROW: Final = 10
+_PIPELINES_REACH_ALL: Final = 3
+"""Ranks up to which a pipeline's neighbours may be everybody (three stages in a ring)."""
+_POINT_TO_POINT: Final = ("Send", "Recv")
+
+
+def find_non_uniformity(
+    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]
+) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
+    """The iterations with the inequality of their all-to-alls."""
+    groups = _groups(dataset, gpus)
+    if not groups:
+        reason = "There is no all-to-all: neither AllToAll nor Sends from every rank of a communicator to every other."
+        return tuple(iterations), (Unknown(ROW, reason),)
+    if not iterations:
+        return (), (Unknown(ROW, "There are all-to-alls, but no iterations were found: see row 9."),)
+    volumes = _volumes(dataset, gpus, groups, iterations)
+    pairs = sum(_observed_pairs(group) for group in groups)
+    return tuple(
+        replace(one, all_to_all=_figures(*volumes[place], pairs) if place in volumes else None)
+        for place, one in enumerate(iterations)
+    ), ()
+
+
+def _figures(least: int, most: int, total: int, active: int, pairs: int) -> NonUniformity | None:
+    if total == 0:
+        return None
+    least = least if active == pairs else 0
+    return NonUniformity(
+        max_minus_min_bytes=most - least,
+        max_over_min=most / least if least else None,
+        relative=(most - least) * pairs / total,
+        total_bytes=total,
+    )
+
+
+def _groups(dataset: Dataset, gpus: Gpus) -> list[Communicator]:
+    """The communicators that make all-to-alls."""
+    calls = dataset["calls"]
+    calls = calls.filter(calls["op"].isin(("AllToAll", *_POINT_TO_POINT)))
+    found = dataset.rows(
+        calls.group_by(["recording", "instance", "op", "peer"]).agg(
+            least=calls.payload_bytes.min(), most=calls.payload_bytes.max()
+        )
+    ).to_pylist()
+    several: set[str] = set()
+    varied: set[str] = set()
+    sent: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for row in found:
+        end = (row["recording"], row["instance"])
+        communicator, rank = gpus.communicator_of.get(end), gpus.rank_of.get(end)
+        if communicator is None or rank is None or row["most"] is None:
+            continue
+        if row["op"] == "AllToAll":
+            several.add(communicator.comm)
+        elif row["peer"] is not None and row["peer"] != rank:
+            pair = (rank, row["peer"])
+            sent[communicator.comm].add(pair if row["op"] == "Send" else pair[::-1])
+            if row["least"] != row["most"]:
+                varied.add(communicator.comm)
+    for communicator in gpus.communicators:
+        n = communicator.nranks
+        if n is None or n < 2 or len(sent[communicator.comm]) < _observed_pairs(communicator):
+            continue
+        if n > _PIPELINES_REACH_ALL or communicator.comm in varied:
+            several.add(communicator.comm)
+    return [one for one in gpus.communicators if one.comm in several and (one.nranks or 0) > 1]
+
+
+def _observed_pairs(group: Communicator) -> int:
+    """Directed pairs of which an end was recorded."""
+    n, recorded = group.nranks or 0, len(group.members)
+    return n * (n - 1) - (n - recorded) * (n - recorded - 1)
+
+
+def _volumes(
+    dataset: Dataset, gpus: Gpus, groups: list[Communicator], iterations: Sequence[Iteration]
+) -> dict[int, tuple[int, int, int, int]]:
+    """By iteration: least, most and total bytes of pairs that sent something, and how many did."""
+    number = {group.comm: place for place, group in enumerate(groups)}
+    ends = [end for end, one in gpus.communicator_of.items() if one.comm in number and end in gpus.rank_of]
+    of_group: dict[Instance, int] = {end: number[gpus.communicator_of[end].comm] for end in ends}
+    calls = of_instances(dataset["calls"], ends)
+    calls = calls.filter(calls["op"].isin(("AllToAll", *_POINT_TO_POINT)) & calls.payload_bytes.notnull())
+    who = instances_table(
+        gpus, group=(pa.int32(), of_group), rank=(pa.int32(), {end: gpus.rank_of[end] for end in ends})
+    )
+    cut = in_iterations(calls, calls.time_ns, iterations).join(who, ["recording", "instance"])
+    sums = []
+    exchanged = cut.filter(cut["op"].isin(_POINT_TO_POINT) & cut.peer.notnull() & (cut.peer != cut["rank"]))
+    recorded = {(place, rank) for place, group in enumerate(groups) for rank in group.members}
+    sends = exchanged.filter(exchanged["op"] == "Send")
+    sums.append(_summed(sends, sends["rank"], sends.peer))
+    if any(len(group.members) < (group.nranks or 0) for group in groups):
+        receives = exchanged.filter(exchanged["op"] == "Recv").anti_join(
+            _ranks(recorded), ["group", ("peer", "recorded_rank")]
+        )
+        sums.append(_summed(receives, receives.peer, receives["rank"]))
+    together = cut.filter(cut["op"] == "AllToAll")
+    others = together.join(_all_ranks(groups), "group").filter(lambda row: row["rank"] != row.other_rank)
+    sums.append(_summed(others, others["rank"], others.other_rank))
+    pairs = ibis.union(*sums).group_by(["iteration", "group", "source", "destination"]).agg(sent=ibis._.sent.sum())
+    pairs = pairs.filter(pairs.sent > 0)
+    found = dataset.rows(
+        pairs.group_by("iteration").agg(
+            least=pairs.sent.min(), most=pairs.sent.max(), total=pairs.sent.sum().cast("int64"), active=pairs.count()
+        )
+    )
+    columns = [found[name].to_pylist() for name in ("iteration", "least", "most", "total", "active")]
+    return {
+        place: (int(least), int(most), int(total), int(active))
+        for place, least, most, total, active in zip(*columns, strict=True)
+    }
+
+
+def _summed(rows: Any, source: Any, destination: Any) -> Any:
+    rows = rows.select("iteration", "group", source=source, destination=destination, sent=rows.payload_bytes)
+    return rows.group_by(["iteration", "group", "source", "destination"]).agg(sent=rows.sent.sum().cast("int64"))
+
+
+def _ranks(recorded: set[tuple[int, int]]) -> Any:
+    pairs = sorted(recorded)
+    return ibis.memtable(
+        pa.table(
+            {
+                "group": pa.array([pair[0] for pair in pairs], pa.int32()),
+                "recorded_rank": pa.array([pair[1] for pair in pairs], pa.int32()),
+            }
+        )
+    )
+
+
+def _all_ranks(groups: list[Communicator]) -> Any:
+    """Every rank of every group, recorded or not: whom an AllToAll sends to."""
+    pairs = [(place, rank) for place, group in enumerate(groups) for rank in range(group.nranks or 0)]
+    return ibis.memtable(
+        pa.table(
+            {
+                "group": pa.array([pair[0] for pair in pairs], pa.int32()),
+                "other_rank": pa.array([pair[1] for pair in pairs], pa.int32()),
+            }
+        )
+    )
+
+
+def in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
+    """The rows that lie in an iteration, with its place in the column `iteration`.
+
+    Iterations are joined by slots of time as long as the shortest usual one, so that engines need compare a row with
+    very few of them.
+    """
+    from_ns = np.array([one.from_ns for one in iterations], np.int64)
+    to_ns = np.array([one.to_ns for one in iterations], np.int64)
+    origin, slot_ns = int(from_ns[0]), max(1, int(np.median(to_ns - from_ns)))
+    first, last = (from_ns - origin) // slot_ns, (to_ns - 1 - origin) // slot_ns
+    place: Integers = np.repeat(np.arange(len(iterations)), last - first + 1)
+    slot = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
+    slots = ibis.memtable(
+        pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})
+    )
+    within = rows.mutate(moment=time_ns).filter(lambda row: (row.moment >= origin) & (row.moment < int(to_ns[-1])))
+    within = within.mutate(slot=((within.moment - origin) // slot_ns).cast("int64"))
+    joined = within.join(slots, "slot")
+    return joined.filter((joined.moment >= joined.iteration_from) & (joined.moment < joined.iteration_to))

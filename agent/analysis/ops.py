@@ -1,0 +1,88 @@
+"""Which operations were called how often, in all and by communicator (rows 1 and 7; paper A, section on operations).
+
+Every recorded rank's call counts: an AllReduce of eight recorded ranks is eight calls.  Payload is count × size of the
+data type with NCCL's meaning of count, so that of AllGather, ReduceScatter, AllToAll, Scatter and Gather is what one
+rank gives or gets; what it makes on the wire is another module's (traffic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from agent.analysis.calls import CountedCalls, Integers, sums
+from agent.analysis.gpus import Gpus
+from agent.analysis.report_facts import CommunicatorUse, OpUse, Unknown
+
+
+def find_ops(counted: CountedCalls) -> tuple[OpUse, ...]:
+    """Calls by operation and data type, the most frequent first."""
+    return _uses(counted, np.arange(len(counted)))
+
+
+def find_communicators(counted: CountedCalls, gpus: Gpus, roles: Mapping[str, str]) -> tuple[CommunicatorUse, ...]:
+    """Every communicator with its calls, those that moved most payload first; `roles` by communicator."""
+    names = [communicator.comm for communicator in gpus.communicators]
+    place = {comm: index for index, comm in enumerate(names)}
+    of_end = np.array([_place(place, gpus, counted.ends[index]) for index in range(len(counted.ends))], dtype=np.int64)
+    own = of_end[counted.end] if len(counted) else np.empty(0, dtype=np.int64)
+    order = np.argsort(own, kind="stable")
+    bounds = np.searchsorted(own[order], np.arange(len(names) + 1))
+    uses = []
+    for index, communicator in enumerate(gpus.communicators):
+        rows = order[bounds[index] : bounds[index + 1]]
+        uses.append(
+            CommunicatorUse(
+                comm=communicator.comm,
+                nranks=communicator.nranks,
+                gpus=tuple(communicator.members[rank] for rank in sorted(communicator.members)),
+                role=roles.get(communicator.comm, "unknown"),
+                calls=int(counted.calls[rows].sum()),
+                payload_bytes=int(counted.moved_bytes[rows].sum()),
+                ops=_uses(counted, rows),
+            )
+        )
+    return tuple(sorted(uses, key=lambda use: (-use.payload_bytes, -use.calls, use.gpus, use.comm)))
+
+
+def unknown_of_calls(counted: CountedCalls) -> tuple[Unknown, ...]:
+    """What the calls do not tell."""
+    if not len(counted):
+        return tuple(
+            Unknown(row, "No call was recorded: record while the job communicates, or import what knows of calls.")
+            for row in (1, 2, 3)
+        )
+    unknown = []
+    if counted.of_operations:
+        unknown.append(
+            Unknown(1, "No call was recorded: operations that completed are counted, and those lost are missing.")
+        )
+    unsized = counted.calls_of_unknown_payload
+    if unsized:
+        unknown.append(
+            Unknown(
+                2,
+                f"Of {unsized:,} calls the size is not known: they are counted as operations, and are in no size, "
+                "pair or sum of bytes.",
+            )
+        )
+    return tuple(unknown)
+
+
+def _place(places: Mapping[str, int], gpus: Gpus, end: tuple[int, int]) -> int:
+    """The index of an end's communicator; −1: the recording does not describe this end."""
+    communicator = gpus.communicator_of.get(end)
+    return -1 if communicator is None else places[communicator.comm]
+
+
+def _uses(counted: CountedCalls, rows: Integers) -> tuple[OpUse, ...]:
+    types = len(counted.type_names)
+    keys, places = np.unique(counted.op[rows] * types + counted.data_type[rows], return_inverse=True)
+    calls = sums(places, counted.calls[rows], len(keys))
+    moved = sums(places, counted.moved_bytes[rows], len(keys))
+    uses = [
+        OpUse(counted.op_names[key // types], counted.type_names[key % types], int(number), int(count))
+        for key, number, count in zip(keys.tolist(), calls, moved, strict=True)
+    ]
+    return tuple(sorted(uses, key=lambda use: (-use.calls, use.op, use.dtype)))

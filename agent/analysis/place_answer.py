@@ -1,0 +1,151 @@
+"""What `railscope place` finds in a dataset: how the job is laid out, what would be better, which links it needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.analysis.calls import count_calls
+from agent.analysis.demands import find_demands
+from agent.analysis.gpu_rails import rails_of
+from agent.analysis.gpus import Gpus, find_gpus
+from agent.analysis.grid import find_mapping
+from agent.analysis.groups import find_groups
+from agent.analysis.link_demand import Link, LinkAnswer, find_link_demand
+from agent.analysis.placement import LinkRates, RankedMapping, rank_mappings
+from agent.analysis.report_facts import GpuFacts, Parallelism
+from agent.analysis.traffic import find_traffic
+from agent.dataset.reader import Dataset
+
+
+class PlacementError(ValueError):
+    """Nothing can be said of placing this job; one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """What is asked."""
+
+    gpus_per_server: int | None
+    """None: as recorded."""
+    epsilon: float
+    network_share: float
+    nic_bytes_per_second: float | None
+    """None: what was recorded of rails."""
+    nvlink_bytes_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAnswer:
+    """What was found."""
+
+    gpus: tuple[GpuFacts, ...]
+    gpus_per_server: int
+    parallelism: Parallelism | None
+    doubts: tuple[str, ...]
+    """Why the evidence is ambiguous, one sentence each; none: it is not."""
+    mappings: tuple[RankedMapping, ...]
+    """The best first."""
+    rates: LinkRates
+    links: LinkAnswer
+    link_doubts: tuple[str, ...]
+
+
+def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
+    """How the job of a dataset is laid out, and how it could be.
+
+    Raises:
+        PlacementError: there is nothing to place, or it does not fill servers.
+    """
+    gpus, counted = find_gpus(dataset), count_calls(dataset)
+    if not gpus.gpus or not len(counted):
+        raise PlacementError("no call of a communicator was recorded: record while the job runs")
+    groups = find_groups(counted, gpus)
+    size, places = _places(gpus.gpus, request.gpus_per_server)
+    mapping = find_mapping(groups, gpus)
+    rail_rates, link_doubts = _rail_rates(dataset, gpus)
+    nic = request.nic_bytes_per_second or (float(min(rail_rates.values())) if rail_rates else None)
+    rates = LinkRates(nic, request.nvlink_bytes_per_second)
+    traffic, _ = find_traffic(dataset, gpus, counted)
+    links_of_gpus = _links_of(gpus.gpus)
+    return PlaceAnswer(
+        gpus=gpus.gpus,
+        gpus_per_server=size,
+        parallelism=groups.parallelism,
+        doubts=tuple(_doubts(groups.parallelism, mapping is not None, traffic.unobserved_wire_bytes)),
+        mappings=rank_mappings(mapping, find_demands(counted, gpus, groups), places, size, rates),
+        rates=rates,
+        links=find_link_demand(
+            traffic.pairs,
+            links_of_gpus,
+            rail_rates or dict.fromkeys(links_of_gpus, 1),
+            request.epsilon,
+            request.network_share,
+        ),
+        link_doubts=link_doubts,
+    )
+
+
+def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: int) -> Iterable[str]:
+    if parallelism is None:
+        yield "no communicator shows a kind of parallelism"
+    elif not parallelism.certain:
+        yield parallelism.reason
+    if parallelism is not None and not gridded:
+        yield "the groups make no grid of stages, replicas and tensor ranks, so that no other mapping can be tried"
+    if unobserved_bytes:
+        yield "some ranks were not recorded, and what is sent to and from them is in no figure"
+
+
+def _places(gpus: Sequence[GpuFacts], asked: int | None) -> tuple[int, tuple[int, ...]]:
+    """GPUs of a server, and by GPU its place: server × GPUs of a server + place in the server."""
+    servers: defaultdict[str, list[GpuFacts]] = defaultdict(list)
+    for gpu in gpus:
+        servers[gpu.server].append(gpu)
+    sizes = sorted({len(members) for members in servers.values()})
+    if asked is not None and sizes != [asked]:
+        if len(gpus) % asked:
+            raise PlacementError(f"{len(gpus)} GPUs do not fill servers of {asked}: choose a divisor of {len(gpus)}")
+        return asked, tuple(range(len(gpus)))
+    if len(sizes) > 1:
+        raise PlacementError(
+            f"servers have {' and '.join(map(str, sizes))} GPUs of the job: say with --gpus-per-node how many to assume"
+        )
+    rails = rails_of(gpus)
+    places = [0] * len(gpus)
+    for server, members in enumerate(servers.values()):
+        own = [rails[gpu.number] for gpu in members] if rails else []
+        fitting = len(set(own)) == len(members) and all(rail.isdecimal() and int(rail) < sizes[0] for rail in own)
+        for index, gpu in enumerate(members):
+            places[gpu.number] = server * sizes[0] + (int(own[index]) if fitting else index)
+    return sizes[0], tuple(places)
+
+
+def _links_of(gpus: Sequence[GpuFacts]) -> list[Link]:
+    """By GPU the link that it sends over."""
+    rails = rails_of(gpus)
+    return [(gpu.server, rails[gpu.number] if rails else "0") for gpu in gpus]
+
+
+def _rail_rates(dataset: Dataset, gpus: Gpus) -> tuple[Mapping[Link, int], tuple[str, ...]]:
+    """The rate of every link of the job's servers, and what had to be assumed; empty: no speeds are known."""
+    rows = dataset.rows(
+        dataset["rails"].select("node", "netns", "rail", "speed_bytes_per_second").distinct()
+    ).to_pylist()
+    speeds: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        if row["rail"] is not None and row["speed_bytes_per_second"]:
+            key = row["node"], row["netns"] or "", row["rail"]
+            speeds[key] = min(speeds.get(key, row["speed_bytes_per_second"]), row["speed_bytes_per_second"])
+    used = set(_links_of(gpus.gpus))
+    rates = {
+        (server, rail): speed
+        for server in {gpu.server for gpu in gpus.gpus}
+        for (node, netns, rail), speed in speeds.items()
+        if server in (node, f"{node}/{netns}")
+    }
+    if used <= set(rates):
+        return rates, ()
+    lacking = "the recorded rails are not numbered as the GPUs' rails are" if rates else "no rail's speed was recorded"
+    return {}, (f"one link a GPU, all alike: {lacking}",)

@@ -1,0 +1,143 @@
+"""The on-off rhythm of a link, from readings of its byte counter.
+
+The counter is read at uneven moments; between readings bytes are taken to flow evenly, which makes a rate for each
+slot of an even grid as fine as the readings.  A link is *on* while its rate is above a tenth of what it reaches at its
+busiest (99th percentile); that is no finer than the readings, so short bursts look longer than they are.
+
+The period is where the rate is most like itself (autocorrelation), looked for at several resolutions, as bursts that
+are short against their own jitter meet only in coarse slots; then bursts have to confirm it: *regularity* is the part
+of bursts after which another one begins a period later, within 15 % of the period.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.gpu_rows import Integers
+from agent.analysis.intervals import BURST_GAP, Intervals, union
+
+Rates = NDArray[np.float64]
+
+NEAR: Final = 0.15
+"""A burst is a period after another one within this part of the period."""
+LEAST_REGULARITY: Final = 0.6
+LEAST_PERIODS: Final = 4
+_LEAST_READINGS: Final = 32
+_MOST_SLOTS: Final = 1 << 20
+_ON: Final = 0.1
+_ALWAYS_ON: Final = 0.98
+_LEAST_LIKENESS: Final = 0.3
+_COARSER: Final = (1, 4, 16, 64)
+_LEAST_SLOTS: Final = 48
+_NEARLY_BEST: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rhythm:
+    """A link's regular bursts."""
+
+    period_ns: float
+    bursts: Intervals
+    window_ns: int
+    burst_bytes: int
+    """Median of bursts."""
+    period_bytes: int
+    """What passes in bursts in a period, on average."""
+    regularity: float
+
+    @property
+    def duty_cycle(self) -> float:
+        return self.bursts.length_ns / self.window_ns
+
+    @property
+    def bursts_per_period(self) -> float:
+        return len(self.bursts.begin_ns) * self.period_ns / self.window_ns
+
+
+def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
+    """The rhythm of one direction of a link, from running totals in order of time; or why there is none."""
+    if len(time_ns) < _LEAST_READINGS or time_ns[-1] <= time_ns[0]:
+        return f"it was read {len(time_ns)} times, and {_LEAST_READINGS} are needed: record longer"
+    moved = np.diff(total_bytes)
+    # A total that falls began anew.
+    moved = np.where(moved >= 0, moved, total_bytes[1:])
+    if not moved.any():
+        return "nothing passed"
+    span_ns = int(time_ns[-1] - time_ns[0])
+    slots = max(1, min(_MOST_SLOTS, span_ns // max(1, int(np.median(np.diff(time_ns))))))
+    edges = np.linspace(0, span_ns, slots + 1)
+    sums = np.concatenate(([0], np.cumsum(moved)))
+    slot_bytes = np.diff(np.interp(edges, time_ns - time_ns[0], sums))
+    busiest = np.quantile(slot_bytes, 0.99) or slot_bytes.max()
+    on = slot_bytes > _ON * busiest
+    if on.mean() > _ALWAYS_ON:
+        return "it is busy all the time: there are no bursts"
+    slot_ns = span_ns / slots
+    begin = np.rint(edges[:-1][on]).astype(np.int64) + time_ns[0]
+    end = np.rint(edges[1:][on]).astype(np.int64) + time_ns[0]
+    raw = union(begin, end)
+    for coarser in _COARSER:
+        period_ns = _period_slots(slot_bytes, coarser) * slot_ns
+        if not period_ns:
+            continue
+        bursts = raw.bridged(max(1, round(period_ns / BURST_GAP)))
+        period_ns, regularity = confirmed(bursts.begin_ns, period_ns)
+        if regularity >= LEAST_REGULARITY and span_ns >= LEAST_PERIODS * period_ns:
+            at = np.interp(np.stack([bursts.begin_ns, bursts.end_ns]) - time_ns[0], time_ns - time_ns[0], sums)
+            of_burst = at[1] - at[0]
+            return Rhythm(
+                period_ns=period_ns,
+                bursts=bursts,
+                window_ns=span_ns,
+                burst_bytes=round(float(np.median(of_burst))),
+                period_bytes=round(float(of_burst.sum()) * period_ns / span_ns),
+                regularity=regularity,
+            )
+    return (
+        f"its {len(raw.begin_ns)} bursts come at no regular distance: record longer, or take it that the traffic is "
+        "aperiodic"
+    )
+
+
+def confirmed(begins_ns: Integers, period_ns: float) -> tuple[float, float]:
+    """The period as bursts keep it, and the part of bursts that are followed by another one a period later."""
+    if len(begins_ns) < 2:
+        return period_ns, 0.0
+    due = begins_ns + period_ns
+    asked = due <= begins_ns[-1] + NEAR * period_ns
+    after = np.searchsorted(begins_ns, due)
+    near = np.stack([begins_ns[np.clip(after - 1, 0, None)], begins_ns[np.clip(after, None, len(begins_ns) - 1)]])
+    nearest = near[np.argmin(np.abs(near - due), axis=0), np.arange(len(due))]
+    kept = asked & (np.abs(nearest - due) <= NEAR * period_ns) & (nearest > begins_ns)
+    if not kept.any():
+        return period_ns, 0.0
+    return float(np.median((nearest - begins_ns)[kept])), float(kept.sum() / asked.sum())
+
+
+def _period_slots(slot_bytes: Rates, coarser: int) -> float:
+    """After how many slots the series is most like itself; 0: after none."""
+    slots = len(slot_bytes) // coarser
+    if slots < _LEAST_SLOTS:
+        return 0.0
+    rate = slot_bytes[: slots * coarser].reshape(slots, coarser).sum(axis=1)
+    rate = rate - rate.mean()
+    spectrum = np.fft.rfft(rate, 2 * slots)
+    products = np.fft.irfft(spectrum * spectrum.conj())[: slots // (LEAST_PERIODS - 1) + 1]
+    likeness = products / np.arange(slots, slots - len(products), -1)
+    if likeness[0] <= 0:
+        return 0.0
+    likeness /= likeness[0]
+    unlike = np.flatnonzero(likeness <= 0)
+    if not len(unlike):
+        return 0.0
+    first = int(unlike[0])
+    tail = likeness[first:]
+    best = float(tail.max())
+    if best < max(_LEAST_LIKENESS, 4 / np.sqrt(slots)):
+        return 0.0
+    peaks = np.flatnonzero((tail[1:-1] >= tail[:-2]) & (tail[1:-1] >= tail[2:]) & (tail[1:-1] >= _NEARLY_BEST * best))
+    return float((first + 1 + peaks[0]) * coarser) if len(peaks) else 0.0

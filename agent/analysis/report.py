@@ -1,0 +1,200 @@
+"""A report: what every analysis found in one dataset, put together.
+
+Each part is a module of its own; here is only the order in which they are asked, and what the recording itself says:
+when, of whom, and what was lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from agent.analysis.bandwidth import find_bandwidth
+from agent.analysis.calls import count_calls
+from agent.analysis.composition import find_composition
+from agent.analysis.engines import engine
+from agent.analysis.gpus import Gpus, find_gpus
+from agent.analysis.iterations import find_iterations
+from agent.analysis.latency import find_latency
+from agent.analysis.leaf_map import LeafMap, read_leaf_map
+from agent.analysis.non_uniformity import find_non_uniformity
+from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
+from agent.analysis.overlap import find_overlap
+from agent.analysis.receives import find_receives
+from agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
+from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from agent.analysis.scaling import Run, find_scaling
+from agent.analysis.sizes import find_sizes
+from agent.analysis.traffic import find_traffic
+from agent.dataset.reader import Dataset, open_dataset
+
+_NS: Final = 1e9
+_ELSEWHERE: Final = (
+    Unknown(8, "A prediction needs the job's shape: 'railscope matrix' puts it beside what was observed."),
+    Unknown(15, "A comparison needs a second recording or an estimate: 'railscope compare A B'."),
+    Unknown(17, "Accuracy needs a prediction: 'railscope compare' holds a recording against an estimate."),
+)
+"""What one recording alone cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """How a report is made."""
+
+    leaf_map: Path | None = None
+    engine: str = DUCKDB
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    """What the engine may keep in memory."""
+
+
+_USUAL: Final = ReportOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What rests on when things happened, and not only on how long they took."""
+
+    regularity: Regularity | None
+    iterations: tuple[Iteration, ...]
+    receives: tuple[ReceiveUse, ...]
+    unknown: tuple[Unknown, ...]
+
+
+_NO_COURSE: Final = _Course(
+    None,
+    (),
+    (),
+    tuple(
+        Unknown(row, "What was imported has no times, only an order: import data with time stamps.")
+        for row in (9, 10, 11, 12, 16)
+    ),
+)
+
+
+def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
+    """The report of the dataset in these folders, which are read as one: servers of one job.
+
+    Raises:
+        DatasetError: a folder is no dataset, or the engine does not start.
+        ConfigError: the leaf map cannot be used.
+    """
+    leaf_map = None if options.leaf_map is None else read_leaf_map(options.leaf_map)
+    with engine(options.engine, options.memory_bytes) as backend:
+        return report_of(open_dataset(folders, backend), leaf_map)
+
+
+def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
+    """The report of the first folder, with the scaling of all of them: each is a run of its own (row 14).
+
+    Raises: as `make_report`.
+    """
+    reports = [make_report([folder], options) for folder in folders]
+    runs = [Run(folder.name, len(one.gpus), one.regularity) for folder, one in zip(folders, reports, strict=True)]
+    unknown = [one for one in reports[0].unknown if one.row != 14]
+    aperiodic = [run.name for run in runs if run.regularity is None]
+    if aperiodic:
+        unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
+    return replace(reports[0], scaling=find_scaling(runs), unknown=_in_order(unknown))
+
+
+def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
+    """Everything that an open dataset tells.
+
+    Raises:
+        ConfigError: the leaf map lacks a server of the dataset.
+    """
+    recordings = dataset.rows(dataset["recordings"]).to_pylist()
+    gpus = find_gpus(dataset)
+    counted = count_calls(dataset)
+    traffic, unknown_traffic = find_traffic(dataset, gpus, counted, leaf_map)
+    latency, unknown_latency = find_latency(dataset, gpus)
+    composition, roles, unknown_composition = find_composition(dataset, gpus, counted)
+    bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus)
+    course = _course(dataset, gpus) if _times_are_known(recordings) else _NO_COURSE
+    began_ns, ended_ns = _span(recordings)
+    return Report(
+        folders=tuple(str(folder) for folder in dataset.folders),
+        simulated=any(row["simulated"] for row in recordings),
+        began_seconds=began_ns / _NS,
+        seconds=(ended_ns - began_ns) / _NS,
+        gpus=gpus.gpus,
+        ops=find_ops(counted),
+        sizes=find_sizes(counted),
+        communicators=find_communicators(counted, gpus, roles),
+        matrix=traffic,
+        latency=latency,
+        composition=composition,
+        regularity=course.regularity,
+        iterations=course.iterations,
+        bandwidth=bandwidth,
+        receives=course.receives,
+        unknown=_in_order(
+            [
+                *unknown_of_calls(counted),
+                *unknown_traffic,
+                *unknown_latency,
+                *unknown_composition,
+                *unknown_bandwidth,
+                *course.unknown,
+                *_unknown_of_one_run(),
+            ]
+        ),
+        losses=tuple(_losses(recordings, gpus)),
+    )
+
+
+def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:
+    return not any(row["times_known"] is False for row in recordings)
+
+
+def _course(dataset: Dataset, gpus: Gpus) -> _Course:
+    regularity, bare, unknown_iterations = find_iterations(dataset, gpus)
+    overlapped, unknown_overlap = find_overlap(dataset, gpus, bare)
+    iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlapped)
+    receives, unknown_receives = find_receives(dataset, gpus, iterations)
+    unknown = (*unknown_iterations, *unknown_overlap, *unknown_non_uniformity, *unknown_receives)
+    return _Course(regularity, iterations, receives, unknown)
+
+
+def _unknown_of_one_run() -> Iterable[Unknown]:
+    yield from _ELSEWHERE
+    yield Unknown(14, "Scaling needs several runs: give their folders, the smallest first, with --runs.")
+
+
+def _in_order(unknown: Iterable[Unknown]) -> tuple[Unknown, ...]:
+    return tuple(sorted(dict.fromkeys(unknown), key=lambda one: one.row))
+
+
+def _span(recordings: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """When what was recorded began and ended, ns."""
+    began = [row["began_ns"] for row in recordings if row["began_ns"] is not None]
+    ended = [row["ended_ns"] for row in recordings if row["ended_ns"] is not None]
+    if not began or not ended:
+        return 0, 0
+    return min(began), max(ended)
+
+
+def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus) -> Iterable[str]:
+    """What is missing, and what makes figures less sure, one sentence each."""
+    for column, what in (
+        ("calls_lost", "calls were seen and not recorded: counts and bytes are too small by them"),
+        ("operations_lost", "completed operations were seen and not recorded: latencies are of the rest"),
+        ("lines_skipped", "lines or events of imported data made no sense and were skipped"),
+    ):
+        lost = sum(row[column] or 0 for row in recordings)
+        if lost:
+            nodes = sorted({row["node"] for row in recordings if row[column]})
+            yield f"{lost:,} {what} (on {_some(nodes)})."
+    for column, what in (("calls_lost", "calls"), ("operations_lost", "operations")):
+        unsure = sorted({row["node"] for row in recordings if row[column] is None})
+        if unsure:
+            yield f"Whether {what} were lost is not known of {_some(unsure)}."
+    partial = [one for one in gpus.communicators if not one.complete]
+    if partial:
+        yield f"{len(partial):,} of {len(gpus.communicators):,} communicators have ranks that were not recorded."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

@@ -1,0 +1,334 @@
+"""A report as text for a terminal: one table a question, each short; what is longer is in the JSON.
+
+Bytes are shown in KiB, MiB, …; of sizes that are not whole in such a unit, JSON has the exact number.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
+
+from agent.analysis.measurements import BY_NUMBER
+from agent.analysis.quantities import UNKNOWN, counted, digits, moment, rate, share, shortened, size, span, whole
+from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report, SizeUse
+from agent.analysis.sizes import cdf, quantile_bytes
+from agent.text_tables import table
+
+MOST_ROWS: Final = 10
+_COLUMNS: Final = 100
+
+
+def as_text(report: Report) -> str:
+    """Sections with a heading each, an empty line between them."""
+    sections = (
+        _job(report),
+        _ops(report),
+        _sizes(report),
+        _communicators(report),
+        _pairs(report),
+        _servers(report),
+        _latency(report),
+        _anomalies(report),
+        _composition(report),
+        _iterations(report),
+        _all_to_all(report),
+        _bandwidth(report),
+        _receives(report),
+        _scaling(report),
+        _sentences("Not known", (f"{BY_NUMBER[one.row].name}: {one.reason}" for one in report.unknown)),
+        _sentences("Losses", report.losses),
+    )
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _job(report: Report) -> list[str]:
+    servers = Counter(gpu.server for gpu in report.gpus)
+    of = f" on {counted(len(servers), 'server')}" if servers else ""
+    made_up = "; simulated hardware" if report.simulated else ""
+    return [
+        f"{counted(len(report.gpus), 'GPU')}{of}, {counted(len(report.communicators), 'communicator')}, "
+        f"{span(report.seconds)} from {moment(report.began_seconds)}{made_up}"
+    ]
+
+
+def _ops(report: Report) -> list[str]:
+    calls = sum(use.calls for use in report.ops)
+    rows = [
+        (use.op, use.dtype, whole(use.calls), share(use.calls / calls), size(use.payload_bytes)) for use in report.ops
+    ]
+    return _section(
+        f"Operations ({counted(calls, 'call')} of all recorded ranks, payload)",
+        ("operation", "data type", "calls", "of calls", "payload"),
+        rows,
+        "<<>>>",
+    )
+
+
+def _sizes(report: Report) -> list[str]:
+    if not report.sizes:
+        return []
+    calls = sum(use.calls for use in report.sizes)
+    points = cdf(report.sizes)
+    largest = sorted(report.sizes, key=lambda use: (-use.calls, use.op, use.bytes))
+    lines = _section(
+        f"Sizes of calls ({counted(len(report.sizes), 'size')})",
+        ("operation", "payload", "bytes", "calls", "of calls"),
+        [_size_row(use, calls) for use in largest],
+        "<>>>>",
+    )
+    below = ", ".join(f"{percent} % up to {size(quantile_bytes(points, percent / 100))}" for percent in (50, 90, 99))
+    return [*lines, f"  of calls {below}; the largest {size(points[-1].bytes)}"]
+
+
+def _size_row(use: SizeUse, calls: int) -> tuple[str, ...]:
+    return (use.op, size(use.bytes), whole(use.bytes), whole(use.calls), share(use.calls / calls))
+
+
+def _communicators(report: Report) -> list[str]:
+    return _section(
+        "Communicators (recorded ranks together, payload)",
+        ("communicator", "role", "ranks", "GPUs", "calls", "payload", "mostly"),
+        [_communicator_row(use) for use in report.communicators],
+        "<<><>><",
+    )
+
+
+def _communicator_row(use: CommunicatorUse) -> tuple[str, ...]:
+    mostly = max(use.ops, key=lambda op: (op.payload_bytes, op.calls)).op if use.ops else UNKNOWN
+    ranks = UNKNOWN if use.nranks is None else whole(use.nranks)
+    if use.nranks is not None and len(use.gpus) < use.nranks:
+        ranks = f"{len(use.gpus):,} of {use.nranks:,}"
+    members = _numbers(use.gpus)
+    return (shortened(use.comm, 16), use.role, ranks, members, whole(use.calls), size(use.payload_bytes), mostly)
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """`0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
+    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]}–{numbers[-1]}"
+    if len(numbers) > 6:
+        return f"{', '.join(map(str, numbers[:4]))}, … {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _pairs(report: Report) -> list[str]:
+    traffic = report.matrix
+    if not traffic.pairs:
+        return []
+    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    possible = traffic.gpus * (traffic.gpus - 1)
+    busiest = sorted(traffic.pairs, key=lambda pair: (-pair.wire_bytes, pair.source, pair.destination))
+    rows = [
+        (
+            _gpu(report.gpus[pair.source]),
+            _gpu(report.gpus[pair.destination]),
+            size(pair.wire_bytes),
+            share(pair.wire_bytes / total),
+        )
+        for pair in busiest
+    ]
+    lines = _section(
+        "Busiest pairs of GPUs (wire bytes, one direction)", ("from", "to", "bytes", "of all"), rows, "<<>>"
+    )
+    told = f"  directed pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"
+    return [*lines, told, *_wrapped(traffic.basis)]
+
+
+def _gpu(gpu: GpuFacts) -> str:
+    return f"{gpu.number} ({gpu.server})"
+
+
+def _servers(report: Report) -> list[str]:
+    traffic = report.matrix
+    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    if not total:
+        return []
+    if not traffic.between_servers_wire_bytes:
+        return ["Between servers (wire bytes)", f"  nothing: all {size(total)} stay inside servers"]
+    leaving = traffic.between_servers_wire_bytes
+    rows = [("leave the servers", size(leaving), f"{share(leaving / total)} of {size(total)}")]
+    for what, part in (("cross rails", traffic.cross_rail_wire_bytes), ("reach the spine", traffic.spine_wire_bytes)):
+        rows.append((what, size(part), UNKNOWN if part is None else f"{share(part / leaving)} of that"))
+    busiest = sorted(traffic.server_transmit_wire_bytes, key=lambda row: (-row[1], row[0]))
+    rows += [(f"{server} sends", size(part), share(part / leaving)) for server, part in busiest[:MOST_ROWS]]
+    return ["Between servers (wire bytes)", *table(rows, "<><"), *_more(len(busiest))]
+
+
+def _latency(report: Report) -> list[str]:
+    most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or 0, row.source))
+    return _section(
+        "How long operations take",
+        ("operation", "payload", "from", "count", "median", "90 %", "99 %", "longest"),
+        [
+            (
+                row.op,
+                size(row.payload_bytes),
+                row.source,
+                whole(row.count),
+                *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
+            )
+            for row in most
+        ],
+        "<><>>>>>",
+    )
+
+
+def _anomalies(report: Report) -> list[str]:
+    latency = report.latency
+    if not latency.rows and not latency.anomaly_count:
+        return []
+    title = f"Far slower than usual, or stalled ({whole(latency.anomaly_count)})"
+    if not latency.anomalies:
+        return [title, "  none"]
+    rows = [
+        (
+            moment(one.time_seconds),
+            shortened(one.comm, 16),
+            UNKNOWN if one.rank is None else str(one.rank),
+            one.op,
+            size(one.payload_bytes),
+            span(one.seconds),
+            span(one.typical_seconds),
+            one.cause or UNKNOWN,
+        )
+        for one in latency.anomalies
+    ]
+    header = ("when", "communicator", "rank", "operation", "payload", "took", "usually", "cause")
+    return [title, *table([header, *rows[:MOST_ROWS]], "<<><>>><"), *_more(latency.anomaly_count)]
+
+
+def _composition(report: Report) -> list[str]:
+    composition = report.composition
+    lines = _section(
+        "Composition (payload; a rank that takes part, on average)",
+        ("for", "communicators", "calls", "payload", "calls of a rank", "payload of a rank"),
+        [
+            (
+                role.role,
+                whole(role.communicators),
+                whole(role.calls),
+                size(role.payload_bytes),
+                whole(role.rank_calls),
+                size(role.rank_payload_bytes),
+            )
+            for role in composition.roles
+        ],
+        "<>>>>>",
+    )
+    shape = composition.parallelism
+    if shape is not None:
+        sure = "" if shape.certain else "perhaps "
+        expert = f" × expert {shape.expert}" if shape.expert > 1 else ""
+        words = f"{sure}pipeline {shape.pipeline} × tensor {shape.tensor} × data {shape.data}{expert}: {shape.reason}"
+        lines = [*(lines or ["Composition"]), *_wrapped(words)]
+    return lines
+
+
+def _iterations(report: Report) -> list[str]:
+    regularity, iterations = report.regularity, report.iterations
+    if regularity is None:
+        return []
+    rows = [
+        ("period", span(regularity.period_seconds), _spread(iterations)),
+        ("duty cycle", share(regularity.duty_cycle), "of the time something was communicated"),
+        ("recurrence", share(regularity.recurrence), "of iterations make the usual calls in the usual order"),
+        ("communication", share(_median(one.comm_ratio for one in iterations)), "of an iteration, median"),
+        ("not overlapped", share(_median(one.non_overlapped_ratio for one in iterations)), "of an iteration, median"),
+    ]
+    title = f"Iterations ({whole(regularity.iterations)}, of {counted(regularity.calls_per_iteration, 'call')} each)"
+    return [title, *table(rows, "<><")]
+
+
+def _spread(iterations: Sequence[Iteration]) -> str:
+    if not iterations:
+        return ""
+    periods = [one.period_seconds for one in iterations]
+    return f"{span(min(periods))} to {span(max(periods))}"
+
+
+def _all_to_all(report: Report) -> list[str]:
+    found = [(one.start, one.all_to_all) for one in report.iterations if one.all_to_all is not None]
+    worst = sorted(found, key=lambda one: (-one[1].relative, one[0]))
+    return _section(
+        f"Unequal all-to-all ({counted(len(found), 'iteration')}; the least equal first; wire bytes of a pair)",
+        ("began", "max − min", "max / min", "(max − min) / mean", "in all"),
+        [
+            (
+                f"+{span(start - report.began_seconds)}",
+                size(one.max_minus_min_bytes),
+                UNKNOWN if one.max_over_min is None else digits(one.max_over_min),
+                digits(one.relative),
+                size(one.total_bytes),
+            )
+            for start, one in worst
+        ],
+        ">>>>>",
+    )
+
+
+def _bandwidth(report: Report) -> list[str]:
+    most = sorted(report.bandwidth, key=lambda row: (-row.payload_bytes * row.count, row.op, row.payload_bytes))
+    return _section(
+        "Effective bandwidth (median; the bus's against the links' rate)",
+        ("operation", "payload", "count", "algorithm", "bus", "utilisation"),
+        [
+            (
+                row.op,
+                size(row.payload_bytes),
+                whole(row.count),
+                rate(row.algbw_bytes_per_second),
+                rate(row.busbw_bytes_per_second),
+                share(row.utilisation),
+            )
+            for row in most
+        ],
+        "<>>>>>",
+    )
+
+
+def _receives(report: Report) -> list[str]:
+    most = sorted(report.receives, key=lambda one: (-one.idle_seconds, one.gpu))
+    return _section(
+        "Receives (the longest waiting first)",
+        ("GPU", "transferring", "waiting", "bubble"),
+        [(str(one.gpu), span(one.active_seconds), span(one.idle_seconds), share(one.bubble_ratio)) for one in most],
+        ">>>>",
+    )
+
+
+def _scaling(report: Report) -> list[str]:
+    return _section(
+        "Scaling (iterations a second × GPUs, against the first run)",
+        ("run", "GPUs", "throughput", "factor"),
+        [(one.name, whole(one.gpus), digits(one.throughput), f"{one.factor:.3f}") for one in report.scaling],
+        "<>>>",
+    )
+
+
+def _section(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
+    """A table of the first rows; nothing where there are none."""
+    if not rows:
+        return []
+    return [title, *table([header, *rows[:MOST_ROWS]], sides), *_more(len(rows))]
+
+
+def _more(rows: int) -> list[str]:
+    return [f"  … and {rows - MOST_ROWS:,} more"] if rows > MOST_ROWS else []
+
+
+def _sentences(title: str, sentences: Iterable[str]) -> list[str]:
+    told = [line for sentence in sentences for line in _wrapped(sentence, "- ")]
+    return [title, *told] if told else []
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    indent = " " * (2 + len(mark))
+    return textwrap.wrap(text, _COLUMNS, initial_indent=f"  {mark}", subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,122 @@
+"""What a report comes to, in a few plain sentences: what the job is, who talks, and how much of its time that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from agent.analysis.pictures import ROLE_NAMES
+from agent.analysis.quantities import counted, moment, share, size, span, whole
+from agent.analysis.report_facts import Report
+
+
+def summary(report: Report) -> tuple[str, ...]:
+    """Sentences, the most important first; of what is not known there is none."""
+    return (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report), *_slow(report))
+
+
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _job(report: Report) -> Iterator[str]:
+    servers = len({gpu.server for gpu in report.gpus})
+    calls = sum(use.calls for use in report.ops)
+    payload = sum(use.payload_bytes for use in report.ops)
+    yield (
+        f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded for {span(report.seconds)} "
+        f"from {moment(report.began_seconds)}."
+    )
+    if report.ops:
+        most = max(report.ops, key=lambda use: (use.payload_bytes, use.calls, use.op))
+        yield (
+            f"They made {counted(calls, 'call')} of {size(payload)} payload in "
+            f"{counted(len(report.communicators), 'communicator')}; most bytes are {most.op} of {most.dtype} "
+            f"({share(most.payload_bytes / payload if payload else 0.0)})."
+        )
+
+
+def _shape(report: Report) -> Iterator[str]:
+    shape = report.composition.parallelism
+    if shape is not None:
+        expert = f" × expert {shape.expert}" if shape.expert > 1 else ""
+        sure = "The job is" if shape.certain else "The job is perhaps"
+        reason = f"{shape.reason.rstrip('.')}."
+        yield f"{sure} pipeline {shape.pipeline} × tensor {shape.tensor} × data {shape.data}{expert}: {reason}"
+    roles = sorted(report.composition.roles, key=lambda role: (-role.payload_bytes, role.role))
+    total = sum(role.payload_bytes for role in roles)
+    if total:
+        parts = [
+            f"{ROLE_NAMES.get(role.role, role.role)} {share(role.payload_bytes / total)}"
+            for role in roles
+            if role.payload_bytes
+        ]
+        yield f"Of the payload: {', '.join(parts)}."
+
+
+def _pattern(report: Report) -> Iterator[str]:
+    traffic = report.matrix
+    if traffic.sparsity is not None and traffic.pairs:
+        possible = traffic.gpus * (traffic.gpus - 1)
+        yield (
+            f"{len(traffic.pairs):,} of {possible:,} directed pairs of GPUs talk ({share(traffic.sparsity)}), and "
+            f"{_half(report)} of them carry half of the bytes."
+        )
+
+
+def _half(report: Report) -> str:
+    counts = sorted((pair.wire_bytes for pair in report.matrix.pairs), reverse=True)
+    total, reached = sum(counts), 0
+    for number, count in enumerate(counts, 1):
+        reached += count
+        if 2 * reached >= total:
+            return f"{number:,}"
+    return "0"
+
+
+def _edges(report: Report) -> Iterator[str]:
+    traffic = report.matrix
+    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    if not total or len(traffic.server_transmit_wire_bytes) < 2:
+        return
+    leaving = traffic.between_servers_wire_bytes
+    if not leaving:
+        yield f"Nothing leaves the servers: all {size(total)} stay inside."
+        return
+    words = f"{size(leaving)} leave the servers, {share(leaving / total)} of {size(total)} on the wire"
+    if traffic.cross_rail_wire_bytes is not None:
+        words += f"; {share(traffic.cross_rail_wire_bytes / leaving)} of that crosses rails"
+    if traffic.spine_wire_bytes is not None:
+        words += f"; {share(traffic.spine_wire_bytes / leaving)} of that reaches the spine"
+    yield f"{words}."
+
+
+def _time(report: Report) -> Iterator[str]:
+    regularity = report.regularity
+    if regularity is None:
+        return
+    yield (
+        f"{counted(regularity.iterations, 'iteration')} of {span(regularity.period_seconds)} (median) were seen; "
+        f"{share(regularity.recurrence)} of them make the same {whole(regularity.calls_per_iteration)} calls in the "
+        "same order."
+    )
+    ratio = median_of(one.comm_ratio for one in report.iterations)
+    alone = median_of(one.non_overlapped_ratio for one in report.iterations)
+    if ratio is not None:
+        words = f"Communication takes {share(ratio)} of an iteration (median)"
+        yield f"{words}, and {share(alone)} is not overlapped with computation." if alone is not None else f"{words}."
+
+
+def _slow(report: Report) -> Iterator[str]:
+    latency = report.latency
+    if latency.anomaly_count:
+        worst = latency.anomalies[0] if latency.anomalies else None
+        words = f"{counted(latency.anomaly_count, 'operation')} stalled or took far longer than usual"
+        if worst is not None:
+            usual = "" if worst.typical_seconds is None else f" instead of {span(worst.typical_seconds)}"
+            words += f"; the worst, {worst.op}, took {span(worst.seconds)}{usual}"
+        yield f"{words}."
+    elif latency.rows:
+        yield "No operation took far longer than its like."

@@ -1,0 +1,396 @@
+"""Which GPU sent how much to which (rows 3, 4 and 5; both papers' heat maps and sparsity).
+
+Wire bytes follow from the calls and from who is in the communicator; nothing was measured on links.  A collective is
+one operation of the whole communicator, of which every rank's own call says what that rank sends, so that nothing is
+counted twice:
+
+| Operation                | A rank sends                                                                       |
+|--------------------------|------------------------------------------------------------------------------------|
+| AllReduce of b bytes     | to the next rank 2b less two of the g chunks of whole elements; 2b(g−1) in all     |
+| AllGather, ReduceScatter | to the next rank (g−1)b                                                            |
+| Broadcast                | to the next rank b, but nothing to the root                                        |
+| Reduce                   | to the next rank b, but nothing from the root                                      |
+| AllToAll                 | to every other rank b                                                              |
+| Scatter                  | the root to every other rank b                                                     |
+| Gather                   | every other rank to the root b                                                     |
+| Send, PutSignal          | to the peer b                                                                      |
+| Recv                     | nothing: counted at the sender, or here from a sender that recorded no call        |
+| Signal, WaitSignal       | nothing                                                                            |
+
+Rings are single and directed, in the order of ranks, as paper B draws them and `railscope estimate` counts them: the
+two are equal to the byte.  NCCL's own rings may run otherwise: where the connections that it made to other servers are
+recorded and the next rank is not among them, what a rank sends to other servers is split over those that are, equally
+by channel.  What a rank sends in all stays the same.
+
+Of ranks that recorded no call nothing is known but what the calls of the others imply: what they exchange with them.
+If it is not known which GPU such a rank is, those bytes are in no pair, and are said apart.
+
+Rails are those of `gpu_rails`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.calls import NOTHING, CountedCalls, Integers, sums
+from agent.analysis.gpu_rails import rail_basis, rails_of
+from agent.analysis.gpus import Communicator, Gpus
+from agent.analysis.leaf_map import LeafMap
+from agent.analysis.report_facts import PairTraffic, Traffic, Unknown
+from agent.dataset.reader import Dataset
+from agent.dataset.schema import UNNAMED_NODE
+from probes.nccl.abi import DATA_TYPE_BYTES
+
+_RINGS: Final = frozenset({"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"})
+_ROOTED: Final = frozenset({"Broadcast", "Reduce", "Scatter", "Gather"})
+_DIRECT: Final = frozenset({"Send", "Recv", "PutSignal"})
+_SILENT: Final = frozenset({"Signal", "WaitSignal"})
+_MODELLED: Final = _RINGS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
+_ELEMENT_BYTES: Final = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
+"""By name of the data type; what is not known is taken for bytes."""
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """Bytes between GPUs; −1 is one that is not known."""
+
+    sources: list[Integers] = field(default_factory=list)
+    destinations: list[Integers] = field(default_factory=list)
+    counts: list[Integers] = field(default_factory=list)
+
+    def add(self, sources: Integers, destinations: Integers, counts: Integers) -> None:
+        talks = (counts > 0) & ((sources != destinations) | (sources < 0))
+        self.sources.append(sources[talks])
+        self.destinations.append(destinations[talks])
+        self.counts.append(counts[talks])
+
+    def total(self, gpus: int) -> tuple[Integers, Integers, Integers, int]:
+        """Source, destination and bytes of each pair that talked, and the bytes of pairs with a GPU not known."""
+        empty = np.empty(0, dtype=np.int64)
+        source, destination, count = (
+            np.concatenate([empty, *parts]) for parts in (self.sources, self.destinations, self.counts)
+        )
+        known = (source >= 0) & (destination >= 0)
+        keys, places = np.unique(source[known] * gpus + destination[known], return_inverse=True)
+        return (
+            keys // max(gpus, 1),
+            keys % max(gpus, 1),
+            sums(places, count[known], len(keys)),
+            int(count[~known].sum()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Counted calls."""
+
+    rank: Integers
+    """−1: not known."""
+    peer: Integers
+    payload: Integers
+    element: Integers
+    """Bytes of one."""
+    calls: Integers
+
+    def of(self, chosen: NDArray[np.bool_] | Integers) -> _Rows:
+        columns = (self.rank, self.peer, self.payload, self.element, self.calls)
+        return _Rows(*(column[chosen] for column in columns))
+
+
+def find_traffic(
+    dataset: Dataset, gpus: Gpus, counted: CountedCalls, leaf_map: LeafMap | None = None
+) -> tuple[Traffic, tuple[Unknown, ...]]:
+    """Who sent how much to whom.
+
+    Raises:
+        ConfigError: the leaf map lacks a server or a rail.
+    """
+    servers = _servers(gpus)
+    observed = _network_peers(dataset, gpus, servers)
+    pairs = _Pairs()
+    unmodelled = 0
+    confirmed = redirected = 0
+    everything = _rows(gpus, counted)
+    for communicator, places in _by_communicator(gpus, counted):
+        rows = everything.of(places)
+        if communicator is None or communicator.nranks is None:
+            unmodelled += int(rows.calls.sum())
+            continue
+        members = _Members(communicator, communicator.nranks, rows.rank)
+        edges = np.zeros(communicator.nranks, dtype=np.int64)
+        for op in np.unique(counted.op[places]).tolist():
+            name = counted.op_names[op]
+            chosen = rows.of(counted.op[places] == op)
+            own = _usable(name, chosen, communicator.nranks)
+            unmodelled += int(chosen.calls.sum() - own.calls.sum())
+            if name in _RINGS:
+                edges += _ring(name, own, members)
+            else:
+                _direct(name, own, members, pairs)
+        kept, moved = _close_ring(edges, members, observed.get(communicator.comm, {}), servers, pairs)
+        confirmed += kept
+        redirected += moved
+    return _result(gpus, servers, pairs, unmodelled, _basis(confirmed, redirected), leaf_map)
+
+
+def ring_bytes(payload: Integers, element: Integers, members: int, place: Integers) -> Integers:
+    """What the member at `place` of a ring sends to the next in an AllReduce, by call.
+
+    The payload is split into chunks of whole elements, the first ones one element longer; a member sends all chunks
+    but one in each half.  Equal to `agent.model.traffic.ring_edge_bytes`, for elements of any size.
+    """
+    element = np.where(payload % element == 0, element, 1)
+    elements = payload // element
+    whole, over = elements // members, elements % members
+    skipped = 2 * whole + ((place + 1) % members < over) + ((place + 2) % members < over)
+    sent: Integers = element * (2 * elements - skipped)
+    return sent
+
+
+class _Members:
+    """The ranks of a communicator: which GPU each is, and which of them recorded calls."""
+
+    def __init__(self, communicator: Communicator, count: int, speaking: Integers) -> None:
+        self.count = count
+        self.gpu = np.full(count, -1, dtype=np.int64)
+        for rank, gpu in communicator.members.items():
+            if 0 <= rank < count:
+                self.gpu[rank] = gpu
+        self.speaking = np.zeros(count, dtype=np.bool_)
+        self.speaking[speaking[(speaking >= 0) & (speaking < count)]] = True
+        self.silent: Integers = np.flatnonzero(~self.speaking)
+
+
+def _by_communicator(gpus: Gpus, counted: CountedCalls) -> Iterable[tuple[Communicator | None, Integers]]:
+    """The rows of each communicator, and under None those of ends that the recording does not describe."""
+    places = {communicator.comm: place for place, communicator in enumerate(gpus.communicators)}
+    own = [gpus.communicator_of.get(end) for end in counted.ends]
+    of_end = np.array([-1 if one is None else places[one.comm] for one in own], dtype=np.int64)
+    of_row = of_end[counted.end] if len(counted) else np.empty(0, dtype=np.int64)
+    order = np.argsort(of_row, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(of_row[order])) + 1):
+        if len(rows):
+            place = int(of_row[rows[0]])
+            yield (None if place < 0 else gpus.communicators[place]), rows
+
+
+def _rows(gpus: Gpus, counted: CountedCalls) -> _Rows:
+    rank_of_end = np.array([gpus.rank_of.get(end, -1) for end in counted.ends], dtype=np.int64)
+    element_of_type = np.array([_ELEMENT_BYTES.get(kind, 1) for kind in counted.type_names], dtype=np.int64)
+    return _Rows(
+        rank=rank_of_end[counted.end],
+        peer=counted.peer,
+        payload=counted.payload_bytes,
+        element=element_of_type[counted.data_type],
+        calls=counted.calls,
+    )
+
+
+def _usable(name: str, rows: _Rows, count: int) -> _Rows:
+    """Those of which it can be said what they send."""
+    fine = (rows.rank >= 0) & (rows.rank < count)
+    if name not in _MODELLED:
+        fine[:] = False
+    if name not in _SILENT:
+        fine &= rows.payload != NOTHING
+    if name in _ROOTED or name in _DIRECT:
+        fine &= (rows.peer >= 0) & (rows.peer < count)
+    return rows.of(fine)
+
+
+def _ring(name: str, rows: _Rows, members: _Members) -> Integers:
+    """What each rank sends to the next; of a silent one, by what the next rank called."""
+    own = sums(rows.rank, rows.calls * _edge(name, rows, members.count, rows.rank), members.count)
+    before = (rows.rank - 1) % members.count
+    implied = sums(before, rows.calls * _edge(name, rows, members.count, before), members.count)
+    return np.where(members.speaking, own, implied)
+
+
+def _edge(name: str, rows: _Rows, count: int, place: Integers) -> Integers:
+    if count == 1:
+        return np.zeros(len(place), dtype=np.int64)
+    match name:
+        case "AllReduce":
+            return ring_bytes(rows.payload, rows.element, count, place)
+        case "AllGather" | "ReduceScatter":
+            return rows.payload * (count - 1)
+        case "Broadcast":
+            return np.where((place + 1) % count == rows.peer, 0, rows.payload)
+        case _:
+            return np.where(place == rows.peer, 0, rows.payload)
+
+
+def _direct(name: str, rows: _Rows, members: _Members, pairs: _Pairs) -> None:
+    """The operations whose bytes go straight to where they belong."""
+    moved = rows.payload * rows.calls
+    rank, peer, gpu = rows.rank, rows.peer, members.gpu
+    match name:
+        case "Send" | "PutSignal":
+            pairs.add(gpu[rank], gpu[peer], moved * (rank != peer))
+        case "Recv":
+            pairs.add(gpu[peer], gpu[rank], moved * ~members.speaking[peer])
+        case "AllToAll":
+            by_rank = sums(rank, moved, members.count)
+            everyone = np.arange(members.count)
+            for one in np.flatnonzero(by_rank).tolist():
+                share = np.full(members.count, by_rank[one])
+                share[one] = 0
+                pairs.add(np.full(members.count, gpu[one]), gpu[everyone], share)
+                pairs.add(gpu[members.silent], np.full(len(members.silent), gpu[one]), share[members.silent])
+        case "Scatter" | "Gather":
+            at_root = rank == peer
+            away = ~at_root if name == "Gather" else ~at_root & ~members.speaking[peer]
+            roots, others, counts = [gpu[peer[away]]], [gpu[rank[away]]], [moved[away]]
+            # What the root says of the others: all of a Scatter, and of a Gather what silent ranks gave.
+            for root in np.unique(peer[at_root]).tolist():
+                told = np.arange(members.count) if name == "Scatter" else members.silent
+                told = told[told != root]
+                roots.append(np.full(len(told), gpu[root]))
+                others.append(gpu[told])
+                counts.append(np.full(len(told), moved[at_root & (peer == root)].sum()))
+            root_gpu, other_gpu = np.concatenate(roots), np.concatenate(others)
+            if name == "Scatter":
+                pairs.add(root_gpu, other_gpu, np.concatenate(counts))
+            else:
+                pairs.add(other_gpu, root_gpu, np.concatenate(counts))
+        case _:
+            pass  # signals: a flag of a few bytes
+
+
+def _close_ring(
+    edges: Integers, members: _Members, observed: Mapping[int, Sequence[int]], servers: Sequence[str], pairs: _Pairs
+) -> tuple[int, int]:
+    """Put the ring's edges into pairs; how many edges between servers were seen as connections, how many otherwise."""
+    following = (np.arange(members.count) + 1) % members.count
+    gpu = members.gpu
+    confirmed = redirected = 0
+    for rank in sorted(observed):
+        after = int(following[rank])
+        if not edges[rank] or gpu[rank] < 0 or gpu[after] < 0 or servers[gpu[rank]] == servers[gpu[after]]:
+            continue
+        if after in observed[rank]:
+            confirmed += 1
+            continue
+        peers = np.array(observed[rank], dtype=np.int64)
+        share, over = divmod(int(edges[rank]), len(peers))
+        split = np.full(len(peers), share, dtype=np.int64)
+        split[:over] += 1
+        pairs.add(np.full(len(peers), gpu[rank]), gpu[peers], split)
+        edges[rank] = 0
+        redirected += 1
+    pairs.add(gpu, gpu[following], edges)
+    return confirmed, redirected
+
+
+def _network_peers(dataset: Dataset, gpus: Gpus, servers: Sequence[str]) -> dict[str, dict[int, tuple[int, ...]]]:
+    """By communicator and rank: the ranks of other servers that it has connections to, one for each channel."""
+    table = dataset["connections"]
+    found = dataset.rows(
+        table.filter(table["send"]).select("recording", "instance", "peer", "channel").distinct()
+    ).to_pylist()
+    seen: defaultdict[str, defaultdict[int, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
+    for row in found:
+        end = (row["recording"], row["instance"])
+        communicator, rank = gpus.communicator_of.get(end), gpus.rank_of.get(end)
+        if communicator is None or rank is None or row["peer"] is None:
+            continue
+        own, other = gpus.gpu_of[end], communicator.members.get(row["peer"])
+        if other is not None and servers[own] != servers[other]:
+            seen[communicator.comm][rank].add((-1 if row["channel"] is None else row["channel"], row["peer"]))
+    return {
+        comm: {rank: tuple(peer for _, peer in sorted(peers)) for rank, peers in ranks.items()}
+        for comm, ranks in seen.items()
+    }
+
+
+def _basis(confirmed: int, redirected: int) -> str:
+    if redirected:
+        return (
+            f"Rings in the order of ranks, but {redirected:,} of {confirmed + redirected:,} between servers as their "
+            "recorded connections go, equally by channel."
+        )
+    if confirmed:
+        return f"Rings in the order of ranks; {confirmed:,} of their edges between servers are recorded connections."
+    return "Rings in the order of ranks; no recorded connection says whether NCCL's own run so."
+
+
+def _servers(gpus: Gpus) -> list[str]:
+    return [gpu.server for gpu in gpus.gpus]
+
+
+def _result(
+    gpus: Gpus, servers: Sequence[str], pairs: _Pairs, unmodelled: int, basis: str, leaf_map: LeafMap | None
+) -> tuple[Traffic, tuple[Unknown, ...]]:
+    count = len(gpus.gpus)
+    source, destination, moved, unobserved = pairs.total(count)
+    names = list(dict.fromkeys(servers))
+    index = {name: place for place, name in enumerate(names)}
+    server = np.array([index[name] for name in servers], dtype=np.int64)
+    leaving = server[source] != server[destination] if count else np.zeros(0, dtype=np.bool_)
+    rails = rails_of(gpus.gpus)
+    spine = None
+    if leaf_map is not None and (rails is not None or not leaf_map.by_rail):
+        places = [(name, rails[number] if rails else "") for number, name in enumerate(servers)]
+        leaves = np.array(leaf_map.leaves_of(places), dtype=np.str_)
+        spine = int(moved[leaving & (leaves[source] != leaves[destination])].sum())
+    rail = None if rails is None else np.array(rails, dtype=np.str_)
+    traffic = Traffic(
+        gpus=count,
+        pairs=tuple(
+            PairTraffic(*row) for row in zip(source.tolist(), destination.tolist(), moved.tolist(), strict=True)
+        ),
+        sparsity=len(moved) / (count * (count - 1)) if count > 1 else None,
+        unobserved_wire_bytes=unobserved,
+        unmodelled_calls=unmodelled,
+        between_servers_wire_bytes=int(moved[leaving].sum()),
+        cross_rail_wire_bytes=(
+            None if rail is None else int(moved[leaving & (rail[source] != rail[destination])].sum())
+        ),
+        spine_wire_bytes=spine,
+        server_transmit_wire_bytes=tuple(
+            zip(names, sums(server[source[leaving]], moved[leaving], len(names)).tolist(), strict=True)
+        ),
+        basis=basis + rail_basis(gpus.gpus, rails),
+    )
+    return traffic, tuple(_unknown(traffic, leaf_map, rails, names))
+
+
+def _unknown(
+    traffic: Traffic, leaf_map: LeafMap | None, rails: tuple[str, ...] | None, servers: Sequence[str]
+) -> Iterable[Unknown]:
+    if traffic.unobserved_wire_bytes:
+        yield Unknown(
+            3,
+            f"{traffic.unobserved_wire_bytes:,} bytes went to or came from ranks that were not recorded, and what "
+            "those sent each other is not known: record on all servers of the job.",
+        )
+    if traffic.unmodelled_calls:
+        yield Unknown(
+            3,
+            f"Of {traffic.unmodelled_calls:,} calls it cannot be told what they sent to whom, because their size, "
+            "rank or communicator is not known, or nothing is known of how the operation works.",
+        )
+    if traffic.gpus < 2:
+        yield Unknown(4, "There are fewer than two GPUs: record on all servers of the job.")
+    if UNNAMED_NODE in servers:
+        yield Unknown(
+            5,
+            "What was imported does not say on which hosts it was recorded, and stands for one server: import each "
+            "host's files with --node NAME.",
+        )
+    if rails is None:
+        yield Unknown(
+            5,
+            "It is not known which rail a GPU uses: servers have different numbers of GPUs, and their connections were "
+            "not recorded.",
+        )
+    if leaf_map is None:
+        yield Unknown(5, "What reaches the spine needs the leaf switch of each server: give --leaf-map FILE.")
+    elif traffic.spine_wire_bytes is None:
+        yield Unknown(5, f"{leaf_map.file} goes by rail, and the GPUs' rails are not known: give a map server,leaf.")

@@ -1,0 +1,369 @@
+"""`railscope compare`: two recordings, a recording and an estimate, and whether a difference is chance."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.compare import Compared, Figure, Side, Unit, Value, accuracy, compare_values, side_of
+from agent.analysis.compare_command import add_compare_arguments, run_compare
+from agent.analysis.compare_estimate import compare_with_estimate
+from agent.analysis.compare_figures import compare_sides
+from agent.analysis.compare_text import as_json_text, as_text, words
+from agent.analysis.significance import LEVEL, _approximate_p, _doubled_ranks, _exact_p, adjusted, rank_test
+from agent.dataset.reader import open_dataset
+from agent.estimate_answer import estimate_of
+from agent.estimate_options import request_from
+from agent.model.mapping import default_mapping
+from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
+from tests.unit.model_shapes import GPT_3B
+
+SHAPE = replace(
+    GPT_3B, layers=8, hidden=64, sequence=16, vocabulary=1000, global_batch=16, micro_batch=2, pipeline=2, data=2
+)
+TOML = """\
+layers = 8
+hidden = 64
+seq = 16
+vocab = 1000
+global_batch = 16
+micro_batch = 2
+pp = 2
+tp = 2
+dp = 2
+gpus_per_node = 4
+"""
+MS = 1_000_000
+
+
+def timed_job(folder: Path, factor: float, seed: int, iterations: int = 12) -> Path:
+    """Iterations of six AllReduces of 1 MiB on four GPUs, each about 2 ms × factor, then 30 ms without (simulated)."""
+    noise = random.Random(seed)
+    job = JobDataset(folder, (2, 2))
+    job.communicator("aa", (0, 1, 2, 3))
+    now = 0
+    for _ in range(iterations):
+        for _ in range(6):
+            took = int(2 * MS * factor * noise.lognormvariate(0, 0.05))
+            for rank in range(4):
+                job.call("aa", rank, "AllReduce", 1 << 20, time_ns=BEGAN_NS + now)
+                job.operation("aa", rank, "AllReduce", 1 << 20, now, took)
+            now += took + MS
+        now += 30 * MS
+    return job.write()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("jobs")
+    (base / "job.toml").write_text(TOML)
+    return {
+        "usual": timed_job(base / "usual", 1.0, 1),
+        "again": timed_job(base / "again", 1.0, 2),
+        "slow": timed_job(base / "slow", 1.5, 3),
+        "long": timed_job(base / "long", 1.0, 4, iterations=24),
+        "short": timed_job(base / "short", 1.5, 5, iterations=4),
+        "gpt": gpt_job(base / "gpt", SHAPE, default_mapping(SHAPE), 4, 3).write(),
+        "toml": base / "job.toml",
+    }
+
+
+@pytest.fixture(scope="module")
+def sides(folders: dict[str, Path]) -> dict[str, Side]:
+    """Every recording, read once."""
+    names = [name for name in folders if name != "toml"]
+    return {name: side_of(open_dataset([folders[name]]), name) for name in names}
+
+
+def compare(*arguments: str | Path) -> str:
+    """What the command prints; it must succeed."""
+    out = io.StringIO()
+    assert run_compare(parsed(*arguments), out) == 0
+    return out.getvalue()
+
+
+def parsed(*arguments: str | Path) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="railscope compare")
+    add_compare_arguments(parser)
+    return parser.parse_args([str(argument) for argument in arguments])
+
+
+def as_json(a: Side, b: Side | Path) -> dict[str, Any]:
+    if isinstance(b, Path):
+        estimate = estimate_of(request_from(argparse.Namespace(file=b, json=True)))
+        compared = compare_with_estimate(a, estimate, b.name)
+    else:
+        compared = compare_sides(a, b)
+    content: dict[str, Any] = json.loads(as_json_text(compared))
+    return content
+
+
+def by_name(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {figure["name"]: figure for figure in content["figures"]}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line of a command that could not run."""
+    out = io.StringIO()
+    assert run_compare(parsed(*arguments), out) == 2
+    printed = capsys.readouterr().err
+    assert out.getvalue() == ""
+    assert printed.startswith("railscope compare: ")
+    assert printed.count("\n") == 1
+    return printed
+
+
+def test_a_slower_network_is_found_and_said_in_words(sides: dict[str, Side]) -> None:
+    content = as_json(sides["usual"], sides["slow"])
+    figures = by_name(content)
+    for name in ("period", "communication", "communication ratio", "median AllReduce of 1 MiB (proxy)"):
+        assert figures[name]["significant"], name
+        assert figures[name]["b"] > figures[name]["a"]
+        assert figures[name]["b_is_larger"] > 0.9
+    bandwidth = figures["bus bandwidth of AllReduce of 1 MiB"]
+    assert bandwidth["significant"]
+    assert bandwidth["ratio"] == pytest.approx(1 / 1.5, rel=0.05)
+    assert bandwidth["b_is_larger"] < 0.1
+    assert any(
+        sentence.startswith("B's period is 1") and "longer" in sentence and "(significant, p < 0.001)" in sentence
+        for sentence in content["words"]
+    )
+    assert any("points higher" in sentence for sentence in content["words"] if "communication ratio" in sentence)
+    assert "Both send the same: calls, payload and pairs differ by less than 1 %." in content["words"]
+
+
+def test_two_runs_of_the_same_differ_by_chance_only(sides: dict[str, Side]) -> None:
+    content = as_json(sides["usual"], sides["again"])
+    assert not [figure["name"] for figure in content["figures"] if figure["significant"]]
+    assert by_name(content)["period"]["significant"] is False
+    assert any(sentence.startswith("Iterations take as long in both") for sentence in content["words"])
+
+
+def test_a_recording_equals_itself(sides: dict[str, Side]) -> None:
+    for figure in as_json(sides["slow"], sides["slow"])["figures"]:
+        assert figure["a"] == figure["b"]
+        assert figure["p"] in (None, 1.0)
+
+
+def test_sides_swapped_turn_the_sign_and_keep_the_evidence(sides: dict[str, Side]) -> None:
+    there = by_name(as_json(sides["usual"], sides["slow"]))
+    back = by_name(as_json(sides["slow"], sides["usual"]))
+    for name, figure in there.items():
+        assert (back[name]["a"], back[name]["b"]) == (figure["b"], figure["a"])
+        assert back[name]["p"] == pytest.approx(figure["p"])
+
+
+def test_recordings_of_different_length_are_compared_by_iteration(sides: dict[str, Side]) -> None:
+    figures = by_name(as_json(sides["usual"], sides["long"]))
+    calls = figures["AllReduce calls an iteration"]
+    assert calls["a"] == calls["b"] == 24
+    assert figures["wire bytes between GPUs an iteration"]["ratio"] == 1
+
+
+def test_too_few_iterations_decide_nothing(sides: dict[str, Side]) -> None:
+    content = as_json(sides["usual"], sides["short"])
+    assert by_name(content)["period"]["significant"] is None
+    assert any("whether by chance needs 4 iterations on each side" in sentence for sentence in content["words"])
+
+
+def test_a_recording_of_the_shape_is_exactly_as_estimated(sides: dict[str, Side], folders: dict[str, Path]) -> None:
+    content = as_json(sides["gpt"], folders["toml"])
+    assert content["b_is_estimate"]
+    volumes = [figure for figure in content["figures"] if figure["row"] in (7, 8)]
+    assert len(volumes) == 12
+    assert [figure["name"] for figure in volumes if figure["a"] != figure["b"]] == []
+    assert {figure["accuracy"] for figure in volumes} <= {1.0, None}  # None: nothing of it was sent
+    assert content["words"][0] == "11 of 12 figures are exactly as predicted."
+    text = compare(folders["gpt"], folders["toml"])
+    assert "simulated hardware" in text
+    assert all(sentence.split(":")[0] in text for sentence in content["words"])
+
+
+def test_what_the_recording_does_not_tell_has_no_accuracy(sides: dict[str, Side], folders: dict[str, Path]) -> None:
+    content = as_json(sides["gpt"], folders["toml"])
+    figures = by_name(content)
+    for name in ("T_comm", "R_comm", "T_comp", "R_bubble"):
+        assert figures[name]["a"] is None
+        assert figures[name]["accuracy"] is None
+        assert figures[name]["b"] > 0
+    assert any(note.startswith("Not known: ") for note in content["notes"])
+    assert any(note.startswith("Assumed, and not given: ") for note in content["notes"])
+
+
+def test_measured_times_are_held_against_predicted_ones(sides: dict[str, Side], tmp_path: Path) -> None:
+    job = tmp_path / "four.toml"
+    job.write_text(TOML.replace("pp = 2", "pp = 1").replace("dp = 2", "dp = 2"))
+    figures = by_name(as_json(sides["usual"], job))
+    measured, predicted = figures["T_comm"]["a"], figures["T_comm"]["b"]
+    assert measured == pytest.approx(0.012, rel=0.1)
+    assert figures["T_comm"]["accuracy"] == pytest.approx(1 - abs(predicted - measured) / measured)
+    assert figures["R_comm"]["a"] == pytest.approx(12 / 48, rel=0.1)
+
+
+def test_an_estimate_of_another_job_compares_no_volumes_and_says_why(
+    sides: dict[str, Side], folders: dict[str, Path]
+) -> None:
+    content = as_json(sides["usual"], folders["toml"])
+    assert {figure["row"] for figure in content["figures"]} == {17}
+    assert any("The estimate is of 8 ranks, and 4 GPUs were recorded" in note for note in content["notes"])
+
+
+def test_the_command_compares_two_folders(sides: dict[str, Side], folders: dict[str, Path]) -> None:
+    text = compare(folders["usual"], folders["slow"])
+    same = as_text(compare_sides(sides["usual"], sides["slow"]))
+    assert text.splitlines()[2:] == same.splitlines()[2:]
+    assert text.startswith(f"A  {folders['usual']}\nB  {folders['slow']}\n")
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_errors_are_one_line(folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "railscope record" in refusal(capsys, tmp_path, folders["usual"])
+    (tmp_path / "bad.toml").write_text("layer = 3\n")
+    assert "unknown key layer" in refusal(capsys, folders["usual"], tmp_path / "bad.toml")
+    assert "missing.toml" in refusal(capsys, folders["usual"], tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("measured", "predicted", "expected"),
+    [(10.0, 9.0, 0.9), (10.0, 11.0, 0.9), (10.0, 30.0, -1.0), (10.0, 10.0, 1.0), (0.0, 1.0, None), (None, 1.0, None)],
+)
+def test_accuracy_is_that_of_the_paper(measured: float | None, predicted: float, expected: float | None) -> None:
+    assert accuracy(measured, predicted) == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_figure_that_one_side_lacks_stays_with_the_other() -> None:
+    figures = compare_values(
+        [Value(1, "x", Unit.COUNT, 3.0), Value(1, "y", Unit.COUNT, 2.0)], [Value(1, "z", Unit.COUNT, 1.0)]
+    )
+    assert [(one.name, one.a, one.b) for one in figures] == [("x", 3.0, None), ("y", 2.0, None), ("z", None, 1.0)]
+    assert figures[0].difference is None
+    assert figures[0].ratio is None
+
+
+def test_chance_among_many_figures_is_not_taken_for_a_difference() -> None:
+    # One of twenty figures has p = 0.004 by itself: not significant where twenty were tested.
+    noise = np.random.default_rng(3)
+    same = [Value(6, str(number), Unit.SECONDS, 1.0, noise.random(12)) for number in range(20)]
+    other = [replace(value, samples=noise.random(12)) for value in same]
+    single = [
+        rank_test(a.samples, b.samples)
+        for a, b in zip(same, other, strict=True)
+        if a.samples is not None and b.samples is not None
+    ]
+    figures = compare_values(same, other)
+    assert not any(figure.significant for figure in figures)
+    assert all(
+        figure.p is not None and test is not None and figure.p >= test.p
+        for figure, test in zip(figures, single, strict=True)
+    )
+
+
+def figure(name: str, unit: Unit, a: float, b: float, p: float | None) -> Figure:
+    return Figure(9, name, unit, a, b, None, p)
+
+
+def test_sentences_say_how_much_in_the_figures_own_words() -> None:
+    def said(one: Figure) -> str:
+        return next(iter(words(Compared("a", "b", False, False, (one,), ()))))
+
+    assert said(figure("period", Unit.SECONDS, 1.0, 1.12, 0.0001)) == (
+        "B's period is 12 % longer: 1.12 s instead of 1 s (significant, p < 0.001)."
+    )
+    assert said(figure("period", Unit.SECONDS, 1.0, 0.9, 0.002)) == (
+        "B's period is 10 % shorter: 900 ms instead of 1 s (significant, p = 0.002)."
+    )
+    assert said(figure("period", Unit.SECONDS, 1.0, 3.0, 0.0001)).startswith("B's period is 3 times A's: 3 s instead")
+    assert said(figure("duty cycle", Unit.SHARE, 0.2, 0.5, 0.0001)).startswith("B's duty cycle is 30 points higher")
+
+
+def brute_force(a: list[int], b: list[int]) -> float:
+    """Of all ways to choose A's values, the part whose rank sum is as far from the mean."""
+    pooled = a + b
+    ranks = [sum(other < value for other in pooled) + (pooled.count(value) + 1) / 2 for value in pooled]
+    mean = len(a) * (len(pooled) + 1) / 2
+    seen = abs(sum(ranks[: len(a)]) - mean)
+    sums = [abs(sum(chosen) - mean) for chosen in combinations(ranks, len(a))]
+    return sum(one >= seen - 1e-9 for one in sums) / len(sums)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 6), min_size=4, max_size=6),
+    st.lists(st.integers(0, 6), min_size=4, max_size=6),
+)
+def test_the_exact_test_counts_all_arrangements(a: list[int], b: list[int]) -> None:
+    test = rank_test(a, b)
+    assert test is not None
+    assert test.p == pytest.approx(brute_force(a, b))
+
+
+def test_a_published_example() -> None:
+    # Hollander and Wolfe, Nonparametric Statistical Methods, table 4.1 (permeability of chorioamnion): W = 30 of
+    # n = 5 against 10, two-sided p = 0.2544.
+    term = [0.80, 0.83, 1.89, 1.04, 1.45, 1.38, 1.91, 1.64, 0.73, 1.46]
+    early = [1.15, 0.88, 0.90, 0.74, 1.21]
+    test = rank_test(early, term)
+    assert test is not None
+    assert test.p == pytest.approx(0.2544, abs=0.00005)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 300), min_size=20, max_size=20, unique=True),
+    st.lists(st.integers(0, 300), min_size=20, max_size=20, unique=True),
+)
+def test_the_approximation_is_near_the_exact_test(a: list[int], b: list[int]) -> None:
+    doubled, ties = _doubled_ranks(np.array(a + b, dtype=float))
+    rank_sum = int(doubled[:20].sum())
+    exact = _exact_p(doubled, 20, rank_sum)
+    assert _approximate_p(rank_sum / 2 - 210, 20, 20, ties) == pytest.approx(exact, abs=0.01)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=60),
+    st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=60),
+)
+def test_the_test_is_symmetric_and_looks_at_order_only(a: list[float], b: list[float]) -> None:
+    there, back = rank_test(a, b), rank_test(b, a)
+    assert there is not None
+    assert back is not None
+    assert 0 < there.p <= 1
+    assert there.p == pytest.approx(back.p)
+    assert there.b_is_larger == pytest.approx(1 - back.b_is_larger)
+    stretched = rank_test([3 * value for value in a], [3 * value for value in b])
+    assert stretched is not None
+    assert stretched.p == there.p or len({*a, *b}) != len({3 * value for value in (*a, *b)})
+
+
+def test_equal_values_never_differ() -> None:
+    for count in (5, 50):
+        test = rank_test([7.0] * count, [7.0] * count)
+        assert test is not None
+        assert (test.p, test.b_is_larger) == (1.0, 0.5)
+
+
+def test_clearly_apart_is_significant_and_three_values_are_not_enough() -> None:
+    test = rank_test(range(10), range(100, 110))
+    assert test is not None
+    assert test.p < LEVEL
+    assert test.b_is_larger == 1.0
+    assert rank_test([1, 2, 3], range(100)) is None
+
+
+def test_holms_procedure() -> None:
+    # Holm 1979: the smallest times 3, the next times 2, the last times 1, never falling.
+    assert adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjusted([0.5, 0.9]) == [1.0, 1.0]
+    assert adjusted([]) == []

@@ -1,0 +1,143 @@
+"""Iterations, found in recorded datasets without hints.  All jobs are simulated."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.gpus import find_gpus
+from agent.analysis.iterations import find_iterations
+from agent.analysis.report_facts import Iteration, Regularity, Unknown
+from agent.model.mapping import default_mapping
+from agent.model.shape import Shape
+from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
+from tests.unit.timed_jobs import MS, ddp, inference, moe, pipeline
+
+Found = tuple[Regularity | None, tuple[Iteration, ...], tuple[Unknown, ...]]
+
+
+def found_in(job: JobDataset) -> Found:
+    dataset = job.open()
+    return find_iterations(dataset, find_gpus(dataset))
+
+
+def regularity_of(job: JobDataset) -> Regularity:
+    regularity, iterations, unknown = found_in(job)
+    assert regularity is not None
+    assert regularity.iterations == len(iterations)
+    assert not unknown
+    return regularity
+
+
+def test_a_period_of_half_a_second_is_found_through_warm_up_and_jitter(tmp_path: Path) -> None:
+    regularity, iterations, _ = found_in(ddp(tmp_path, iterations=40))
+    assert regularity is not None
+    assert regularity.period_seconds == pytest.approx(0.5, rel=0.03)
+    assert regularity.iterations == 38  # of 40: the first sends its gradients at once, the last one's end is not known
+    assert regularity.recurrence == 1.0
+    assert regularity.calls_per_iteration == 6
+    assert regularity.spread is not None
+    assert 0 < regularity.spread < 0.1
+    assert [one.to_ns for one in iterations[:-1]] == [one.from_ns for one in iterations[1:]]
+    # Seconds since 1970 as a float are good to a quarter of a microsecond.
+    for one, following in pairwise(iterations):
+        assert one.start + one.period_seconds == pytest.approx(following.start, abs=1e-6)
+
+
+def test_calls_that_come_now_and_then_are_no_part_of_the_pattern(tmp_path: Path) -> None:
+    regularity = regularity_of(ddp(tmp_path, iterations=41, log_every=10, checkpoint_every=20))
+    assert regularity.period_seconds == pytest.approx(0.5, rel=0.03)
+    assert regularity.calls_per_iteration == 6
+    assert regularity.recurrence == pytest.approx(35 / 39)
+
+
+def test_an_iteration_of_a_pipeline_is_found(tmp_path: Path) -> None:
+    regularity = regularity_of(pipeline(tmp_path, iterations=5))
+    assert regularity.iterations == 4
+    assert regularity.recurrence == 1.0
+    assert regularity.spread == 0.0
+    assert regularity.gpu == 1  # makes as many calls as GPU 2, and more than the first and the last stage
+    assert regularity.calls_per_iteration == 4 * 8 + 1
+
+
+def test_an_iteration_of_a_job_of_three_kinds_of_parallelism_is_found(tmp_path: Path) -> None:
+    shape = Shape(
+        layers=8,
+        hidden=256,
+        sequence=128,
+        vocabulary=1000,
+        global_batch=16,
+        micro_batch=2,
+        pipeline=2,
+        tensor=2,
+        data=2,
+    )
+    job = gpt_job(tmp_path, shape, default_mapping(shape), 4, iterations=5)
+    regularity = regularity_of(job)
+    assert regularity.iterations == 4
+    assert regularity.recurrence == 1.0
+
+
+def test_uneven_all_to_alls_recur_without_their_sizes(tmp_path: Path) -> None:
+    job, _ = moe(tmp_path, iterations=8)
+    regularity = regularity_of(job)
+    assert regularity.period_seconds == 0.4
+    assert regularity.iterations == 7
+    assert regularity.recurrence == pytest.approx(1 / 7)
+    assert regularity.recurrence_without_sizes == 1.0
+    assert "sizes" in regularity.basis
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_inference_with_random_requests_is_declined_with_a_reason(tmp_path: Path, seed: int) -> None:
+    regularity, iterations, unknown = found_in(inference(tmp_path, seed=seed))
+    assert regularity is None
+    assert iterations == ()
+    assert [one.row for one in unknown] == [9]
+    assert "there is no period" in unknown[0].reason
+
+
+def test_without_calls_the_reason_is_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1))
+    assert found_in(job)[0] is None
+    assert found_in(job)[2][0].reason.startswith("No call was recorded")
+
+
+def test_operations_stand_in_for_calls_that_were_not_recorded(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1))
+    for iteration in range(6):
+        for place in range(3):
+            job.operation("aa", 0, "AllReduce", (place + 1) << 20, iteration * 100 * MS + place * 20 * MS, 10 * MS)
+    regularity = regularity_of(job)
+    assert regularity.period_seconds == pytest.approx(0.1)
+    assert regularity.iterations == 5
+    assert regularity.duty_cycle == pytest.approx(0.3)
+
+
+def test_duty_cycle_is_of_operations_where_they_have_times(tmp_path: Path) -> None:
+    by_calls = regularity_of(ddp(tmp_path / "calls", iterations=20, jitter=0))
+    by_operations = regularity_of(ddp(tmp_path / "operations", iterations=20, jitter=0, operations=True))
+    # Six buckets 20 ms apart: 100 ms from the first call to the last, and 15 ms of the last bucket.
+    assert by_calls.duty_cycle == pytest.approx(0.200, abs=0.005)
+    assert by_operations.duty_cycle == pytest.approx(0.230, abs=0.005)
+
+
+def test_the_window_of_an_iteration_begins_in_the_silence_before_it(tmp_path: Path) -> None:
+    _, iterations, _ = found_in(pipeline(tmp_path, iterations=4))
+    begins = [round(one.start * 1e9) for one in iterations]
+    assert all(one.from_ns < begin for one, begin in zip(iterations, begins, strict=True))
+    assert all(one.to_ns > one.from_ns for one in iterations)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_order_of_rows_makes_no_difference(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    plain = found_in(ddp(tmp_path_factory.mktemp("plain"), iterations=8, log_every=3))
+    assert found_in(ddp(tmp_path_factory.mktemp("shuffled"), iterations=8, log_every=3, shuffle=seed)) == plain
+    assert plain[1][0].from_ns > BEGAN_NS

@@ -1,0 +1,340 @@
+"""`railscope matrix`: what GPUs sent each other, in the terminal and as files, beside what the model expects."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from agent.analysis.calls import count_calls
+from agent.analysis.gpus import find_gpus
+from agent.analysis.iteration_count import CountedIterations, count_iterations
+from agent.analysis.matrix import Comparison, PairBytes, matrix_of
+from agent.analysis.matrix_command import add_matrix_arguments, run_matrix
+from agent.analysis.matrix_text import as_text
+from agent.analysis.report_facts import Iteration, Regularity
+from agent.model.mapping import custom_mapping, default_mapping
+from agent.model.traffic import traffic
+from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
+from tests.unit.model_shapes import GPT_3B
+
+SHAPE = replace(
+    GPT_3B, layers=8, hidden=64, sequence=16, vocabulary=1000, global_batch=16, micro_batch=2, pipeline=2, data=2
+)
+"""8 ranks: two stages, two tensor ranks, two replicas."""
+OPTIONS = (
+    *("--layers", "8", "--hidden", "64", "--seq", "16", "--vocab", "1000", "--global-batch", "16"),
+    *("--micro-batch", "2", "--pp", "2", "--tp", "2", "--dp", "2", "--gpus-per-node", "4"),
+)
+
+
+MS = SECOND_NS // 1000
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three iterations of SHAPE on two servers."""
+    return gpt_job(tmp_path_factory.mktemp("job"), SHAPE, default_mapping(SHAPE), 4, 3).write()
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="railscope matrix")
+    add_matrix_arguments(made)
+    return made
+
+
+def matrix(*arguments: str | Path) -> str:
+    """What the command prints; it must succeed."""
+    out = io.StringIO()
+    assert run_matrix(parser().parse_args([str(argument) for argument in arguments]), out) == 0
+    return out.getvalue()
+
+
+def as_json(*arguments: str | Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(matrix(*arguments, "--json"))
+    return content
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line of a command that could not run."""
+    out = io.StringIO()
+    assert run_matrix(parser().parse_args([str(argument) for argument in arguments]), out) == 2
+    printed = capsys.readouterr().err
+    assert out.getvalue() == ""
+    assert printed.startswith("railscope matrix: ")
+    assert printed.count("\n") == 1
+    return printed
+
+
+def test_the_recording_of_a_shape_is_as_predicted_to_the_byte(recording: Path) -> None:
+    found = as_json(recording, *OPTIONS)["comparison"]
+    expected = 3 * traffic(SHAPE, default_mapping(SHAPE)).total_bytes
+    assert found["iterations"] == 3
+    assert found["observed_wire_bytes"] == found["predicted_wire_bytes"] == expected
+    assert (found["accuracy"], found["pair_accuracy"]) == (1.0, 1.0)
+    assert (found["only_observed"], found["only_predicted"]) == (0, 0)
+    assert all(pair["observed_wire_bytes"] == pair["predicted_wire_bytes"] for pair in found["pairs"])
+    assert "every pair is as predicted, to the byte" in matrix(recording, *OPTIONS)
+
+
+def test_another_mapping_has_the_same_bytes_between_other_pairs(recording: Path) -> None:
+    found = as_json(recording, *OPTIONS, "--mapping", "custom")["comparison"]
+    seen = set(zip(*traffic(SHAPE, default_mapping(SHAPE)).pairs()[:2], strict=True))
+    told = set(zip(*traffic(SHAPE, custom_mapping(SHAPE)).pairs()[:2], strict=True))
+    assert found["accuracy"] == 1.0
+    assert found["pair_accuracy"] < 1.0
+    assert found["only_observed"] == len(seen - told)
+    assert found["only_predicted"] == len(told - seen)
+
+
+def test_the_largest_differences_are_listed_first(recording: Path) -> None:
+    text = matrix(recording, *OPTIONS, "--mapping", "custom")
+    rows = text.split("Largest differences\n")[1].splitlines()[1:]
+    assert rows
+    assert "accuracy of all bytes  100 %" in text
+    comparison = Comparison(1, (PairBytes(0, 1, 5, 6), PairBytes(0, 2, 100, 0), PairBytes(1, 0, 7, 7)))
+    assert [(pair.source, pair.destination) for pair in comparison.different] == [(0, 2), (0, 1)]
+    assert comparison.pair_accuracy == 1 - 101 / 112
+    assert comparison.accuracy == 1 - 99 / 112
+
+
+def test_too_much_here_does_not_make_up_for_too_little_there() -> None:
+    comparison = Comparison(1, (PairBytes(0, 1, 10, 0), PairBytes(1, 0, 0, 10)))
+    assert (comparison.accuracy, comparison.pair_accuracy) == (1.0, -1.0)
+
+
+def test_accuracy_is_not_rounded_up_to_a_hundred_per_cent(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("aa", (0, 1))
+    job.collective("aa", "AllReduce", 1 << 40)
+    found = matrix_of(job.open())
+    off = Comparison(1, (PairBytes(0, 1, 1 << 40, (1 << 40) - 1),))
+    text = as_text(replace(found, comparison=off))
+    assert "above 99.99 %" in text
+    assert " 100 %" not in text.split("Against")[1]
+
+
+def test_without_a_shape_there_is_nothing_to_compare_with(recording: Path) -> None:
+    assert as_json(recording)["comparison"] is None
+    text = matrix(recording)
+    assert "observed" in text
+    assert "predicted" not in text
+    assert "pairs that talk: " in text
+
+
+def test_a_shape_from_a_file_is_that_from_options(recording: Path, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    pairs = zip(OPTIONS[::2], OPTIONS[1::2], strict=True)
+    file.write_text("".join(f"{name.removeprefix('--')} = {value}\n" for name, value in pairs))
+    assert as_json(recording, "--estimate", file) == as_json(recording, *OPTIONS)
+
+
+def test_iterations_can_be_said(recording: Path) -> None:
+    found = as_json(recording, *OPTIONS, "--iterations", "6")["comparison"]
+    assert found["iterations"] == 6
+    assert found["accuracy"] == pytest.approx(0.0)
+
+
+def test_iterations_that_do_not_come_out_whole_are_said(tmp_path: Path) -> None:
+    # In a single iteration only its micro-batches repeat.
+    folder = gpt_job(tmp_path, SHAPE, default_mapping(SHAPE), 4, 1).write()
+    assert any("Say how many there are with --iterations N." in note for note in as_json(folder, *OPTIONS)["notes"])
+    told = as_json(folder, *OPTIONS, "--iterations", "1")
+    assert told["comparison"]["pair_accuracy"] == 1.0
+    assert not any("--iterations" in note for note in told["notes"])
+
+
+def test_where_nothing_repeats_only_pairs_are_compared(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (4, 4))
+    ranks = default_mapping(SHAPE).ranks
+    for number, gpus in enumerate(ranks.reshape(-1, 2).tolist()):
+        job.communicator(f"tp{number}", gpus)
+        job.collective(f"tp{number}", "AllReduce", 1 << 20)
+    folder = job.write()
+    found = as_json(folder, *OPTIONS)
+    assert found["comparison"]["iterations"] is None
+    assert found["comparison"]["accuracy"] is None
+    assert (found["comparison"]["only_observed"], found["comparison"]["only_predicted"]) == (0, 16)
+    assert any("No iterations were found" in note for note in found["notes"])
+    assert "Pairs on one side only" in matrix(folder, *OPTIONS)
+
+
+def test_of_a_job_recorded_in_part_its_own_pairs_are_compared(tmp_path: Path) -> None:
+    job = gpt_job(tmp_path, SHAPE, default_mapping(SHAPE), 4, 3, world_ranks=True, silent_servers=frozenset({0}))
+    found = as_json(job.write(), *OPTIONS, "--iterations", "3")["comparison"]
+    assert {end for pair in found["pairs"] for end in (pair["source"], pair["destination"])} == {0, 1, 2, 3}
+    assert found["pair_accuracy"] == 1.0
+
+
+def test_the_text_fits_a_terminal_for_any_number_of_gpus(tmp_path: Path) -> None:
+    for gpus in (2, 36, 37, 200):
+        job = JobDataset(tmp_path / str(gpus), (gpus,))
+        job.communicator("aa", range(gpus))
+        job.call("aa", 0, "Send", 1 << 20, peer=gpus - 1)
+        job.call("aa", gpus - 1, "Send", 1 << 30, peer=0)
+        lines = as_text(matrix_of(job.open())).splitlines()
+        assert max(len(line) for line in lines) <= 80
+        assert any("██" in line and "│" in line for line in lines)
+        assert any("added up" in line for line in lines) == (gpus > 36)
+
+
+def test_the_darker_the_more(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (3,))
+    job.communicator("aa", (0, 1, 2))
+    job.call("aa", 0, "Send", 1 << 10, peer=1)
+    job.call("aa", 1, "Send", 1 << 20, peer=2)
+    job.call("aa", 2, "Send", 1 << 30, peer=0)
+    rows = [line.split("│")[1] for line in as_text(matrix_of(job.open())).splitlines() if "│" in line]
+    assert rows == ["  ··  ", "    ▒▒", "██    "]
+
+
+def test_csv_has_every_pair_and_all_bytes(recording: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv"
+    told = matrix(recording, *OPTIONS, "-o", file)
+    assert "│" not in told
+    assert "Against the prediction of 3 iterations" in told
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
+    flows = traffic(SHAPE, default_mapping(SHAPE))
+    assert len(rows) == flows.pair_count
+    assert sum(int(row["wire_bytes"]) for row in rows) == 3 * flows.total_bytes
+    assert all(row["wire_bytes"] == row["predicted_wire_bytes"] for row in rows)
+    assert rows[0]["source_server"] == "node-0"
+
+
+def test_svg_shows_both_beside_each_other(recording: Path, tmp_path: Path) -> None:
+    file = tmp_path / "both.svg"
+    matrix(recording, *OPTIONS, "-o", file)
+    texts = [element.text for element in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    assert "Observed (simulated hardware)" in texts
+    assert "Predicted, 3 iterations" in texts
+    matrix(recording, "-o", file)
+    texts = [element.text for element in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+    assert "Wire bytes from GPU to GPU (simulated hardware)" in texts
+
+
+def test_png_is_a_picture(recording: Path, tmp_path: Path) -> None:
+    file = tmp_path / "both.png"
+    matrix(recording, "-o", file)
+    assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_another_jobs_shape_is_refused(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, recording, *OPTIONS[:-2], "--dp", "4")
+    assert "the estimate is of 16 ranks, the recording of 8 GPUs" in said
+
+
+def test_a_shape_that_cannot_be_is_refused(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--hidden" in refusal(capsys, recording, "--layers", "8")
+
+
+def test_no_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "railscope record" in refusal(capsys, tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "missing/m.svg: cannot write it" in refusal(capsys, recording, "-o", tmp_path / "missing/m.svg")
+
+
+def test_an_ending_that_is_no_picture_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["x", "-o", "m.gif"])
+    assert "ends in none of .png, .svg, .csv" in capsys.readouterr().err
+
+
+def test_the_options_load_nothing_of_the_analysis() -> None:
+    program = (
+        "import argparse, sys\n"
+        "from agent.analysis.matrix_command import add_matrix_arguments\n"
+        "from agent.analysis.compare_command import add_compare_arguments\n"
+        "for add in (add_matrix_arguments, add_compare_arguments):\n"
+        "    parser = argparse.ArgumentParser(); add(parser); parser.format_help()\n"
+        "print(sorted({'ibis', 'pyarrow', 'duckdb', 'numpy', 'PIL', 'pandas'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("command", "missing"), [("matrix", "ibis"), ("matrix", "pyarrow"), ("compare", "ibis")])
+def test_a_missing_package_is_one_line(command: str, missing: str, tmp_path: Path) -> None:
+    program = (
+        "import argparse, sys\n"
+        f"sys.modules[{missing!r}] = None\n"
+        f"from agent.analysis.{command}_command import add_{command}_arguments as add, run_{command} as run\n"
+        "parser = argparse.ArgumentParser(); add(parser)\n"
+        f"sys.exit(run(parser.parse_args([{str(tmp_path)!r}] * 2), sys.stdout))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"railscope {command}: {missing} is not installed: install railscope[analysis]\n"
+
+
+def test_png_without_its_package_is_one_line(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "agent.analysis.picture_png", raising=False)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    said = refusal(capsys, recording, "-o", tmp_path / "m.png")
+    assert said == "railscope matrix: PIL is not installed: install railscope[analysis], or write SVG\n"
+
+
+def iterations_of(job: JobDataset, regularity: Regularity) -> CountedIterations | None:
+    """With two iterations, from 10 to 30 ms of the recording."""
+    found = [
+        Iteration(0.0, 0.01, None, None, None, None, None, BEGAN_NS + start * MS, BEGAN_NS + (start + 10) * MS)
+        for start in (10, 20)
+    ]
+    dataset = job.open()
+    return count_iterations(dataset, find_gpus(dataset), count_calls(dataset), regularity, found)
+
+
+def repeated(folder: Path, times_ms: range) -> JobDataset:
+    """Two ranks call once a millisecond."""
+    job = JobDataset(folder, (2,))
+    job.communicator("aa", (0, 1))
+    for rank in (0, 1):
+        for time in times_ms:
+            job.call("aa", rank, "AllReduce", 8, time_ns=BEGAN_NS + time * MS)
+    return job
+
+
+def test_whole_iterations_count_all_calls(tmp_path: Path) -> None:
+    found = iterations_of(repeated(tmp_path, range(10, 40)), Regularity(1.0, None, 1.0, 2, 10))
+    assert found is not None
+    assert (found.number, found.counted.total_calls, found.note) == (3, 60, "")
+
+
+def test_a_recording_that_began_in_the_middle_counts_complete_iterations_only(tmp_path: Path) -> None:
+    found = iterations_of(repeated(tmp_path, range(7, 40)), Regularity(1.0, None, 1.0, 2, 10))
+    assert found is not None
+    assert (found.number, found.counted.total_calls) == (2, 40)
+    assert found.note.startswith("26 of 66 calls lie before or after the 2 complete iterations")
+
+
+def test_the_matrix_of_complete_iterations_is_exact_where_calls_lie_before_them(tmp_path: Path) -> None:
+    job = gpt_job(tmp_path, SHAPE, default_mapping(SHAPE), 4, 5)
+    job.communicator("start", range(8))
+    job.collective("start", "Broadcast", 1 << 20, peer=0, time_ns=BEGAN_NS - 10 * SECOND_NS)
+    folder = job.write()
+    found = as_json(folder, *OPTIONS)
+    assert found["comparison"]["pair_accuracy"] == 1.0
+    assert found["comparison"]["iterations"] == 4
+    assert any("calls lie before or after the 4 complete iterations" in note for note in found["notes"])
+    assert sum(pair["wire_bytes"] for pair in found["matrix"]) > found["comparison"]["observed_wire_bytes"]
+
+
+def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("aa", (0, 1))
+    found = matrix_of(job.open())
+    assert "no pair talked" in as_text(found)

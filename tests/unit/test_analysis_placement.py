@@ -1,0 +1,296 @@
+"""Where a job runs, where it could run, and what that asks of the network."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.assignment import best_assignment
+from agent.analysis.calls import count_calls
+from agent.analysis.demands import (
+    Demands,
+    StagePayload,
+    find_demands,
+    observed_payloads,
+    predicted_traffic,
+    ring_order,
+)
+from agent.analysis.gpus import find_gpus
+from agent.analysis.grid import find_mapping
+from agent.analysis.groups import find_groups
+from agent.analysis.place_answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
+from agent.analysis.place_command import run_place
+from agent.analysis.place_options import add_place_arguments
+from agent.analysis.traffic import find_traffic
+from agent.model.mapping import Mapping, custom_mapping, default_mapping
+from agent.model.nodes import Nodes
+from agent.model.shape import Mode, Shape
+from agent.model.traffic import traffic
+from agent.model.volumes import stage_volumes
+from tests.unit.datasets import JobDataset, gpt_job
+from tests.unit.gpt_datasets import MIB, inference_job
+from tests.unit.model_shapes import GPT_3B, shapes
+
+USUAL = PlaceRequest(None, 0.05, 1.0, None, None)
+SMALL = Shape(
+    layers=4, hidden=64, sequence=32, vocabulary=500, global_batch=16, micro_batch=2, pipeline=2, tensor=2, data=2
+)
+
+
+def placement_of(job: JobDataset, request: PlaceRequest = USUAL) -> PlaceAnswer:
+    with job.open() as dataset:
+        return find_placement(dataset, request)
+
+
+def mapping_of(job: JobDataset) -> Mapping | None:
+    with job.open() as dataset:
+        gpus = find_gpus(dataset)
+        return find_mapping(find_groups(count_calls(dataset), gpus), gpus)
+
+
+@pytest.fixture(scope="module")
+def worked_example(tmp_path_factory: pytest.TempPathFactory) -> PlaceAnswer:
+    job = gpt_job(tmp_path_factory.mktemp("gpt"), GPT_3B, default_mapping(GPT_3B), 8)
+    return placement_of(job, PlaceRequest(None, 0.05, 1.0, 45e9, 360e9))
+
+
+def test_the_recorded_mapping_is_recognised(worked_example: PlaceAnswer) -> None:
+    (current,) = (one for one in worked_example.mappings if one.current)
+    assert current.name == "tensor, data, pipeline"
+    assert worked_example.doubts == ()
+
+
+def test_the_recorded_mapping_s_bytes_are_the_model_s(worked_example: PlaceAnswer) -> None:
+    (current,) = (one for one in worked_example.mappings if one.current)
+    flows, nodes = traffic(GPT_3B, default_mapping(GPT_3B)), Nodes(32, 8)
+    assert current.between_servers_bytes == nodes.inter_node_bytes(flows)
+    assert current.busiest_nic_bytes == int(nodes.nic_transmit_bytes(flows).max())
+    assert current.busiest_server_bytes == int(nodes.node_transmit_bytes(flows).max())
+    assert current.cross_rail_bytes == 0
+
+
+def test_the_custom_mapping_s_bytes_are_the_model_s(worked_example: PlaceAnswer) -> None:
+    custom = next(one for one in worked_example.mappings if one.name == "tensor, pipeline, data")
+    flows, nodes = traffic(GPT_3B, custom_mapping(GPT_3B)), Nodes(32, 8)
+    assert custom.between_servers_bytes == nodes.inter_node_bytes(flows)
+    assert custom.busiest_nic_bytes == int(nodes.nic_transmit_bytes(flows).max())
+    assert not custom.current
+
+
+def test_the_mapping_that_leaves_least_to_the_nics_is_first(worked_example: PlaceAnswer) -> None:
+    assert worked_example.mappings[0].name == "tensor, pipeline, data"
+    busiest = [one.busiest_nic_bytes for one in worked_example.mappings]
+    assert busiest == sorted(busiest)
+    assert busiest[-1] > 85_000 * MIB  # tensor ranks on different servers
+
+
+def test_a_mapping_s_time_is_that_of_its_slowest_links(worked_example: PlaceAnswer) -> None:
+    (current,) = (one for one in worked_example.mappings if one.current)
+    embedding, gradients = 100_864_000, 1_166_238_000
+    # Stages in the middle send to both neighbours.
+    wanted = 85_000 * MIB / 360e9 + 2 * 1000 * MIB / 45e9 + gradients / 360e9 + embedding / 45e9
+    assert current.seconds == pytest.approx(wanted)
+
+
+def test_without_rates_there_is_no_time(tmp_path: Path) -> None:
+    assert {one.seconds for one in placement_of(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4)).mappings} == {None}
+
+
+def test_no_two_mappings_put_the_same_gpus_together(worked_example: PlaceAnswer) -> None:
+    groupings = set()
+    for one in worked_example.mappings:
+        assert sorted(one.places) == list(range(32))
+        groupings.add(frozenset(frozenset(g for g in range(32) if one.places[g] // 8 == s) for s in range(4)))
+    assert len(groupings) == len(worked_example.mappings) == 5
+
+
+def test_gpus_of_a_server_are_ordered_so_that_bytes_stay_on_their_rails(tmp_path: Path) -> None:
+    # Two pipelines of two stages, recorded so that both hand on to the other rail.
+    job = JobDataset(tmp_path, (2, 2))
+    for number, gpus in enumerate(((0, 1), (2, 3))):
+        job.communicator(f"pp{number}", gpus)
+        job.call(f"pp{number}", 0, "Send", 1 << 20, peer=1, times=8)
+        job.call(f"pp{number}", 1, "Recv", 1 << 20, peer=0, times=8)
+    apart = next(one for one in placement_of(job).mappings if one.between_servers_bytes)
+    assert apart.cross_rail_bytes == 0
+
+
+def test_a_mapping_that_is_none_of_the_usual_ones_is_kept_as_recorded(tmp_path: Path) -> None:
+    mapping = default_mapping(SMALL).renumbered(np.array([0, 1, 2, 4, 5, 6, 7, 3]))
+    answer = placement_of(gpt_job(tmp_path, SMALL, mapping, 4))
+    (current,) = (one for one in answer.mappings if one.current)
+    assert current.name == "as recorded"
+    assert current.between_servers_bytes > answer.mappings[0].between_servers_bytes
+
+
+def test_other_servers_can_be_assumed(tmp_path: Path) -> None:
+    answer = placement_of(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4), PlaceRequest(2, 0.05, 1.0, None, None))
+    assert answer.gpus_per_server == 2
+    assert max(place for one in answer.mappings for place in one.places) == 7
+
+
+def test_servers_that_the_gpus_do_not_fill_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="8 GPUs do not fill servers of 3"):
+        placement_of(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4), PlaceRequest(3, 0.05, 1.0, None, None))
+
+
+def test_servers_of_different_size_ask_for_a_size(tmp_path: Path) -> None:
+    with pytest.raises(PlacementError, match="servers have 2 and 4 GPUs"):
+        placement_of(inference_job(tmp_path, (2, 4)))
+
+
+def test_ambiguous_evidence_is_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2, 2))
+    job.communicator("only", range(4))
+    job.collective("only", "AllReduce", 8 * MIB, times=5)
+    assert any("p=1, t=4, d=1" in doubt for doubt in placement_of(job).doubts)
+
+
+def test_a_ring_visits_servers_one_after_the_other() -> None:
+    assert ring_order([0, 1, 0, 1]) == [0, 2, 1, 3]
+    assert ring_order([3, 3, 1]) == [0, 1, 2]
+
+
+def test_a_job_within_its_servers_could_do_without_links(tmp_path: Path) -> None:
+    shape = Shape(
+        layers=2, hidden=64, sequence=32, vocabulary=500, global_batch=4, micro_batch=2, pipeline=2, tensor=2, data=1
+    )
+    answer = placement_of(gpt_job(tmp_path, shape, default_mapping(shape), 4))
+    assert answer.links.removable == len(answer.links.links) == 4
+
+
+def test_recorded_rails_give_the_links_and_their_rate(tmp_path: Path) -> None:
+    job = gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4)
+    for server in (0, 1):
+        for rail in range(5):
+            job.row(server, "rails", rail_id=rail, rail=str(rail), speed_bytes_per_second=50 * 10**9)
+    answer = placement_of(job)
+    assert len(answer.links.links) == 10
+    assert {link.rail for link in answer.links.links if not link.needed} == {"4"}
+    assert answer.rates.nic_bytes_per_second == 50e9
+    assert answer.link_doubts == ()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), order=st.sampled_from(list(permutations((1, 2, 3)))))
+def test_the_mapping_of_any_job_is_found(seed: int, order: tuple[int, int, int]) -> None:
+    pipeline, tensor, data = order
+    shape = Shape(
+        layers=4,
+        hidden=12,
+        sequence=32,
+        vocabulary=500,
+        global_batch=2 * data * 2,
+        micro_batch=2,
+        pipeline=pipeline,
+        tensor=tensor,
+        data=data,
+    )
+    mapping = default_mapping(shape).renumbered(np.random.default_rng(seed).permutation(shape.ranks))
+    with tempfile.TemporaryDirectory() as folder:
+        found = mapping_of(gpt_job(Path(folder), shape, mapping, shape.ranks))
+    # Without groups of tensor ranks or replicas, nobody can say which replica is called the first one.
+    assert found is not None
+    if tensor > 1 and data > 1:
+        np.testing.assert_array_equal(found.ranks, mapping.ranks)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes())
+def test_predictions_from_payloads_are_the_model_s(shape: Shape) -> None:
+    volumes = [stage_volumes(shape, Mode.EXACT, stage) for stage in range(shape.pipeline)]
+    one_way = shape.micro_batches * shape.activation_bytes
+    payloads = [StagePayload(one.tp.bytes, one_way, one.dp.bytes, one.embedding_sync.bytes) for one in volumes]
+    mapping = default_mapping(shape)
+    found = {(pair.source, pair.destination): pair.wire_bytes for pair in predicted_traffic(payloads, mapping)}
+    sources, destinations, counts = traffic(shape, mapping).pairs()
+    assert found == dict(zip(zip(sources.tolist(), destinations.tolist(), strict=True), counts.tolist(), strict=True))
+
+
+def test_what_was_recorded_predicts_what_was_recorded(tmp_path: Path) -> None:
+    with gpt_job(tmp_path, SMALL, custom_mapping(SMALL), 4).open() as dataset:
+        gpus, counted = find_gpus(dataset), count_calls(dataset)
+        groups = find_groups(counted, gpus)
+        mapping = find_mapping(groups, gpus)
+        observed, _ = find_traffic(dataset, gpus, counted)
+        demands = find_demands(counted, gpus, groups)
+    assert mapping is not None
+    assert predicted_traffic(observed_payloads(groups, mapping), mapping) == observed.pairs
+    assert pairs_of(demands, [0] * 8) == {(one.source, one.destination): one.wire_bytes for one in observed.pairs}
+
+
+def pairs_of(demands: Demands, servers: list[int]) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = {}
+    for (_, source, destination), count in demands.flows(servers).items():
+        found[source, destination] = found.get((source, destination), 0) + count
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_the_best_assignment_is_the_best_of_all(gains: list[list[int]]) -> None:
+    found = best_assignment(np.array(gains))
+    best = max(sum(gains[row][column] for row, column in enumerate(p)) for p in permutations(range(len(gains))))
+    assert sorted(found) == list(range(len(gains)))
+    assert sum(gains[row][column] for row, column in enumerate(found)) == best
+
+
+def test_an_assignment_that_is_as_good_as_any_stays() -> None:
+    assert best_assignment(np.full((4, 4), 7)) == [0, 1, 2, 3]
+
+
+def run(*words: str) -> tuple[int, str]:
+    parser = argparse.ArgumentParser()
+    add_place_arguments(parser)
+    out = io.StringIO()
+    return run_place(parser.parse_args(words), out), out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(gpt_job(tmp_path / "job", SMALL, default_mapping(SMALL), 4).write())
+
+
+def test_the_command_s_text_names_the_shape_the_mapping_and_the_links(folder: str) -> None:
+    status, text = run(folder)
+    assert status == 0
+    assert "Job: pipeline 2, tensor 2, data 2\n" in text
+    assert "→  tensor, data, pipeline" in text
+    assert "rail links could go" in text
+
+
+def test_the_command_s_json_shows_the_best_and_the_one_that_runs(folder: str) -> None:
+    status, text = run(folder, "--json", "--top", "1", "--epsilon", "0.5")
+    content: dict[str, Any] = json.loads(text)
+    assert status == 0
+    assert (content["parallelism"]["pipeline"], content["gpus_per_server"]) == (2, 4)
+    assert sum(one["current"] for one in content["mappings"]) == 1
+    assert len(content["mappings"]) <= 2
+    assert content["links"]["epsilon"] == 0.5
+
+
+def test_what_is_no_dataset_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(tmp_path))[0] == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("railscope place: ")
+    assert complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--top", "0"], ["--epsilon", "-1"], ["--network-share", "0"], ["--c-nic", "x"]])
+def test_numbers_that_make_no_sense_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("DIR", *words)

@@ -1,0 +1,83 @@
+"""What receives do: transfer, or wait.  All jobs are simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.analysis.gpus import find_gpus
+from agent.analysis.iterations import find_iterations
+from agent.analysis.receives import find_receives
+from agent.analysis.report_facts import ReceiveUse, Unknown
+from tests.unit.datasets import JobDataset
+from tests.unit.timed_jobs import MS, ddp, pipeline
+
+MIB = 1 << 20
+
+
+def receives_of(job: JobDataset) -> tuple[tuple[ReceiveUse, ...], tuple[Unknown, ...]]:
+    dataset = job.open()
+    gpus = find_gpus(dataset)
+    return find_receives(dataset, gpus, find_iterations(dataset, gpus)[1])
+
+
+def test_transfer_is_what_the_fastest_of_this_size_take_and_the_rest_is_waiting(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("pp", (0, 1))
+    for place in range(50):
+        job.operation("pp", 1, "Recv", MIB, place * 100 * MS, (2 if place % 2 else 12) * MS, peer=0)
+        job.operation("pp", 1, "Recv", 4 * MIB, place * 100 * MS + 50 * MS, 8 * MS, peer=0)
+    (use,), unknown = receives_of(job)
+    assert not unknown
+    assert use.gpu == 1
+    assert use.active_seconds == pytest.approx(50 * 0.002 + 50 * 0.008)
+    assert use.idle_seconds == pytest.approx(25 * 0.010)
+
+
+def test_the_bubble_of_a_pipeline_is_near_what_its_shape_says(tmp_path: Path) -> None:
+    stages, micro_batches = 4, 8
+    uses, _ = receives_of(pipeline(tmp_path, stages, micro_batches, iterations=6, transfer_ns=MS // 10))
+    assert [use.gpu for use in uses] == [0, 1, 2, 3]
+    # A stage receives 8 or 16 times in each of 6 iterations.
+    assert [round(use.active_seconds, 6) for use in uses] == [0.0048, 0.0096, 0.0096, 0.0048]
+    # The first stage waits for gradients as long as fill and drain take, but for the share of the gradient AllReduce
+    # and the optimizer in the iteration; the last stage waits at the beginning only.
+    ideal = (stages - 1) / (stages - 1 + micro_batches)
+    computing = 3 * 10 * (micro_batches + stages - 1)
+    assert uses[0].bubble_ratio == pytest.approx(ideal * computing / (computing + 130), abs=0.02)
+    ratios = [use.bubble_ratio for use in uses]
+    assert ratios == sorted(ratios, reverse=True, key=lambda ratio: ratio or 0)
+    assert all(ratio is not None and 0 <= ratio <= 1 for ratio in ratios)
+
+
+def test_receives_at_the_same_time_count_once(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("pp", (0, 1, 2))
+    for place in range(40):
+        job.operation("pp", 2, "Recv", MIB, place * 100 * MS, 2 * MS, peer=0)
+    for peer in (0, 1):
+        job.operation("pp", 2, "Recv", MIB, 5000 * MS, 52 * MS, peer=peer)
+    (use,), _ = receives_of(job)
+    assert use.active_seconds == pytest.approx(41 * 0.002)
+    assert use.idle_seconds == pytest.approx(0.050)
+
+
+def test_without_iterations_there_is_no_bubble_ratio(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("pp", (0, 1))
+    job.operation("pp", 1, "Recv", MIB, 0, MS, peer=0)
+    dataset = job.open()
+    (use,), _ = find_receives(dataset, find_gpus(dataset))
+    assert use.bubble_ratio is None
+
+
+def test_a_job_without_timed_receives_says_so(tmp_path: Path) -> None:
+    uses, unknown = receives_of(ddp(tmp_path, iterations=4, operations=True))
+    assert uses == ()
+    assert [one.row for one in unknown] == [16]
+
+
+def test_the_order_of_rows_makes_no_difference(tmp_path: Path) -> None:
+    plain = receives_of(pipeline(tmp_path / "plain", iterations=4))
+    assert receives_of(pipeline(tmp_path / "shuffled", iterations=4, shuffle=3)) == plain

@@ -1,0 +1,211 @@
+"""Where a series of calls repeats itself.  All series are simulated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.analysis.gpu_rows import CallSeries, dense
+from agent.analysis.repetition import equal_to_most, find_repetition, spread
+
+Call = tuple[float, int, str, int]
+"""Seconds, communicator, operation, payload."""
+MIB = 1 << 20
+
+
+def series(calls: Sequence[Call]) -> CallSeries:
+    ordered = sorted(calls)
+    names = sorted({call[2] for call in ordered})
+    communicator = dense(np.array([call[1] for call in ordered]))
+    kind = dense(communicator.astype(np.int64), np.array([names.index(call[2]) for call in ordered]))
+    payload = np.array([call[3] for call in ordered], np.int64)
+    time_ns = np.array([round(call[0] * 1e9) for call in ordered], np.int64)
+    return CallSeries(time_ns, kind, dense(kind.astype(np.int64), payload), communicator, payload)
+
+
+def periods(found: CallSeries) -> list[float]:
+    repetition = find_repetition(found)
+    assert repetition is not None
+    return [round(float(gap), 6) for gap in np.diff(found.time_ns[repetition.starts]) / 1e9]
+
+
+def gpt(iterations: int, stage: int, stages: int = 4, micro_batches: int = 8, *, tensor: bool = True) -> list[Call]:
+    """1F1B of one stage: TP AllReduces, Sends and Recvs of one size, a DP AllReduce, a small one for the loss."""
+    calls: list[Call] = []
+    now = 0.0
+    ahead = stages - 1 - stage
+    for _ in range(iterations):
+        for step in "F" * ahead + "FB" * (micro_batches - ahead) + "B" * ahead:
+            now += 0.01
+            if stage if step == "F" else stage < stages - 1:
+                calls.append((now, 1, "Recv", 125 * MIB))
+            for _ in range((28 if step == "F" else 56) * tensor):
+                now += 0.001
+                calls.append((now, 0, "AllReduce", 125 * MIB))
+            if stage < stages - 1 if step == "F" else stage:
+                now += 0.001
+                calls.append((now, 1, "Send", 125 * MIB))
+        calls += [(now + 0.02, 2, "AllReduce", 741 * MIB), (now + 0.05, 3, "AllReduce", 4)]
+        now += 0.1
+    return calls
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("tensor", [True, False])
+def test_an_iteration_of_a_pipeline_is_found_not_a_layer_or_a_micro_batch(stage: int, tensor: bool) -> None:
+    found = periods(series(gpt(6, stage, tensor=tensor)))
+    assert len(found) == 5
+    assert max(found) - min(found) < 1e-6
+
+
+def test_gathers_of_equal_layers_make_no_iteration_of_a_layer() -> None:
+    calls: list[Call] = []
+    for iteration in range(8):
+        ops = ["AllGather"] * 40 + ["AllGather", "ReduceScatter"] * 40
+        calls += [(iteration * 2 + place * 0.01, 0, op, 10 * MIB) for place, op in enumerate(ops)]
+    assert periods(series(calls)) == [2.0] * 7
+
+
+def test_a_layer_that_repeats_exactly_lacks_the_gradients() -> None:
+    calls: list[Call] = []
+    for iteration in range(8):
+        ops = ["AllGather", "ReduceScatter"] * 60
+        calls += [(iteration * 2 + place * 0.01, 0, op, 10 * MIB) for place, op in enumerate(ops)]
+        calls.append((iteration * 2 + 1.3, 1, "AllReduce", 50 * MIB))
+    assert periods(series(calls)) == [2.0] * 7
+
+
+def test_light_calls_in_every_third_iteration_do_not_make_three_iterations_one() -> None:
+    calls: list[Call] = []
+    for iteration in range(30):
+        calls += [(iteration * 0.5 + place * 0.02, 0, "AllReduce", (place + 1) * MIB) for place in range(8)]
+        if iteration % 3 == 2:
+            calls.append((iteration * 0.5 + 0.2, 0, "AllReduce", 4))
+    found = series(calls)
+    assert periods(found) == [0.5] * 29
+    repetition = find_repetition(found)
+    assert repetition is not None
+    assert equal_to_most(found, repetition.starts, found.symbol) == (20 / 29, 8)
+
+
+def test_a_heavy_call_in_every_twentieth_iteration_does_not_make_twenty_iterations_one() -> None:
+    calls: list[Call] = []
+    for iteration in range(100):
+        calls += [(iteration * 0.5 + place * 0.02, 0, "AllReduce", (place + 1) * MIB) for place in range(8)]
+        if iteration % 20 == 19:
+            calls.append((iteration * 0.5 + 0.3, 0, "AllGather", 40 * MIB))
+    found = series(calls)
+    assert periods(found) == [0.5] * 99
+    repetition = find_repetition(found)
+    assert repetition is not None
+    assert equal_to_most(found, repetition.starts, found.symbol) == (95 / 99, 8)
+
+
+def test_calls_of_several_communicators_may_interleave_as_they_like() -> None:
+    chance = random.Random(5)
+    calls: list[Call] = []
+    for iteration in range(20):
+        for communicator in range(3):
+            moments = sorted(chance.uniform(0, 0.2) for _ in range(10))
+            calls += [
+                (iteration + moment, communicator, "AllReduce", (1 + place % 4) * MIB)
+                for place, moment in enumerate(moments)
+            ]
+    found = series(calls)
+    repetition = find_repetition(found)
+    assert repetition is not None
+    assert len(repetition.starts) == 20
+    assert equal_to_most(found, repetition.starts, found.symbol) == (1.0, 30)
+
+
+def test_another_order_on_one_communicator_is_another_iteration() -> None:
+    calls = [
+        (i + 0.01 * place, 0, "AllReduce", size * MIB) for i in range(10) for place, size in enumerate((1, 2, 3, 4))
+    ]
+    swapped = [
+        (*call[:3], {2: 3, 3: 2}.get(call[3] // MIB, call[3] // MIB) * MIB) if 5 < call[0] < 6 else call
+        for call in calls
+    ]
+    found = series(swapped)
+    repetition = find_repetition(found)
+    assert repetition is not None
+    recurrence, calls_of_most = equal_to_most(found, repetition.starts, found.symbol)
+    assert calls_of_most == 4
+    assert recurrence == pytest.approx(1 - 1 / (len(repetition.starts) - 1))
+
+
+def test_equal_calls_in_bursts_of_one_size_are_iterations_by_their_gaps() -> None:
+    found = series([(i * 0.5 + place * 0.01, 0, "AllReduce", MIB) for i in range(20) for place in range(10)])
+    repetition = find_repetition(found)
+    assert repetition is not None
+    assert repetition.by_gaps
+    assert repetition.starts.tolist() == list(range(0, 200, 10))
+
+
+def test_the_same_call_at_regular_distance_is_an_iteration_each() -> None:
+    chance = random.Random(2)
+    found = series([(i * 0.5 + chance.uniform(-0.02, 0.02), 0, "AllReduce", MIB) for i in range(40)])
+    assert len(periods(found)) == 39
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_at_random_moments_do_not_repeat(seed: int) -> None:
+    chance = random.Random(seed)
+    same, differing = [], []
+    now = 0.0
+    for _ in range(300):
+        now += chance.expovariate(3)
+        same.append((now, 0, "AllReduce", MIB))
+        for place in range(chance.randrange(1, 20)):
+            differing.append((now + place * 0.0005, 0, "AllReduce", chance.randrange(1, 5000) * 14336))
+    assert find_repetition(series(same)) is None
+    assert find_repetition(series(differing)) is None
+
+
+@pytest.mark.parametrize("sizes", [5, 4096])
+def test_sizes_that_vary_hide_no_iteration(sizes: int) -> None:
+    chance = random.Random(3)
+    calls: list[Call] = []
+    for iteration in range(12):
+        for place in range(32):
+            for op in ("Send", "Recv"):
+                calls.append((iteration * 0.3 + place * 0.005, 0, op, chance.randrange(1, sizes) * 4096))
+        calls.append((iteration * 0.3 + 0.2, 1, "AllReduce", 100 * MIB))
+    found = series(calls)
+    repetition = find_repetition(found)
+    assert repetition is not None
+    assert repetition.sizes_vary
+    assert len(repetition.starts) == 12
+    assert equal_to_most(found, repetition.starts, found.kind)[0] == 1.0
+    assert equal_to_most(found, repetition.starts, found.symbol)[0] <= 2 / 11
+
+
+@given(
+    pattern=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=2, max_size=12),
+    iterations=st.integers(5, 20),
+    warm_up=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_pattern_between_silences_is_found_whole(
+    pattern: list[tuple[int, int]], iterations: int, warm_up: int
+) -> None:
+    """Every iteration ends with a call that only ends iterations."""
+    body = [*pattern, (3, 9)]
+    calls: list[Call] = [(place * 0.01 - 10, 0, "Broadcast", 77 * MIB) for place in range(warm_up)]
+    calls += [
+        (iteration * 5.0 + place * 0.001, communicator, "AllReduce", size * MIB)
+        for iteration in range(iterations)
+        for place, (communicator, size) in enumerate(body)
+    ]
+    assert periods(series(calls)) == [5.0] * (iterations - 1)
+
+
+def test_spread_of_equal_lengths_is_none_at_all() -> None:
+    assert spread(np.array([5, 5, 5])) == 0
+    assert spread(np.array([1, 2, 3, 4, 5])) == pytest.approx(2 / 3)
+    assert spread(np.array([], np.int64)) == float("inf")
