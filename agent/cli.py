@@ -1,4 +1,4 @@
-"""The command line: `railscope agent`, `doctor`, `demo`, `top`, `record`, `diagnose`, `dashboards`, `estimate`.
+"""The command line: one entry for each command, whose options and work are in modules of their own.
 
 Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
 """
@@ -19,10 +19,17 @@ from typing import Any, Final
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from agent.analysis.bursts_command import add_bursts_arguments
+from agent.analysis.compare_command import add_compare_arguments
+from agent.analysis.matrix_command import add_matrix_arguments
+from agent.analysis.place_options import add_place_arguments
+from agent.analysis.report_options import add_report_arguments
 from agent.config import OPTIONS, CommandParser, ConfigError, add_arguments, config_from
 from agent.config_values import size_bytes
 from agent.diagnose_options import add_diagnose_arguments
 from agent.estimate_options import add_estimate_arguments
+from agent.export_options import add_export_arguments
+from agent.imports.command import add_import_arguments
 from agent.log import set_up_logging
 from agent.recording_file import RecordingError
 from dashboards.command import add_dashboards_arguments
@@ -135,25 +142,34 @@ def _parser() -> CommandParser:
         choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed"),
         help="what the job does (default: all of them, one after the other)",
     )
+    demo.add_argument("--record", type=Path, metavar="DIR", help="also record it into this folder, for 'report'")
     demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
     demo.set_defaults(run=_demo, parser=demo)
     record = commands.add_parser(
         "record",
         help="watch this host for a while and write everything to a file",
-        description="Record calls, what completed, rails and links until the time is over or Ctrl-C, and write one\n"
-        "file.  It needs no running agent; from one that runs, SIGUSR2 gets the last moments.",
-        epilog="example: railscope record -o job.npz --seconds 60 --pid 4711",
+        description="Record calls, what completed, rails and links until the time is over or Ctrl-C: into a folder as "
+        "tables for report, matrix, compare and place, or into one file that ends in .npz.  It needs no running agent; "
+        "from one that runs, SIGUSR2 gets the last moments.",
+        epilog="example: railscope record -o job/ --seconds 60 --pid 4711 && railscope report job/",
     )
     what = record.add_mutually_exclusive_group(required=True)
-    what.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the recording here")
-    what.add_argument("--describe", type=Path, metavar="FILE", help="record nothing: say what a recording holds")
+    what.add_argument("-o", "--output", type=Path, metavar="DIR|FILE.npz", help="write the recording here")
+    what.add_argument("--describe", type=Path, metavar="DIR|FILE", help="record nothing: say what a recording holds")
+    what.add_argument("--schema", action="store_true", help="record nothing: say what the tables of a folder mean")
     record.add_argument("--seconds", type=_seconds, metavar="N", help="for how long (default: until Ctrl-C)")
     record.add_argument(
         "--memory",
         type=_memory,
-        default="256MiB",
         metavar="SIZE",
-        help="most memory for what is recorded; what is oldest is overwritten (default: 256MiB)",
+        help="most memory for what is not written yet; what is oldest is overwritten (default: 64MiB, 256MiB for a "
+        "file, which is written at the end)",
+    )
+    record.add_argument(
+        "--max-size",
+        type=_folder_size,
+        metavar="SIZE",
+        help="most that a folder may hold of this node; what is oldest is removed (default: no limit)",
     )
     record.add_argument("--json", action="store_true", help="with --describe: one JSON object instead of text")
     add_arguments(record)
@@ -179,15 +195,73 @@ def _parser() -> CommandParser:
     )
     add_diagnose_arguments(diagnose)
     diagnose.set_defaults(run=_diagnose, parser=diagnose)
+    _add_analyses(commands)
     boards = commands.add_parser(
         "dashboards",
-        help="Grafana dashboards: build, check, publish",
-        description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana.",
+        help="Grafana dashboards: build, check, publish; what they cost",
+        description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana; and what "
+        "a fleet's series take.",
         epilog="example: railscope dashboards check",
     )
     add_dashboards_arguments(boards)
     boards.set_defaults(run=_dashboards)
     return parser
+
+
+def _add_analyses(commands: Any) -> None:
+    """Commands that work on what was recorded; they need no rights, and no GPU."""
+    report = commands.add_parser(
+        "report",
+        help="what a recorded job did: operations, sizes, pairs, iterations, bandwidth, and what stays unknown",
+        description="Everything that a recording tells of a job, as tables, JSON, or a page with pictures.",
+    )
+    add_report_arguments(report)
+    report.set_defaults(run=_report, parser=report)
+    matrix = commands.add_parser(
+        "matrix",
+        help="which GPU sent how much to which, as a picture, beside what the model predicts",
+        description="The bytes between each pair of GPUs of a recorded job.",
+    )
+    add_matrix_arguments(matrix)
+    matrix.set_defaults(run=_matrix, parser=matrix)
+    compare = commands.add_parser(
+        "compare",
+        help="two recordings, or a recording and an estimate, figure by figure",
+        description="Every figure of two recordings side by side, and whether a difference means something.",
+    )
+    add_compare_arguments(compare)
+    compare.set_defaults(run=_compare, parser=compare)
+    place = commands.add_parser(
+        "place",
+        help="where the ranks of a recorded job would better run, and which links it needs",
+        description="The job's shape and mapping as its communicators show it, other mappings by the bytes over their "
+        "busiest NIC, and the links whose removal would cost little.",
+    )
+    add_place_arguments(place)
+    place.set_defaults(run=_place, parser=place)
+    bursts = commands.add_parser(
+        "bursts",
+        help="when each rail and job is busy, and whether jobs on one link meet",
+        description="The burst calendar of recorded rails and jobs: period, duty, bytes, regularity.",
+    )
+    add_bursts_arguments(bursts)
+    bursts.set_defaults(run=_bursts, parser=bursts)
+    imported = commands.add_parser(
+        "import",
+        help="what others recorded (NCCL logs, Kineto, Chakra, flight recorder, Inspector), for the same analyses",
+        description="Put data from elsewhere into a dataset; what makes no sense in it is counted and shown.",
+        epilog="example: railscope import nccl.*.log -o imported/ && railscope report imported/",
+    )
+    add_import_arguments(imported)
+    imported.set_defaults(run=_import, parser=imported)
+    export = commands.add_parser(
+        "export",
+        help="a recording as a trace for Perfetto",
+        description="Calls, network legs and rails of one or several hosts as a trace for ui.perfetto.dev.",
+        epilog="example: railscope export node-1.npz node-2.npz --perfetto job.pftrace",
+    )
+    add_export_arguments(export)
+    export.set_defaults(run=_export, parser=export)
 
 
 def _agent(parsed: Any) -> int:
@@ -244,7 +318,9 @@ def _demo(parsed: Any) -> int:
     set_up_logging("warn", "logfmt")
     from agent.demo import DemoSettings, run_demo
 
-    settings = DemoSettings(parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json)
+    settings = DemoSettings(
+        parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json, parsed.record
+    )
     return run_demo(settings, sys.stdout, version())
 
 
@@ -271,7 +347,18 @@ def _memory(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _folder_size(text: str) -> int:
+    try:
+        return size_bytes("1MiB", "1048576GiB")(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _record(parsed: Any) -> int:
+    if parsed.schema:
+        from agent.record import run_schema
+
+        return run_schema(sys.stdout)
     config = config_from(parsed)
     if parsed.describe is not None:
         from agent.record import run_describe
@@ -280,7 +367,8 @@ def _record(parsed: Any) -> int:
     set_up_logging(config.log_level, config.log_format)
     from agent.record import RecordSettings, run_record
 
-    return run_record(RecordSettings(parsed.output, parsed.seconds, parsed.memory), config, sys.stdout, version())
+    settings = RecordSettings(parsed.output, parsed.seconds, parsed.memory, parsed.max_size)
+    return run_record(settings, config, sys.stdout, version())
 
 
 def _estimate(parsed: Any) -> int:
@@ -293,6 +381,49 @@ def _diagnose(parsed: Any) -> int:
     from agent.diagnose import run_diagnose
 
     return run_diagnose(parsed, sys.stdout)
+
+
+def _report(parsed: Any) -> int:
+    from agent.analysis.report_command import run_report
+
+    return run_report(parsed, sys.stdout)
+
+
+def _matrix(parsed: Any) -> int:
+    from agent.analysis.matrix_command import run_matrix
+
+    return run_matrix(parsed, sys.stdout)
+
+
+def _compare(parsed: Any) -> int:
+    from agent.analysis.compare_command import run_compare
+
+    return run_compare(parsed, sys.stdout)
+
+
+def _place(parsed: Any) -> int:
+    from agent.analysis.place_command import run_place
+
+    return run_place(parsed, sys.stdout)
+
+
+def _bursts(parsed: Any) -> int:
+    from agent.analysis.bursts_command import run_bursts
+
+    return run_bursts(parsed, sys.stdout)
+
+
+def _import(parsed: Any) -> int:
+    from agent.imports.command import run_import
+
+    return run_import(parsed, sys.stdout)
+
+
+def _export(parsed: Any) -> int:
+    from agent.export import run_export
+    from exporters.perfetto import write_trace
+
+    return run_export(parsed, sys.stdout, write_trace)
 
 
 def _dashboards(parsed: Any) -> int:

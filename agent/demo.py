@@ -11,13 +11,17 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final, TextIO
 
 from agent.config import Config
 from agent.daemon import Daemon
 from agent.observer import Observer
+from agent.record import analysis_needed
+from agent.recording_file import RecordingError
 from agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
 from probes.clock import SystemClock
 from testbed.hosts import Fabric, TestbedError
@@ -44,6 +48,8 @@ class DemoSettings:
     pattern: str
     """A pattern's name, or `all`."""
     as_json: bool
+    record: Path | None = None
+    """Folder of a dataset to record into; None: nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
 
     Raises:
         TestbedError, LoadError: it cannot run here; the message says what to do.
+        RecordingError: the folder to record into cannot be used.
     """
     if not 2 <= settings.hosts <= 8 or not 1 <= settings.ranks_per_host <= 8:
         raise TestbedError(
@@ -87,22 +94,42 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
     config = Config(
         collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS, recordings_directory=None
     )
-    with Fabric(hosts=settings.hosts, rails=2) as fabric:
+    with Fabric(hosts=settings.hosts, rails=2) as fabric, _agent(config, version, settings.record) as daemon:
+        daemon.start()
+        loop = threading.Thread(target=daemon.run, name="agent")
+        loop.start()
+        try:
+            demo = _Demo(daemon.observer, fabric, settings, out)
+            for pattern in patterns:
+                demo.run_job(pattern, settings.seconds / len(patterns))
+            return demo.conclude()
+        finally:
+            daemon.stop()
+            loop.join()
+
+
+@contextmanager
+def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon]:
+    """An agent without a server, which records into a folder if there is one."""
+    if folder is None:
         daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True)
         try:
-            daemon.start()
-            loop = threading.Thread(target=daemon.run, name="agent")
-            loop.start()
-            try:
-                demo = _Demo(daemon.observer, fabric, settings, out)
-                for pattern in patterns:
-                    demo.run_job(pattern, settings.seconds / len(patterns))
-                return demo.conclude()
-            finally:
-                daemon.stop()
-                loop.join()
+            yield daemon
         finally:
             daemon.close()
+        return
+    with analysis_needed(f"{folder}: a dataset"):
+        from agent.dataset.files import DatasetError
+        from agent.dataset.record import DatasetRecorder
+    try:
+        recorder = DatasetRecorder(folder, config, version, SystemClock(), keep_ended=True)
+        try:
+            yield recorder.daemon
+            recorder.finish()
+        finally:
+            recorder.close()
+    except DatasetError as error:
+        raise RecordingError(str(error)) from None
 
 
 class _Demo:

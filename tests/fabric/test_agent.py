@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +47,9 @@ def enqueued_by_comm(agent: AgentProcess) -> dict[tuple[str, str], float]:
     return {(labels["comm"], labels["rank"]): value for labels, value in agent.samples("railscope_comm_enqueued_total")}
 
 
-def test_the_demo_finds_every_call_and_byte_of_every_pattern() -> None:
-    ran = subprocess.run([RAILSCOPE, "demo", "--seconds", "5", "--json"], capture_output=True, text=True, timeout=120)
+def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_path: Path) -> None:
+    command = [str(RAILSCOPE), "demo", "--seconds", "5", "--json", "--record", str(tmp_path / "dataset")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert result["ok"] is True
@@ -61,6 +62,17 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern() -> None:
     }  # fmt: skip
     for rail in result["rails"]:
         assert rail["explained_ratio"] == pytest.approx(1.0, abs=0.15), rail
+    command = [str(RAILSCOPE), "report", str(tmp_path / "dataset"), "--json", "--html", str(tmp_path / "report.html")]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    did = Counter[str]()
+    for rank in result["jobs"]:
+        did.update({op: count["calls"] for op, count in rank["ops"].items()})
+    recorded = Counter[str]()
+    for used in report["ops"]:
+        recorded[used["op"]] += used["calls"]
+    assert recorded == did
+    assert report["losses"] == []
+    assert "</html>" in (tmp_path / "report.html").read_text()
 
 
 def test_a_job_that_ran_before_the_agent_is_named_with_hash_rank_and_size(fabric: Fabric) -> None:
