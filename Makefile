@@ -11,11 +11,12 @@ PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_TEST := prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
+PACKAGES_SPARK := openjdk-17-jre-headless
 PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-vm test-vm clean wheel
+.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-spark packages-vm test-spark test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -25,6 +26,8 @@ packages-test:
 	@./install-packages $(PACKAGES_TEST)
 packages-bench:
 	@./install-packages $(PACKAGES_BENCH)
+packages-spark:
+	@./install-packages $(PACKAGES_SPARK)
 packages-vm:
 	@./install-packages $(PACKAGES_VM)
 
@@ -56,6 +59,10 @@ $(STAMPS)/nccl: tests/nccl/wheels.txt
 
 test-search: setup  ## properties of parsers and decoders on many new random examples
 	RAILSCOPE_TEST_EXAMPLES=search $(BIN)/python -m pytest -q -m hypothesis --timeout 1800 tests/unit
+
+test-spark: setup packages-spark  ## that reports come out equal on Spark (400 MB)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]'
+	$(BIN)/python -m pytest tests/spark
 
 test-vm: setup packages-vm  ## the probes and real RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm
