@@ -131,7 +131,7 @@ def _parser() -> CommandParser:
         "demo",
         help="two hosts, two rails, a real collective job, the agent beside it",
         description="Start namespace hosts, a job that really sends, and the agent; compare what both counted.",
-        epilog="example: railscope demo --seconds 20 --pattern ddp",
+        epilog="example: railscope demo --pattern gpt --ranks-per-host 4 --record job/ && railscope report job/",
     )
     demo.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long jobs run in all (default 10)")
     demo.add_argument("--hosts", type=int, default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)")
@@ -139,8 +139,9 @@ def _parser() -> CommandParser:
     demo.add_argument(
         "--pattern",
         default="all",
-        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed"),
-        help="what the job does (default: all of them, one after the other)",
+        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt"),
+        help="what the job does (default: all but gpt, one after the other); gpt is a pipeline of tensor-parallel "
+        "stages with replicas, as far as the ranks suffice",
     )
     demo.add_argument("--record", type=Path, metavar="DIR", help="also record it into this folder, for 'report'")
     demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")

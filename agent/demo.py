@@ -25,9 +25,11 @@ from agent.recording_file import RecordingError
 from agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
 from probes.clock import SystemClock
 from testbed.hosts import Fabric, TestbedError
-from testbed.job import Job, JobOptions, RankReport
+from testbed.job import GptShape, Job, JobOptions, RankReport
 
 _PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
+GPT: Final = "gpt"
+"""Not among `all`: how many ranks there are decides what it shows."""
 _VIEW_SECONDS: Final = 1.0
 _WINDOW_NS: Final = 3_000_000_000
 """Expected and counted bytes are compared over this long: jobs of the demo last seconds."""
@@ -108,6 +110,23 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
             loop.join()
 
 
+def gpt_shape(ranks: int) -> GptShape:
+    """A small GPT for so many ranks: two pipeline stages and two tensor ranks where they fit, the rest are replicas."""
+    pipeline = 2 if ranks % 2 == 0 else 1
+    tensor = 2 if ranks // pipeline % 2 == 0 else 1
+    return GptShape(
+        pipeline=pipeline,
+        tensor=tensor,
+        data=ranks // pipeline // tensor,
+        layers=4,
+        hidden=256,
+        sequence=128,
+        vocabulary=2000,
+        micro_batch=2,
+        micro_batches=4,
+    )
+
+
 @contextmanager
 def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon]:
     """An agent without a server, which records into a folder if there is one."""
@@ -157,7 +176,13 @@ class _Demo:
 
     def run_job(self, pattern: str, seconds: float) -> None:
         """One job, watched from before its first call to after its last."""
-        options = JobOptions(pattern=pattern, seconds=seconds, ranks_per_host=self._settings.ranks_per_host, hold=True)
+        options = JobOptions(
+            pattern=pattern,
+            seconds=seconds,
+            ranks_per_host=self._settings.ranks_per_host,
+            hold=True,
+            shape=gpt_shape(self._settings.hosts * self._settings.ranks_per_host) if pattern == GPT else None,
+        )
         with Job(self._fabric.hosts, options) as job:
             idle = self._await_attached(job.pids)
             self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")

@@ -31,10 +31,10 @@ from agent.recording import (
     RecordedRail,
     RecordedStall,
     Recording,
+    read_clocks,
 )
 from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from probes.clock import Clock
-from probes.clock_error import clock_error
 from probes.maps import Records
 from probes.namespaces import NamespaceError, named_namespaces, network_namespace
 from probes.netdev.counters import CounterBlock, CounterReading
@@ -49,7 +49,6 @@ _MOST_DEVICES: Final = 4096
 _MOST_SOURCES: Final = 1024
 _MOST_CLOCK_READINGS: Final = 64
 _CLOCK_PERIOD_NS: Final = 10_000_000_000
-_CLOCK_ATTEMPTS: Final = 3
 
 
 @dataclass(slots=True)
@@ -423,28 +422,6 @@ class FlightRecorder:
                     )
                 )
         return tuple(found)
-
-
-def read_clocks(clock: Clock) -> ClockReading:
-    """Both clocks, read as close together as a few attempts allow."""
-    best: tuple[int, int, int] | None = None
-    for _ in range(_CLOCK_ATTEMPTS):
-        before_ns = clock.monotonic_ns()
-        realtime_ns = clock.realtime_ns()
-        apart_ns = clock.monotonic_ns() - before_ns
-        if best is None or apart_ns < best[0]:
-            best = (apart_ns, before_ns + apart_ns // 2, realtime_ns)
-    assert best is not None
-    error = clock_error()
-    known = error is not None and error.synchronised
-    return ClockReading(
-        monotonic_ns=best[1],
-        realtime_ns=best[2],
-        uncertainty_ns=best[0] // 2 + 1,
-        synchronised=None if error is None else error.synchronised,
-        maximum_error_ns=error.maximum_ns if error is not None and known else None,
-        estimated_error_ns=error.estimated_ns if error is not None and known else None,
-    )
 
 
 def is_rdma_port(name: str) -> bool:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from agent.snapshot import Labels
+from probes.clock import Clock
+from probes.clock_error import clock_error
 from probes.maps import Records
 from probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
 from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT
@@ -21,6 +23,7 @@ from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT
 FORMAT_VERSION: Final = 1
 """Of the file; another dtype or another meaning of a field is another version."""
 UNKNOWN_CARRIER: Final = -1
+_CLOCK_ATTEMPTS: Final = 3
 
 RAIL_SAMPLE: Final = np.dtype(
     [("time_ns", "<u8"), ("transmit_bytes", "<u8"), ("receive_bytes", "<u8"), ("device", "<u4"), ("reserved", "<u4")]
@@ -63,6 +66,28 @@ class ClockReading:
     maximum_error_ns: int | None = None
     """The time of day is off by no more than this; None: not known."""
     estimated_error_ns: int | None = None
+
+
+def read_clocks(clock: Clock) -> ClockReading:
+    """Both clocks, read as close together as a few attempts allow."""
+    best: tuple[int, int, int] | None = None
+    for _ in range(_CLOCK_ATTEMPTS):
+        before_ns = clock.monotonic_ns()
+        realtime_ns = clock.realtime_ns()
+        apart_ns = clock.monotonic_ns() - before_ns
+        if best is None or apart_ns < best[0]:
+            best = (apart_ns, before_ns + apart_ns // 2, realtime_ns)
+    assert best is not None
+    error = clock_error()
+    known = error is not None and error.synchronised
+    return ClockReading(
+        monotonic_ns=best[1],
+        realtime_ns=best[2],
+        uncertainty_ns=best[0] // 2 + 1,
+        synchronised=None if error is None else error.synchronised,
+        maximum_error_ns=error.maximum_ns if error is not None and known else None,
+        estimated_error_ns=error.estimated_ns if error is not None and known else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

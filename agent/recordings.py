@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agent.flight_recorder import read_clocks
-from agent.recording import ClockReading, RecordedStall, Recording
+from agent.recording import ClockReading, RecordedStall, Recording, read_clocks
 from agent.recording_store import RecordingStore, WriteResult
 from agent.stall_facts import Stall
 from probes.clock import Clock

@@ -86,9 +86,12 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """At most this many characters, all of them printable."""
+    """At most this many characters, all of them printable; of a long text both ends, as names of hosts differ there."""
     clean = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+    if len(clean) <= most:
+        return clean
+    behind = max(most - 1, 0) // 2
+    return f"{clean[: most - 1 - behind]}…{clean[len(clean) - behind :]}"
 
 
 def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:

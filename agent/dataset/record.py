@@ -24,8 +24,8 @@ from agent.dataset.recording_writer import RecordingRow, RecordingWriter
 from agent.dataset.size import Removed, SizeBound
 from agent.dataset.stream import DatasetStream, StreamTotals
 from agent.dataset.writer import DatasetWriter
-from agent.flight_recorder import read_clocks
 from agent.recorder_feed import Stream
+from agent.recording import read_clocks
 from probes.clock import Clock
 
 FLUSH_NS: Final = 5_000_000_000

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent import flight_recorder
-from agent.flight_recorder import FlightRecorder, read_clocks
+from agent import recording
+from agent.flight_recorder import FlightRecorder
 from agent.rails import RailDecision
-from agent.recording import KINDS, Recording
+from agent.recording import KINDS, Recording, read_clocks
 from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from probes.clock_error import ClockError, clock_error
 from probes.maps import Records
@@ -337,7 +337,7 @@ def test_the_clocks_are_paired_by_the_quickest_of_three_readings() -> None:
 def test_the_clocks_error_is_the_kernels_where_somebody_corrects_it(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, error: ClockError | None, expected: tuple[object, ...]
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "clock_error", lambda: error)
+    monkeypatch.setattr(recording, "clock_error", lambda: error)
     read = read_clocks(clock)
     assert (read.synchronised, read.maximum_error_ns, read.estimated_error_ns) == expected
 
