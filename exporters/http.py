@@ -38,6 +38,8 @@ _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _SEND_BYTES: Final = 256 * 1024
 _CLOSE_SECONDS: Final = 5.0
 _AFTER_FAILED_ACCEPT_SECONDS: Final = 0.05
+_LEAVING_SECONDS: Final = 0.5
+"""For connections that were told to end, before another one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
+            # They end at once, unless every processor is busy: whoever asks now is worth a moment.
+            self._changed.wait_for(lambda: not self._crowded_by_leaving(), timeout=_LEAVING_SECONDS)
             full = not self._has_room() and not self._make_room()
             if not full:
                 self._open[request] = _Slot(request, time.monotonic())
@@ -204,10 +208,14 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def _has_room(self) -> bool:
         return sum(not slot.leaving for slot in self._open.values()) < self.settings.max_connections
 
+    def _crowded_by_leaving(self) -> bool:
+        """Whether so many connections were told to end, and have not ended yet, that there may be no more."""
+        return len(self._open) >= 2 * self.settings.max_connections
+
     def _make_room(self) -> bool:
         """End a connection that nobody needs; `_changed` is held."""
-        if len(self._open) >= 2 * self.settings.max_connections:
-            return False  # those that were told to end have not ended yet
+        if self._crowded_by_leaving():
+            return False
         staying = [slot for slot in self._open.values() if not slot.leaving]
         idle = [slot for slot in staying if slot.idle_since is not None]
         slot = next((slot for slot in staying if slot.abandoned()), None)
