@@ -97,6 +97,11 @@ class MetricsServer:
         return int(self._connections.server_address[1])
 
     @property
+    def idle_connections(self) -> int:
+        """Connections that wait for a request."""
+        return self._connections.idle_count()
+
+    @property
     def url(self) -> str:
         """Where to reach it from this host; for every address, the loopback's."""
         host = self._address.host or "localhost"
@@ -225,6 +230,11 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
         slot.leaving = True
         _shut_down(slot.current)
         return True
+
+    def idle_count(self) -> int:
+        """See `MetricsServer.idle_connections`."""
+        with self._changed:
+            return sum(slot.idle_since is not None and not slot.leaving for slot in self._open.values())
 
     def note_idle(self, current: socket.socket, *, idle: bool) -> None:
         """A connection begins to wait for a request, or has got the first bytes of one."""
