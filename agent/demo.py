@@ -97,7 +97,6 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
         collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS, recordings_directory=None
     )
     with Fabric(hosts=settings.hosts, rails=2) as fabric, _agent(config, version, settings.record) as daemon:
-        daemon.start()
         loop = threading.Thread(target=daemon.run, name="agent")
         loop.start()
         try:
@@ -129,10 +128,11 @@ def gpt_shape(ranks: int) -> GptShape:
 
 @contextmanager
 def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon]:
-    """An agent without a server, which records into a folder if there is one."""
+    """An agent without a server, started, which records into a folder if there is one."""
     if folder is None:
         daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True)
         try:
+            daemon.start()
             yield daemon
         finally:
             daemon.close()
@@ -143,6 +143,8 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
     try:
         recorder = DatasetRecorder(folder, config, version, SystemClock(), keep_ended=True)
         try:
+            recorder.daemon.start()
+            recorder.started()
             yield recorder.daemon
             recorder.finish()
         finally:

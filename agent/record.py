@@ -68,7 +68,7 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
             most_bytes=settings.most_bytes,
         )
         try:
-            _watch(recorder.daemon, settings.seconds, recorder.finish)
+            _watch(recorder.daemon, settings.seconds, recorder.finish, recorder.started)
         finally:
             recorder.close()
     except DatasetError as error:
@@ -108,12 +108,18 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
     return 0
 
 
-def _watch(daemon: Daemon, seconds: float | None, finish: Callable[[], Result]) -> Result:
-    """Run the daemon until the time is over or a signal comes, then finish; a signal meanwhile changes nothing."""
+def _watch(
+    daemon: Daemon, seconds: float | None, finish: Callable[[], Result], started: Callable[[], None] = lambda: None
+) -> Result:
+    """Run the daemon until the time is over or a signal comes, then finish; a signal meanwhile changes nothing.
+
+    `started` is called when everything is attached: from then on the seconds count.
+    """
     before = {number: signal.signal(number, lambda *_: daemon.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     end: threading.Timer | None = None
     try:
         daemon.start()
+        started()
         if seconds is not None:
             end = threading.Timer(seconds, daemon.stop)
             end.start()

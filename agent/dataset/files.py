@@ -13,6 +13,7 @@ them together was stopped before it had removed them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 from collections import defaultdict
@@ -24,6 +25,8 @@ from typing import Final
 from urllib.parse import quote
 
 _PART: Final = re.compile(r"([0-9a-f]{16})-(\d{8})(?:-(\d{8}))?\.parquet")
+_LONGEST_FOLDER: Final = 200
+"""Letters of a node's folder; file systems have 255 for a name."""
 PARTIAL_SUFFIX: Final = ".partial"
 HOUR_NS: Final = 3_600_000_000_000
 _LAST_HOUR_SECOND: Final = 253_402_297_200
@@ -52,7 +55,19 @@ def part_name(recording: int, first: int, last: int | None = None) -> str:
 
 def node_folder(folder: Path, table: str, node: str) -> Path:
     """Where a node's rows of a table are."""
-    return folder / table / (quote(node, safe="") or "unknown")
+    name = quote(encodable(node), safe="") or "unknown"
+    if name.startswith("."):
+        # A folder of this name would be another one, or hidden.
+        name = "%2E" + name[1:]
+    if len(name) > _LONGEST_FOLDER:
+        digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+        name = f"{name[:_LONGEST_FOLDER]}-{digest}"
+    return folder / table / name
+
+
+def encodable(text: str) -> str:
+    """A text as UTF-8 can have it: JSON and pickles may hold halves of letters."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def hour_folder(folder: Path, table: str, node: str, time_ns: int) -> Path:

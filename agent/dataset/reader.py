@@ -2,6 +2,9 @@
 
 DuckDB runs inside the process and takes what fits one machine, spilling to disk; Spark takes the same expressions
 where that is too little.  Files of the flight recorder (`.npz`) are converted into a temporary folder first.
+
+Only recordings that have a row in `recordings` are read: what else lies there was left by a writer that was stopped
+before it had finished, and whoever imported again wrote the same a second time.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent.dataset.check import check_folder, one_line, unreadable
-from agent.dataset.files import DatasetError, table_files
+from agent.dataset.files import DatasetError, part_of, table_files
 from agent.dataset.from_recording import convert_file
 from agent.dataset.schema import TABLES
 
@@ -80,26 +83,33 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
     """The dataset in these folders and recordings' files; `backend` is an Ibis backend, by default a DuckDB of its own.
 
     Raises:
-        DatasetError: one is neither, is damaged, is of another version, or cannot be read.
+        DatasetError: one is neither, is damaged, is of another version, or cannot be read; or two of them hold the same
+            recording.
     """
     temporary: tempfile.TemporaryDirectory[str] | None = None
     engine = backend
     try:
         folders = []
-        for path in dict.fromkeys(paths):
+        found_in: dict[int, Path] = {}
+        for path in paths:
             if path.is_file():
                 if temporary is None:
                     temporary = tempfile.TemporaryDirectory(prefix="railscope-dataset-")
-                convert_file(path, Path(temporary.name))
+                found = {convert_file(path, Path(temporary.name))}
             else:
                 check_folder(path)
                 folders.append(path)
+                found = _recordings(path)
+            for recording in sorted(found):
+                if recording in found_in:
+                    raise _named_twice(found_in[recording], path)
+                found_in[recording] = path
         if temporary is not None:
             folders.append(Path(temporary.name))
         if engine is None:
             engine = _own_engine()
         with _engine(engine, folders):
-            tables = {name: _table(engine, folders, name) for name in TABLES}
+            tables = {name: _table(engine, folders, name, found_in) for name in TABLES}
         return Dataset(tuple(folders), engine, tables, temporary, owned=backend is None)
     except BaseException:
         if backend is None and engine is not None:
@@ -114,11 +124,36 @@ def _own_engine() -> Any:
     return ibis.duckdb.connect(memory_limit=_MEMORY_LIMIT, temp_directory=str(spill), preserve_insertion_order=False)
 
 
-def _table(backend: Any, folders: Sequence[Path], name: str) -> Any:
-    """All rows of a table, with the columns of `TABLES` in that order."""
+def _recordings(folder: Path) -> set[int]:
+    """The numbers of the recordings that a folder has rows of.
+
+    Raises:
+        DatasetError: a file cannot be read.
+    """
+    numbers: set[int | None] = set()
+    for file in table_files(folder, "recordings"):
+        try:
+            with pq.ParquetFile(file) as rows:
+                numbers.update(rows.read(["recording"])["recording"].to_pylist())
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise unreadable(file, error) from None
+    return {number for number in numbers if number is not None}
+
+
+def _named_twice(first: Path, second: Path) -> DatasetError:
+    if first == second:
+        return DatasetError(f"{first}: it is named twice: name it once")
+    return DatasetError(f"the same recording is in {first} and {second}: name one of them")
+
+
+def _table(backend: Any, folders: Sequence[Path], name: str, recordings: Container[int]) -> Any:
+    """All rows of a table that are of these recordings, with the columns of `TABLES` in that order."""
     by_columns: defaultdict[tuple[str, ...], list[Path]] = defaultdict(list)
     for folder in folders:
         for file in table_files(folder, name):
+            part = part_of(file)
+            if part is not None and part.recording not in recordings:
+                continue
             by_columns[_columns(file, name)].append(file)
     schema = TABLES[name]
     if not by_columns:

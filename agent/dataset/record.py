@@ -8,18 +8,20 @@ last handing over is missing then.
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from agent.config import Config
 from agent.daemon import Daemon
 from agent.dataset.check import check_folder
-from agent.dataset.files import DatasetError
+from agent.dataset.files import DatasetError, table_files
 from agent.dataset.recording_writer import RecordingRow, RecordingWriter
 from agent.dataset.size import Removed, SizeBound
 from agent.dataset.stream import DatasetStream, StreamTotals
@@ -28,11 +30,15 @@ from agent.recorder_feed import Stream
 from agent.recording import read_clocks
 from probes.clock import Clock
 
+_log = logging.getLogger("railscope.recordings")
+
 FLUSH_NS: Final = 5_000_000_000
 MEMORY_BYTES: Final = 64 << 20
 """For what came in and is not written; several times what a busy host makes until then."""
 _WINDOW_NS: Final = 60_000_000_000
 """How long rails that are gone are remembered; everything else is taken within seconds."""
+_MOST_NAMED: Final = 3
+"""Nodes, where it is said what a folder holds."""
 
 
 class _StreamingDaemon(Daemon):
@@ -75,7 +81,7 @@ class DatasetRecorder:
             DatasetError: the folder cannot be used.
             LoadError: this host does not take the probes.
         """
-        made = _prepare(folder)
+        made = prepare(folder)
         config = replace(
             config,
             once=False,
@@ -84,6 +90,9 @@ class DatasetRecorder:
             recordings_memory_bytes=MEMORY_BYTES if memory_bytes is None else memory_bytes,
         )
         self._folder = folder
+        self._pids = config.pids
+        self._sees_calls = "collective" in config.collectors
+        self._clock = clock
         self._bound = None if most_bytes is None else SizeBound(most_bytes)
         try:
             self.daemon = _StreamingDaemon(config, clock, version, keep_ended=keep_ended)
@@ -106,8 +115,22 @@ class DatasetRecorder:
         except OSError as error:
             self.daemon.close()
             raise _cannot_write(folder, error) from None
-        self._stream = DatasetStream(self._writer, self._bound)
+        # A recorder that writes nothing any more has nothing left to do.
+        self._stream = DatasetStream(self._writer, self._bound, self.daemon.stop)
         self.daemon.stream_to(self._stream)
+
+    def started(self) -> None:
+        """The recording begins now; call when the daemon has started, before its loop runs.
+
+        Raises:
+            DatasetError: that cannot be written.
+        """
+        # Loading the programs and attaching them has taken seconds in which nothing could be seen.
+        now = read_clocks(self._clock)
+        try:
+            self._writer.begin(now.realtime_ns, now.maximum_error_ns)
+        except OSError as error:
+            raise _cannot_write(self._folder, error) from None
 
     def finish(self) -> None:
         """Write what is left; call when the daemon's loop has ended.
@@ -133,9 +156,25 @@ class DatasetRecorder:
             f"{rows.get('calls', 0):,} calls, {rows.get('operations', 0):,} completed operations, "
             f"{self._writer.communicators:,} ends of communicators, {rows.get('rail_samples', 0):,} samples of rails"
         )
+        if self._sees_calls:
+            yield from describe_silence(row, rows.get("calls", 0), self._writer.communicators, self._pids)
         yield from describe_losses(self._stream.totals)
         if self._bound is not None:
             yield from describe_removed(self._bound.removed)
+
+
+def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Sequence[int]) -> Iterator[str]:
+    """Why there is no call; nothing where there were some.  `pids`: the only ones that were watched, if any."""
+    if calls or row.calls_lost or row.calls_removed:
+        return
+    if communicators:
+        yield f"nobody called NCCL meanwhile, though {communicators:,} ends of communicators were there"
+    elif not pids:
+        yield "no process used NCCL meanwhile"
+    else:
+        numbers = ", ".join(map(str, pids))
+        these = f"none of the processes {numbers} used" if len(pids) > 1 else f"process {numbers} did not use"
+        yield f"{these} NCCL meanwhile: are these the pids of the job's ranks?"
 
 
 def describe_losses(totals: StreamTotals) -> Iterator[str]:
@@ -159,13 +198,18 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items()) if count)
 
 
-def _prepare(folder: Path) -> list[Path]:
-    """Make the folder; returns what had to be made, the innermost first."""
+def prepare(folder: Path) -> list[Path]:
+    """Make the folder, or say what it has already; returns what had to be made, the innermost first.
+
+    Raises:
+        DatasetError: it cannot be used.
+    """
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any((folder / "recordings").glob("*/*/*.parquet")):
             check_folder(folder)
+            _say_what_is_there(folder)
         elif any(folder.iterdir()):
             raise DatasetError(
                 f"{folder}: this folder holds other things: name a new one for a dataset, or a file that ends in .npz"
@@ -177,6 +221,15 @@ def _prepare(folder: Path) -> list[Path]:
     except OSError as error:
         raise _cannot_write(folder, error) from None
     return made
+
+
+def _say_what_is_there(folder: Path) -> None:
+    """Whoever takes an old folder by mistake sees it before the analyses mix two jobs."""
+    files = table_files(folder, "recordings")
+    nodes = sorted({unquote(file.parent.parent.name) for file in files})
+    named = ", ".join(nodes[:_MOST_NAMED]) + (f" and {len(nodes) - _MOST_NAMED} more" * (len(nodes) > _MOST_NAMED))
+    count = f"{len(files)} recording{'s' * (len(files) != 1)}"
+    _log.info("%s holds %s of %s: this one is added", folder, count, named)
 
 
 def _cannot_write(folder: Path, error: OSError) -> DatasetError:

@@ -96,6 +96,17 @@ class RecordingWriter:
         )
         self._renew_row(row)
 
+    def begin(self, began_ns: int, clock_error_ns: int | None) -> None:
+        """What is given from now on was seen by an agent that was ready at this time of day; call before `add`.
+
+        Without it a recording begins with its first piece.
+
+        Raises:
+            OSError: the row cannot be written.
+        """
+        self._renew_row(replace(self._row, began_ns=began_ns, ended_ns=began_ns, clock_error_ns=clock_error_ns))
+        self._began = True
+
     @property
     def row(self) -> RecordingRow:
         """The recording as its row says."""
@@ -138,7 +149,7 @@ class RecordingWriter:
                 railscope=piece.railscope or None,
                 kernel=piece.kernel or None,
                 simulated=piece.simulated,
-                began_ns=self._row.began_ns if self._began else piece.realtime_ns(piece.began_ns),
+                began_ns=self._began_ns(piece),
                 ended_ns=piece.realtime_ns(piece.ended_ns),
                 clock_error_ns=max(known) if len(known) == len(errors) else None,
                 calls_lost=_sum(self._row.calls_lost, losses.calls),
@@ -166,6 +177,15 @@ class RecordingWriter:
             )
         )
 
+    def _began_ns(self, piece: Recording) -> int:
+        """Time of day at which the recording began, as it is known with this piece."""
+        if not self._began:
+            return piece.realtime_ns(piece.began_ns)
+        if self._parts or not len(piece.calls):
+            return self._row.began_ns
+        # While the agent was attaching to the last processes, the first ones made calls already.
+        return min(self._row.began_ns, piece.realtime_ns(int(piece.calls["time_ns"].min())))
+
     def _renew_row(self, row: RecordingRow) -> None:
         self._recordings.put(None, asdict(row))
         self._recordings.write()
@@ -177,7 +197,7 @@ class RecordingWriter:
             if len(piece.arrays[kind]):
                 yield table, converted(self._writer.recording, node, times, piece.arrays[kind])
         if piece.marks:
-            marks = [{"time_ns": piece.realtime_ns(mark.time_ns), "text": mark.text} for mark in piece.marks]
+            marks = [{"time_ns": piece.realtime_ns(mark.time_ns), "text": _utf8(mark.text)} for mark in piece.marks]
             yield "marks", self._writer.table_of("marks", marks)
 
     def _write_events(self, table: str, rows: pa.Table, part: int) -> list[Path]:
@@ -192,7 +212,7 @@ class RecordingWriter:
 
 
 class _Renewed:
-    """A table that is small and changes: written as a whole whenever it has changed.
+    """A table that is small and changes: written as a whole whenever it has changed, or somebody has removed it.
 
     What is told of more than a few thousand things goes on in another file, and is not renewed any more.
     """
@@ -206,20 +226,23 @@ class _Renewed:
         self._before: set[Hashable] = set()
         """What the files before this one hold."""
         self._changed = False
+        self._path: Path | None = None
+        """Where the rows are; None: there are none."""
 
     def __len__(self) -> int:
         return len(self._before) + len(self._rows)
 
     def put(self, key: Hashable, row: dict[str, Any]) -> None:
         """A row, or what has become of it."""
+        row = {column: _utf8(value) if isinstance(value, str) else value for column, value in row.items()}
         if key not in self._before and self._rows.get(key) != row:
             self._rows[key] = row
             self._changed = True
 
     def write(self) -> None:
-        if not self._changed:
+        if not self._changed and (self._path is None or self._path.exists()):
             return
-        self._writer.put(
+        self._path = self._writer.put(
             self._table, self._writer.table_of(self._table, list(self._rows.values())), self._hour_ns, self._file
         )
         self._changed = False
@@ -227,6 +250,7 @@ class _Renewed:
             self._file += 1
             self._before.update(self._rows)
             self._rows.clear()
+            self._path = None
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:
@@ -277,6 +301,11 @@ def _stall(stall: RecordedStall) -> dict[str, Any]:
         "device": _known(stall.device),
         "evidence": "\n".join(stall.evidence) or None,
     }
+
+
+def _utf8(text: str) -> str:
+    """Names of the system are any bytes; of those that are no UTF-8 Python makes what no file of ours can hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _known(text: str) -> str | None:

@@ -8,18 +8,21 @@ by somebody else nothing is touched.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import Part, node_folder, node_parts
+from agent.dataset.check import one_line
+from agent.dataset.files import Part, node_folder, node_parts, part_of
 from agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
 from agent.dataset.schema import TABLES
 from agent.dataset.writer import read_part, write_table
@@ -32,6 +35,10 @@ _SPARE: Final = 20
 """When something is removed, a twentieth of the size is made free: looking at all files is not for every piece."""
 _WRITTEN_TO_SECONDS: Final = 60.0
 """Whoever writes a recording renews its row more often."""
+
+
+class _DamagedError(Exception):
+    """A file cannot be read; one line."""
 
 
 @dataclass(slots=True)
@@ -65,6 +72,8 @@ class SizeBound:
         self._estimate_bytes = most_bytes + 1
         self._counted_ns = 0
         self._said = False
+        self._damaged: set[str] = set()
+        """What was said of files that cannot be read: once of each."""
         self.removed = Removed()
 
     def keep(self, writer: RecordingWriter, written_bytes: int) -> None:
@@ -87,7 +96,13 @@ class SizeBound:
         for group in self._removable(writer):
             if self._estimate_bytes <= self._most_bytes - self._most_bytes // _SPARE:
                 return
-            self._remove(group, writer)
+            try:
+                self._remove(group, writer)
+            except _DamagedError as damaged:
+                # How much went with it could not be said: it stays, and younger ones go.
+                if str(damaged) not in self._damaged:
+                    self._damaged.add(str(damaged))
+                    _log.error("%s: it stays, remove it by hand", damaged)
         if self._estimate_bytes > self._most_bytes and not self._said:
             self._said = True
             _log.warning(
@@ -103,17 +118,25 @@ class SizeBound:
             for part in node_parts(folder, "recordings", node)
             if part.recording != own and time.time() - part.path.stat().st_mtime < _WRITTEN_TO_SECONDS
         }
-        groups: dict[tuple[int, int, int], _Group] = {}
-        for table in EVENT_TABLES:
-            for part in node_parts(folder, table, node):
-                if part.recording in busy:
-                    continue
-                status = part.path.stat()
-                group = groups.setdefault((part.recording, part.first, part.last), _Group(part.recording))
-                group.parts.append((table, part))
-                group.size_bytes += status.st_size
-                group.order = max(group.order, (part.path.parent.name, status.st_mtime_ns))
-        ordered = sorted(groups.values(), key=lambda group: group.order)
+        parts = [
+            (table, part)
+            for table in EVENT_TABLES
+            for part in node_parts(folder, table, node)
+            if part.recording not in busy
+        ]
+        groups: list[_Group] = []
+        reached = -1
+        # Where one table has parts that were put together and another one has fewer of them, their names differ.
+        for table, part in sorted(parts, key=lambda one: (one[1].recording, one[1].first, -one[1].last)):
+            if not groups or groups[-1].recording != part.recording or part.first > reached:
+                groups.append(_Group(part.recording))
+                reached = -1
+            reached = max(reached, part.last)
+            status = part.path.stat()
+            groups[-1].parts.append((table, part))
+            groups[-1].size_bytes += status.st_size
+            groups[-1].order = max(groups[-1].order, (part.path.parent.name, status.st_mtime_ns))
+        ordered = sorted(groups, key=lambda group: group.order)
         newest = next((group for group in reversed(ordered) if group.recording == own), None)
         return [group for group in ordered if group is not newest]
 
@@ -121,15 +144,21 @@ class SizeBound:
         rows: defaultdict[str, int] = defaultdict(int)
         until_ns = 0
         for table, part in group.parts:
-            metadata = pq.read_metadata(part.path)
+            with _reading(part):
+                metadata = pq.read_metadata(part.path)
+                last_ns = _last_moment(metadata, "end_ns" if table == "operations" else "time_ns")
             rows[table] += metadata.num_rows
-            until_ns = max(until_ns, _last_moment(metadata, "end_ns" if table == "operations" else "time_ns") + 1)
+            until_ns = max(until_ns, last_ns + 1)
         # The row is told first: it never promises what is not there.
         if group.recording == writer.writer.recording:
             writer.note_removed(rows["calls"], rows["operations"], until_ns)
         else:
             _shorten(writer, group.recording, rows["calls"], rows["operations"], until_ns)
         for _, part in group.parts:
+            # Before what they were put together into: with that gone they would count again.
+            for hidden in _hidden_by(part):
+                self._estimate_bytes -= hidden.stat().st_size
+                hidden.unlink()
             part.path.unlink()
         self._estimate_bytes -= group.size_bytes
         if group.recording != writer.writer.recording:
@@ -138,6 +167,24 @@ class SizeBound:
         self.removed.until_ns = max(self.removed.until_ns, until_ns)
         for table, count in rows.items():
             self.removed.rows[table] = self.removed.rows.get(table, 0) + count
+
+
+def _hidden_by(whole: Part) -> list[Path]:
+    """Files of which another one holds everything, left by somebody who was stopped while putting them together."""
+    if whole.first == whole.last:
+        return []
+    beside = whole.path.parent.glob(f"{whole.recording:016x}-*.parquet")
+    parts = [part for path in beside if path != whole.path and (part := part_of(path)) is not None]
+    return [part.path for part in parts if whole.first <= part.first and part.last <= whole.last]
+
+
+@contextlib.contextmanager
+def _reading(part: Part) -> Iterator[None]:
+    """Turn what a damaged file makes of reading it into one kind of error."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise _DamagedError(f"{part.path}: cannot be read: {one_line(error)}") from None
 
 
 def _last_moment(metadata: pq.FileMetaData, column: str) -> int:
@@ -150,7 +197,8 @@ def _last_moment(metadata: pq.FileMetaData, column: str) -> int:
 def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: int, until_ns: int) -> None:
     """Say in the row of a recording that has ended that its beginning goes."""
     for part in _of(writer, "recordings", recording):
-        (row,) = read_part(part.path, "recordings").to_pylist()
+        with _reading(part):
+            (row,) = read_part(part.path, "recordings").to_pylist()
         row["began_ns"] = max(row["began_ns"] or 0, until_ns)
         row["calls_removed"] = (row["calls_removed"] or 0) + calls
         row["operations_removed"] = (row["operations_removed"] or 0) + operations

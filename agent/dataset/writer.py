@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import hour_folder, part_name, written_whole
+from agent.dataset.files import encodable, hour_folder, part_name, written_whole
 from agent.dataset.schema import TABLES
 
 _COMPRESSION: Final = "zstd"
@@ -27,7 +27,7 @@ class DatasetWriter:
     def __init__(self, folder: Path, node: str, *, durable: bool = False) -> None:
         """`durable`: what was written outlives a power failure, which takes some milliseconds a file."""
         self._folder = folder
-        self._node = node
+        self._node = encodable(node)
         self._durable = durable
         self.recording = secrets.randbits(62)
         """The number of this recording: the column `recording` of all its rows."""

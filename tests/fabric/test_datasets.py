@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,24 @@ def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_ad
         assert dataset.rows(dataset["recordings"].count()).as_py() == 2
         more = recorded(dataset)
         assert all(more[kind] >= total for kind, total in held.items())
+
+
+def test_a_recording_begins_when_all_is_attached_and_says_that_nobody_called(tmp_path: Path) -> None:
+    folder, pid, attached_ns = tmp_path / "job", os.getpid(), []
+    for already in ("", f"{folder} holds 1 recording of {socket.gethostname()}: this one is added"):
+        one = subprocess.run(
+            [RAILSCOPE, "record", "-o", folder, "--pid", str(pid), "--seconds", "1"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert one.returncode == 0, one.stderr
+        assert f"process {pid} did not use NCCL meanwhile" in one.stdout
+        assert already in one.stderr
+        (line,) = (line for line in one.stderr.splitlines() if "calls are counted by" in line)
+        moment = datetime.fromisoformat(line.split()[0].removeprefix("ts="))
+        attached_ns.append(int(moment.timestamp() * 1000) * 1_000_000)
+    with open_dataset([folder]) as dataset:
+        rows = sorted(dataset.rows(dataset["recordings"]).to_pylist(), key=lambda row: int(row["began_ns"]))
+    for row, ready_ns in zip(rows, attached_ns, strict=True):
+        assert ready_ns <= row["began_ns"] <= row["ended_ns"] - 1_000_000_000

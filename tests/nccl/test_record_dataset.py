@@ -14,6 +14,9 @@ from tests.fabric.test_datasets import recorder
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 
+CLOCKS_NS = 50_000
+"""Operations take ten times as long."""
+
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
 
@@ -55,7 +58,8 @@ def test_a_dataset_holds_every_call_and_its_completion_once(two_hosts: Fabric, d
             assert (made["time_ns"] <= done["handed_over_ns"]).all()
             assert (done["handed_over_ns"] <= done["begin_ns"]).all()
             assert (done["begin_ns"] < done["end_ns"]).all()
-            assert (done["begin_ns"].to_numpy()[1:] >= done["end_ns"].to_numpy()[:-1]).all()
+            # Each moment goes by the clock reading that is nearest to it, and two readings differ by some microseconds.
+            assert (done["begin_ns"].to_numpy()[1:] >= done["end_ns"].to_numpy()[:-1] - CLOCKS_NS).all()
         connections = dataset.rows(dataset["connections"]).to_pylist()
         assert {one["send"] for one in connections} == {True, False}
         assert {one["network"] for one in connections} == {None}

@@ -64,8 +64,8 @@ class JobDataset:
     def local_index(self, gpu: int) -> int:
         return gpu - sum(self.servers[: self.server_of(gpu)])
 
-    def communicator(self, comm: str, gpus: Sequence[int], group_name: str | None = None, **columns: Any) -> None:
-        """A communicator of these GPUs, by rank; more columns as in the schema."""
+    def communicator(self, comm: str, gpus: Sequence[int], /, group_name: str | None = None, **columns: Any) -> None:
+        """A communicator of these GPUs, by rank; more columns as in the schema, `comm` too: what it is recorded as."""
         self._ranks[comm] = tuple(gpus)
         nodes = list(dict.fromkeys(self.server_of(gpu) for gpu in gpus))
         for rank, gpu in enumerate(gpus):
@@ -194,7 +194,7 @@ class JobDataset:
             "railscope": "0.0",
             "simulated": True,
             "began_ns": BEGAN_NS,
-            "ended_ns": max([BEGAN_NS + SECOND_NS, self._now_ns, *self._times(server)]),
+            "ended_ns": max([BEGAN_NS + SECOND_NS, self._now_ns, *self._times()]),
             "clock_error_ns": 0,
             "calls_lost": 0,
             "operations_lost": 0,
@@ -203,9 +203,10 @@ class JobDataset:
         }
         return usual | self.recording
 
-    def _times(self, server: int) -> Iterable[int]:
-        for (owner, table), rows in self._rows.items():
-            if owner == server and table in ("calls", "operations", "compute"):
+    def _times(self) -> Iterable[int]:
+        """Of all servers: their recordings end together."""
+        for (_, table), rows in self._rows.items():
+            if table in ("calls", "operations", "compute"):
                 yield from (row.get("end_ns", row.get("time_ns")) or BEGAN_NS for row in rows)
 
     def _of_rank(self, comm: str, rank: int, table: str, row: Row) -> None:

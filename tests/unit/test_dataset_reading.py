@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -52,12 +53,47 @@ def test_every_table_is_there_with_all_of_its_columns_in_their_order(job: Path) 
 
 def test_folders_and_recordings_files_are_read_as_one_and_what_was_converted_goes(job: Path, tmp_path: Path) -> None:
     path, _ = save(replace(recording(calls=30), host="gpu-02"), tmp_path / "other.npz")
-    with open_dataset([job, path, job]) as dataset:
+    with open_dataset([job, path]) as dataset:
         (converted,) = (folder for folder in dataset.folders if folder != job)
         nodes = dataset.rows(dataset["calls"].group_by("node").aggregate(calls=dataset["calls"].count())).to_pylist()
         assert {row["node"]: row["calls"] for row in nodes} == {"gpu-01": 100, "gpu-02": 30}
         assert converted.is_dir()
     assert not converted.exists()
+
+
+def test_files_of_a_recording_that_was_never_finished_are_not_read(job: Path) -> None:
+    (file,) = table_files(job, "calls")
+    # An import writes its row of `recordings` last: this one was stopped before.
+    stopped = DatasetWriter(job, "gpu-01")
+    stopped.add("calls", read_part(file, "calls"), 0)
+    stopped.add_rows("compute", [{"pid": 1}], 0)
+    with open_dataset([job]) as dataset:
+        assert dataset.rows(dataset["calls"].count()).as_py() == 100
+        assert dataset.rows(dataset["compute"]).num_rows == 0
+
+
+def test_the_same_recording_in_two_folders_is_refused_in_one_line(job: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(job, copy)
+    other_name = copy / ".." / "copy"
+    for first, second in ((job, copy), (copy, other_name)):
+        with pytest.raises(DatasetError) as caught:
+            open_dataset([first, second])
+        assert str(caught.value) == f"the same recording is in {first} and {second}: name one of them"
+
+
+def test_a_recordings_file_beside_the_folder_that_it_was_put_into_is_refused(job: Path, tmp_path: Path) -> None:
+    path, _ = save(recording(), tmp_path / "one.npz")
+    with pytest.raises(
+        DatasetError, match=r"^the same recording is in .*a job \[1\] and .*one\.npz: name one of them$"
+    ):
+        open_dataset([job, path])
+
+
+def test_a_folder_that_is_named_twice_is_refused(job: Path) -> None:
+    with pytest.raises(DatasetError) as caught:
+        open_dataset([job, job])
+    assert str(caught.value) == f"{job}: it is named twice: name it once"
 
 
 def test_columns_that_an_older_railscope_did_not_write_are_null(job: Path) -> None:

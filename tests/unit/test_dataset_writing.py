@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,9 +20,9 @@ from hypothesis import strategies as st
 
 from agent.dataset import recording_writer
 from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, node_parts, part_name, table_files
-from agent.dataset.merge import Merger
+from agent.dataset.merge import Merger, write_together
 from agent.dataset.reader import open_dataset
-from agent.dataset.record import describe_losses, describe_removed
+from agent.dataset.record import describe_losses, describe_removed, describe_silence, prepare
 from agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
 from agent.dataset.schema import TABLES
 from agent.dataset.size import SizeBound
@@ -30,7 +32,7 @@ from agent.flight_recorder import FlightRecorder, Piece
 from agent.rails import RailDecision
 from agent.record_ring import RecordRing
 from agent.recorder_feed import RecorderFeed, StreamPiece
-from agent.recording import KINDS, ClockReading, Recording
+from agent.recording import KINDS, ClockReading, Mark, Recording
 from agent.snapshot import Snapshot
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records, stall
 from tests.unit.stall_world import SimulatedClock
@@ -135,6 +137,19 @@ def test_pieces_make_one_recording_that_goes_on(tmp_path: Path) -> None:
         assert dataset.rows(dataset["calls"].count()).as_py() == 30
 
 
+def test_a_live_recording_begins_when_all_is_attached_or_with_its_first_call(tmp_path: Path) -> None:
+    made_ns = BEGAN_NS + REALTIME_NS
+    for ready_ns, began_ns in ((made_ns - 5000, made_ns - 5000), (made_ns + SECOND_NS // 2, made_ns)):
+        writer = RecordingWriter(DatasetWriter(tmp_path / str(ready_ns), "gpu-01"), ROW)
+        writer.begin(ready_ns, 30)
+        (row,) = read(tmp_path / str(ready_ns), "recordings")
+        assert (row["began_ns"], row["ended_ns"], row["clock_error_ns"]) == (ready_ns, ready_ns, 30)
+        for number in range(2):
+            writer.add(replace(piece(number), began_ns=BEGAN_NS - 3 * SECOND_NS), NO_LOSSES, {})
+        (row,) = read(tmp_path / str(ready_ns), "recordings")
+        assert (row["began_ns"], row["ended_ns"]) == (began_ns, made_ns + 2 * SECOND_NS)
+
+
 def test_what_is_learnt_later_takes_the_place_of_what_was_known_before(tmp_path: Path) -> None:
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     first = piece(0)
@@ -153,6 +168,17 @@ def test_what_is_learnt_later_takes_the_place_of_what_was_known_before(tmp_path:
     ]
     writer.add(piece(2), NO_LOSSES, {})
     assert len(read(tmp_path, "communicators")) == writer.communicators == 2
+
+
+def test_who_is_who_is_written_again_when_somebody_has_removed_the_folder(tmp_path: Path) -> None:
+    writer = RecordingWriter(DatasetWriter(tmp_path / "job", "gpu-01"), ROW)
+    writer.add(piece(0), NO_LOSSES, {(7, 1): stall()})
+    shutil.rmtree(tmp_path / "job")
+    writer.add(piece(1), NO_LOSSES, {})
+    assert sequences(tmp_path / "job") == list(range(11, 21))
+    assert [row["instance"] for row in read(tmp_path / "job", "communicators")] == [7]
+    for table in ("recordings", "rails", "stalls"):
+        assert len(read(tmp_path / "job", table)) == 1
 
 
 def test_who_is_who_goes_on_in_another_file_when_there_are_very_many(
@@ -298,6 +324,44 @@ def test_recordings_that_ended_go_first_and_those_of_others_stay(tmp_path: Path)
     assert calls(writer) > 0
     kept = {row["recording"] for table in ("recordings", "communicators") for row in read(tmp_path, table)}
     assert kept == {one.writer.recording for one in (busy, other_node, writer)}
+
+
+def test_parts_that_a_stopped_merge_left_go_with_the_whole_and_do_not_come_back(tmp_path: Path) -> None:
+    old = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    for number in range(16):
+        old.add(piece(number), NO_LOSSES, {})
+    parts = node_parts(tmp_path, "calls", "gpu-01")
+    whole = parts[0].path.with_name(part_name(old.writer.recording, 1, 16))
+    write_together([part.path for part in parts], whole, "calls", durable=False)
+    for file in tmp_path.rglob("*.parquet"):
+        os.utime(file, (1_000_000, 1_000_000))
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    writer.add(piece(20), NO_LOSSES, {})
+    SizeBound(1).keep(writer, 0)
+    assert sequences(tmp_path) == list(range(201, 211))
+    assert not list(tmp_path.rglob(f"{old.writer.recording:016x}-*"))
+
+
+def test_what_happened_at_one_time_goes_together_also_where_one_table_had_fewer_parts(tmp_path: Path) -> None:
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    merger = Merger(writer.writer)
+    for number in range(32):
+        one = piece(number)
+        if 3 <= number <= 9:
+            done = records("completions", 10, instance=7, duration_ns=1000)
+            done["time_ns"] = one.calls["time_ns"] + 5000
+            one = replace(one, arrays={**one.arrays, "completions": done})
+        files = writer.add(one, NO_LOSSES, {})
+        for _, file in files:
+            os.utime(file, ns=(number, number))
+        merger.add(files)
+    assert len(read(tmp_path, "operations")) == 70
+    SizeBound(bytes_of(tmp_path) - 1).keep(writer, 0)
+    assert sequences(tmp_path) == list(range(161, 321))
+    assert read(tmp_path, "operations") == []
+    (row,) = read(tmp_path, "recordings")
+    assert (row["calls_removed"], row["operations_removed"]) == (160, 70)
+    assert row["began_ns"] == BEGAN_NS + REALTIME_NS + 15 * SECOND_NS + 9001
 
 
 def test_the_last_part_stays_even_where_it_is_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -468,6 +532,105 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
         match=r"the last 10 calls could not be written \(.*No space left on device.*\); what was written before can be",
     ):
         stream.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (pa.ArrowInvalid("no such text"), "cannot be written: no such text; the recording ends"),
+        (RuntimeError("what nobody thought of"), "the recording ends"),
+    ],
+)
+def test_a_stream_that_can_write_no_more_says_so_and_ends_the_recording(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: Exception,
+    said: str,
+) -> None:
+    stopped = threading.Event()
+    stream = DatasetStream(RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW), None, stopped.set)
+    stream.take(given_piece(0))
+    while not stream.ready:
+        time.sleep(0.01)
+    monkeypatch.setattr(RecordingWriter, "add", lambda *_: (_ for _ in ()).throw(trouble))
+    stream.take(given_piece(1))
+    assert stopped.wait(60)
+    assert (stream.failed, stream.ready) == (True, False)
+    assert f"{tmp_path}: {said}" in caplog.messages
+    with pytest.raises(DatasetError, match=rf"the last 10 calls could not be written \(.*{trouble}"):
+        stream.close()
+    assert sequences(tmp_path) == list(range(1, 11))
+
+
+def test_a_damaged_part_of_an_older_recording_stays_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    ((_, damaged),) = old.add(piece(0, 5000), NO_LOSSES, {})
+    damaged.write_bytes(b"PAR1" + bytes(3000))
+    for file in tmp_path.rglob("*.parquet"):
+        os.utime(file, (1_000_000, 1_000_000))
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    stream = DatasetStream(writer, SizeBound(3000))
+    for number in range(1, 6):
+        stream.take(given_piece(number))
+    stream.close()
+    assert len([one for one in caplog.messages if f"{damaged}: cannot be read: " in one]) == 1
+    assert damaged.exists()
+    damaged.unlink()
+    # Of the younger ones only the last part stays: there is no room for more.
+    assert sequences(tmp_path) == list(range(51, 61))
+
+
+def test_names_that_are_no_utf_8_are_written_with_what_is_readable_of_them(tmp_path: Path) -> None:
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    one = piece(0)
+    (end,) = one.communicators
+    marks = (Mark(one.began_ns, "m\udcff"),)
+    named = replace(end, netns="x\udcff", job=(("job", "né\udcff"),))
+    rails = tuple(replace(rail, name="e\udcff") for rail in one.rails)
+    writer.add(replace(one, communicators=(named,), rails=rails, marks=marks), NO_LOSSES, {})
+    assert [(row["netns"], row["job"]) for row in read(tmp_path, "communicators")] == [("x?", "né?")]
+    assert [row["device"] for row in read(tmp_path, "rails")] == ["e?"]
+    assert [row["text"] for row in read(tmp_path, "marks")] == ["m?"]
+
+
+@pytest.mark.parametrize(
+    ("row", "communicators", "pids", "said"),
+    [
+        (ROW, 0, (), ["no process used NCCL meanwhile"]),
+        (ROW, 0, (4711,), ["process 4711 did not use NCCL meanwhile: are these the pids of the job's ranks?"]),
+        (
+            ROW,
+            0,
+            (4711, 4712),
+            ["none of the processes 4711, 4712 used NCCL meanwhile: are these the pids of the job's ranks?"],
+        ),
+        (ROW, 2, (), ["nobody called NCCL meanwhile, though 2 ends of communicators were there"]),
+        (replace(ROW, calls_lost=1), 0, (), []),
+        (replace(ROW, calls_removed=1), 0, (), []),
+    ],
+)
+def test_a_recording_without_a_call_says_so(
+    row: RecordingRow, communicators: int, pids: tuple[int, ...], said: list[str]
+) -> None:
+    assert list(describe_silence(row, 0, communicators, pids)) == said
+    assert list(describe_silence(row, 1, communicators, pids)) == []
+
+
+def test_a_folder_that_has_recordings_is_added_to_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "railscope.recordings")
+    assert len(prepare(tmp_path / "new" / "job")) == 2
+    assert caplog.messages == []
+    for node in ("gpu/01", "gpu/01", "gpu-02"):
+        RecordingWriter(DatasetWriter(tmp_path / "new" / "job", node), ROW)
+        prepare(tmp_path / "new" / "job")
+    assert caplog.messages == [
+        f"{tmp_path}/new/job holds 1 recording of gpu/01: this one is added",
+        f"{tmp_path}/new/job holds 2 recordings of gpu/01: this one is added",
+        f"{tmp_path}/new/job holds 3 recordings of gpu-02, gpu/01: this one is added",
+    ]
 
 
 def test_losses_are_told_by_their_cause() -> None:
