@@ -209,6 +209,10 @@ class _Trace:
         if size_bytes is None or not 0 <= size_bytes < _LARGEST_BYTES:
             self._problems.skip(self._source.name, found.number, "a node whose comm_size cannot be")
             return
+        begin_ns = self._time_ns(found)
+        if begin_ns is None:
+            self._problems.skip(self._source.name, found.number, "a node without its time, where others have theirs")
+            return
         ranks = sorted(self._members[found.group])
         payload_bytes = size_bytes
         if op in _SHARED:
@@ -223,7 +227,6 @@ class _Trace:
         if found.group not in self._instances:
             self._instances[found.group] = self._target.new_instance(self._node)
         instance = self._instances[found.group]
-        begin_ns = self._time_ns(found)
         self._target.add(
             self._node,
             ImportedCall(
@@ -260,12 +263,13 @@ class _Trace:
             ),
         )
 
-    def _time_ns(self, found: ChakraNode) -> int:
+    def _time_ns(self, found: ChakraNode) -> int | None:
+        """When it began; None: it does not say, and the first one did."""
         if self._timed is None:
             self._timed = bool(found.start_us)
         self._count += 1
         if self._timed:
-            return (found.start_us or 0) * 1000
+            return found.start_us * 1000 if found.start_us else None
         return self._base_ns + self._count * _MADE_UP_STEP_NS
 
 

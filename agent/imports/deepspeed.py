@@ -31,7 +31,7 @@ from probes.nccl.abi import Op
 FORMAT: Final = "deepspeed"
 _MARK: Final = "comm op: "
 _LINE: Final = re.compile(
-    r"comm op: (?P<op>\w{1,60})(?: \| \[Caller Func: [^\]]*\])?(?: \| comm group: \w+)? \| "
+    r"comm op: (?P<op>\w{1,60})(?: \| \[Caller Func: [^\]]{0,300}\])?(?: \| comm group: \w{1,200})? \| "
     r"time \(ms\): (?P<time>\d{1,12}\.\d{1,6}) \| msg size: (?P<size>\d{1,12}(?:\.\d{1,6})?) ?(?P<unit>[KMGTPE]?B)"
     r"(?: \| algbw \((?:Gbps|GB)\): (?P<algbw>\d{1,12}\.\d\d) ?\| busbw \((?:Gbps|GB)\): (?P<busbw>\d{1,12}\.\d\d))?"
 )
@@ -84,8 +84,7 @@ class _Log:
             self._problems.note("times are made up, they only tell the order: the log has none")
         elif self._times.resolution_ns is not None:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
-            if self._times.zone_assumed:
-                self._problems.note("times in these logs name no zone: taken as UTC")
+            self._times.note_doubts(self._problems)
         for rank, instance in self._instances.items():
             end = ImportedEnd(
                 instance=instance,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import ImportedCall, ImportedEnd, Problems
+from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, Problems
 from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
 from agent.imports.kineto import NO_HOST, rank_of_name
 from agent.imports.sources import Source
@@ -186,6 +186,8 @@ def _said(node: Mapping[str, Any]) -> _Said:
     size = small_number(attributes.get("pg_size"))
     if size is None and len(behind) > 2:
         size = small_number(behind[-1])
+    if size is not None and size > MOST_RANKS:
+        raise UnknownName(f"a group of {size} ranks")
     splits = [
         whole_numbers(attributes.get(f"{side}_split_size")) or (parts[at] if at < len(parts) else ()) or ()
         for at, side in enumerate(("in", "out"))

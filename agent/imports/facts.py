@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 SHOWN_PROBLEMS: Final = 20
+MOST_RANKS: Final = 1_000_000
+"""Of a communicator: more cannot be, and analyses take memory for each of them."""
 FORMATS: Final = (
     "nccl-log",
     "kineto",

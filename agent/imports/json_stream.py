@@ -19,7 +19,7 @@ _READ_BYTES: Final = 1 << 20
 _LARGEST_ELEMENT: Final = 1 << 25
 """Letters of one element; those of whole objects, such as a header, count as one."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
-_NEXT_OBJECT: Final = re.compile(r"\}[ \t\r\n]*,?[ \t\r\n]*(?=\{)")
+_NEXT_OBJECT: Final = re.compile(r"\}[ \t\r\n]*(?:,[ \t\r\n]*)?(?=\{)")
 _NEAR_THE_END: Final = 16
 _WHOLE: Final = re.compile(r"-?[0-9]{1,19}")
 

@@ -19,14 +19,13 @@ Source: libkineto/src/output_json.cpp of Kineto, torch/csrc/profiler/util.cpp of
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
+from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
 from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
 from agent.imports.sources import Source
 from agent.imports.target import ImportTarget
@@ -157,6 +156,9 @@ class _Trace:
             self._skip(element.line, "an event without its time")
             return
         begin_ns += self._base_ns
+        if begin_ns < 0:
+            self._skip(element.line, "an event before 1970")
+            return
         try:
             if category != "kernel":
                 self._called(arguments, begin_ns, whole_number(event.get("tid")))
@@ -258,6 +260,8 @@ class _Trace:
 
     def _member(self, arguments: Mapping[str, Any]) -> _Member:
         size = small_number(arguments.get("Group size"))
+        if size is not None and size > MOST_RANKS:
+            raise UnknownName(f"a group of {size} ranks")
         name = text(arguments.get("Process Group Name")) or f"of-{size}-ranks"
         member = self._members.get(name)
         if member is None:
@@ -321,7 +325,8 @@ class _Trace:
                 return None
         if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
             return None
-        if not math.isfinite(microseconds) or abs(microseconds) > _MOST_MICROSECONDS:
+        # A number that is none compares with nothing, and a whole one of hundreds of digits is no float.
+        if not abs(microseconds) <= _MOST_MICROSECONDS:
             return None
         return round(microseconds * 1000)
 

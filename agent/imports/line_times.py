@@ -1,7 +1,7 @@
 """Times of the lines of a log: what stands in front of them, or, where nothing does, made up to keep the order.
 
-Whether a log has times is decided at its first call.  Times that only count seconds are told apart by one nanosecond
-a call, so that no two calls have the same and their order stays.
+Whether a log has times is decided at its first call.  Equal times, which those that only count seconds often are, are
+told apart by one nanosecond a call, so that the order of calls stays.  A time before the last one is taken as it is.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
+from agent.imports.facts import Problems
+
 _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
 )
 _MOST_NS: Final = 1 << 62
+_OUT_OF_ORDER_NS: Final = 2_000_000_000
+"""Several processes that write into one file may be so far apart."""
+_LATEST_TIMES: Final = 1 << 12
 _MADE_UP_STEP_NS: Final = 1_000
 """From one line to the next."""
 
@@ -27,6 +32,9 @@ class LineTimes:
         self._number = 0
         self._found_ns: int | None = None
         self._last_ns = 0
+        self._given: dict[int, int] = {}
+        """How many calls had a time, of the latest times."""
+        self._stepped_back = False
         self._text = ""
         self._made_up: bool | None = None
         self.resolution_ns: int | None = None
@@ -54,8 +62,23 @@ class LineTimes:
         if self._made_up is None:
             self._made_up = self._found_ns is None
         now_ns = self._base_ns + self._number * _MADE_UP_STEP_NS if self._made_up else self._found_ns or 0
-        self._last_ns = max(now_ns, self._last_ns + 1)
-        return self._last_ns
+        self._stepped_back |= self._last_ns - now_ns > _OUT_OF_ORDER_NS
+        self._last_ns = now_ns
+        if now_ns not in self._given and len(self._given) >= _LATEST_TIMES:
+            self._given.clear()
+        before = self._given.get(now_ns, 0)
+        self._given[now_ns] = before + 1
+        return now_ns + before
+
+    def note_doubts(self, problems: Problems) -> None:
+        """Say what should be known of times that were found."""
+        if self.zone_assumed:
+            problems.note("times in these logs name no zone: taken as UTC")
+        if self._stepped_back:
+            problems.note(
+                "times in these logs step back (summer time that ends, a clock that was set, or files put together): "
+                "they are taken as they are"
+            )
 
     def _time_ns(self, found: re.Match[str]) -> int | None:
         year, month, day, hour, minute, second, fraction, zone = found.groups()

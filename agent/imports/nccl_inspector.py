@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
+from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
 from agent.imports.sources import Source
 from agent.imports.target import ImportTarget
@@ -29,7 +29,6 @@ FORMAT: Final = "nccl-inspector"
 _KINDS: Final = ("coll", "p2p")
 _OPS: Final = {op.name.lower(): op for op in Op if op is not Op.Unknown}
 _MOST: Final = 1 << 62
-_MOST_RANKS: Final = 1 << 31
 
 
 def has_format(head: bytes) -> bool:
@@ -97,9 +96,11 @@ class _Reader:
             host=text(metadata.get("hostname")) or "unknown",
             pid=_required(metadata, "pid"),
             comm=_hexadecimal(header),
-            rank=_required(header, "rank", _MOST_RANKS),
-            nranks=_required(header, "n_ranks", _MOST_RANKS),
+            rank=_required(header, "rank", MOST_RANKS),
+            nranks=_required(header, "n_ranks", MOST_RANKS + 1),
         )
+        if key.rank >= key.nranks:
+            raise _NotKnown(f"rank {key.rank} of {key.nranks}")
         if key not in self._instances:
             name = text(header.get("comm_name"))
             self._instances[key] = self._target.new_instance(key.host), "" if name == "unknown" else name

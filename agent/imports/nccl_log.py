@@ -27,9 +27,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from agent.imports.facts import ImportedCall, ImportedConnection, Problems, printable
+from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
 from agent.imports.line_times import LineTimes
-from agent.imports.nccl_log_communicators import Communicators, Process
+from agent.imports.nccl_log_communicators import Communicators, Process, comm_id_of
 from agent.imports.sources import Source, numbered_lines
 from agent.imports.target import ImportTarget
 from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
@@ -41,12 +41,13 @@ _STUCK: Final = re.compile(r"^(?:0x[0-9a-f]*|COMPLETE|START)")
 _STUCK_BEFORE_A_NAME: Final = re.compile(r"0x[0-9a-f]*|COMPLETE|START|\d+")
 """How messages end; numbers, which names of hosts may begin with, only where what follows is a name already seen."""
 _CALL: Final = re.compile(
-    r"(?P<op>[A-Za-z]+): opCount [0-9a-fA-F]+ sendbuff \S+ recvbuff \S+(?: \w+ \S+){0,8}? count (?P<count>\d{1,19}) "
+    r"(?<![A-Za-z])(?P<op>[A-Za-z]{1,32}): opCount [0-9a-fA-F]+ sendbuff \S+ recvbuff \S+(?: \w+ \S+){0,8}? "
+    r"count (?P<count>\d{1,19}) "
     r"datatype (?P<type>\d{1,3}) op \d+ root (?P<root>-?\d{1,9}) comm (?P<comm>0x[0-9a-fA-F]{1,16})(?: \w+ \S+){0,8}? "
     r"\[nranks=(?P<nranks>\d{1,9})\] stream (?P<stream>0x[0-9a-fA-F]{1,16}|\(nil\)|0)"
     r"(?: task \d+ globalrank (?P<rank>\d{1,9}))?"
 )
-_CALL_BEGINS: Final = re.compile(r"[A-Za-z]+: opCount ")
+_CALL_BEGINS: Final = re.compile(r"[A-Za-z]{1,32}: opCount ")
 _EVENT: Final = re.compile(
     r"comm (?P<comm>0x[0-9a-fA-F]{1,16}) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9}) (?P<rest>.{0,300}?) ?- "
     r"(?P<what>Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE)"
@@ -55,7 +56,7 @@ _LINK: Final = re.compile(
     r"Channel (?P<channel>\d{1,4})/\d+ : (?P<source>\d{1,9})\[[^\]]{0,20}\] -> (?P<target>\d{1,9})\[[^\]]{0,20}\] "
     r"\[(?P<way>send|receive)\] via NET/(?P<network>[^/]{1,60})/(?P<device>\d{1,4})"
 )
-_PAIR: Final = re.compile(r"([A-Za-z]+) ((?:0x)?-?[0-9a-fA-F]+)")
+_PAIR: Final = re.compile(r"(?<![A-Za-z])([A-Za-z]{1,32}) ((?:0x)?-?[0-9a-fA-F]+)")
 _LAUNCHER: Final = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^()]{1,60})?\) |\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:)$")
 """A prefix that belongs to what follows on the same line: of ray, torchrun, mpirun."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -67,6 +68,7 @@ _DATA_TYPES: Final = {
 _WITH_PEER: Final = frozenset(
     {Op.Send, Op.Recv, Op.Broadcast, Op.Reduce, Op.Scatter, Op.Gather, Op.PutSignal, Op.Signal}
 )
+_OF_TWO: Final = frozenset(op.name for op in (Op.Send, Op.Recv, Op.PutSignal, Op.Signal, Op.WaitSignal))
 _OPS: Final = {op.name.lower(): (op.name, op in _WITH_PEER) for op in Op if op not in (Op.Unknown, Op.SendRecv)}
 """Name, and whether `root` says anything, by the name in small letters: RCCL writes AllToAll, NCCL AlltoAll."""
 _LONGEST_HEADER: Final = 512
@@ -160,8 +162,7 @@ class _Log:
             )
         elif self._times.resolution_ns is not None:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
-            if self._times.zone_assumed:
-                self._problems.note("times in these logs name no zone: taken as UTC")
+            self._times.note_doubts(self._problems)
 
     def _line(self, number: int, line: str) -> None:
         if "\x1b" in line:
@@ -224,15 +225,14 @@ class _Log:
         event = _EVENT.search(text)
         if event is not None:
             pairs = dict(_PAIR.findall(event["rest"]))
-            self._communicators.event(
-                writer.process,
-                writer.tid,
-                event["what"],
-                event["comm"],
-                int(event["rank"]),
-                int(event["nranks"]),
-                pairs,
-            )
+            if comm_id_of(pairs.get("commId", "0")) is None:
+                self._skip(number, f"a commId that cannot be: {pairs['commId']}")
+                return
+            rank, size = int(event["rank"]), int(event["nranks"])
+            if not rank < size <= MOST_RANKS:
+                self._skip(number, f"rank {rank} of {size}")
+                return
+            self._communicators.event(writer.process, writer.tid, event["what"], event["comm"], rank, size, pairs)
         elif (link := _LINK.match(text)) is not None:
             self._connected(writer, link)
         elif text.startswith(_VERSION):
@@ -287,7 +287,13 @@ class _Log:
         if payload_bytes > _LARGEST:
             self._skip(number, f"a count that cannot be: {count}")
             return
-        end = self._communicators.called(writer.process, address, int(nranks), None if rank is None else int(rank))
+        size = int(nranks)
+        if not 0 < size <= MOST_RANKS:
+            self._skip(number, f"a communicator of {size} ranks")
+            return
+        # What stands behind the stream may count ranks of the job.
+        own = int(rank) if rank is not None and int(rank) < size else None
+        end = self._communicators.called(writer.process, address, size, own)
         if end is None:
             self._skip(number, "more communicators than there can be")
             return
@@ -303,7 +309,8 @@ class _Log:
                 data_type=kind[0],
                 payload_bytes=payload_bytes,
                 peer=int(root) if op[1] else None,
-                sequence=end.next_sequence(),
+                # What not all ranks call would make the numbers of their other calls different.
+                sequence=None if op[0] in _OF_TWO else end.next_sequence(),
             ),
         )
 

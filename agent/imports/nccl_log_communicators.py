@@ -9,6 +9,7 @@ each with the same number of communicators of that size, and no rank twice.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from agent.imports.facts import ImportedConnection, ImportedEnd, Problems
 from agent.imports.target import ImportTarget
 
 _MOST_ENDS: Final = 1 << 18
+_COMM_ID: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{1,16}")
 _MOST_CONNECTIONS: Final = 1 << 20
 """Of a host."""
 _OVER: Final = frozenset({"Destroy COMPLETE", "Abort COMPLETE"})
@@ -56,7 +58,7 @@ class LoggedEnd:
         self._calls = 0
 
     def next_sequence(self) -> int | None:
-        """Number of this call; None where calls before it may be missing."""
+        """Number of this collective; None where calls before it may be missing."""
         if not self.initialised:
             return None
         self._calls += 1
@@ -133,8 +135,9 @@ class Communicators:
         end.rank = rank
         end.device = pairs.get("cudaDev", end.device)
         end.physical_device = pairs.get("nvmlDev", end.physical_device)
-        if "commId" in pairs and _number(pairs["commId"]):
-            end.comm_id = f"{_number(pairs['commId']):016x}"
+        comm_id = comm_id_of(pairs.get("commId", "0"))
+        if comm_id:
+            end.comm_id = f"{comm_id:016x}"
         if "parent" in pairs and end.parent is None:
             parent = self._current.get((process.host, process.pid, pairs["parent"]))
             if parent is not None and parent is not end:
@@ -184,8 +187,9 @@ class Communicators:
         return end
 
 
-def _number(text: str) -> int:
-    return int(text, 16)
+def comm_id_of(text: str) -> int | None:
+    """What follows `commId` in a line; None: NCCL prints nothing of that kind."""
+    return int(text, 16) if _COMM_ID.fullmatch(text) else None
 
 
 def _names(ends: list[LoggedEnd], problems: Problems) -> dict[tuple[int, str], str]:

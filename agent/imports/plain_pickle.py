@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _VALUES: Final = frozenset(
@@ -25,8 +25,11 @@ _CONSTANTS: Final[dict[str, Callable[[], Any]]] = {
     "EMPTY_TUPLE": tuple,
 }
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_KEYS: Final = (str, int, bytes)
 _IGNORED: Final = frozenset({"PROTO", "FRAME"})
 _MARK: Final = object()
+_DEEPEST: Final = 64
+"""Lists, tuples and dictionaries within each other: to look at deeper ones may take more stack than there is."""
 
 
 class PickleRefused(ValueError):
@@ -56,6 +59,9 @@ class _Machine:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._depths: dict[int, int] = {}
+        """How deep each container is, by its identity: all of them live as long as the machine."""
+        self._containers: list[Any] = []
 
     def pop(self) -> Any:
         value = self._stack.pop()
@@ -68,7 +74,7 @@ class _Machine:
         if name in _VALUES:
             self._stack.append(argument)
         elif name in _CONSTANTS:
-            self._stack.append(_CONSTANTS[name]())
+            self._stack.append(self._holding(_CONSTANTS[name](), ()))
         elif name == "MARK":
             self._stack.append(_MARK)
         elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
@@ -84,26 +90,56 @@ class _Machine:
         if name == "APPEND":
             value = self.pop()
             self._list().append(value)
+            self._holding(self._stack[-1], [value])
         elif name == "APPENDS":
             values = self._marked()
             self._list().extend(values)
+            self._holding(self._stack[-1], values)
         elif name == "SETITEM":
             values = [self.pop(), self.pop()]
-            self._dictionary()[values[1]] = values[0]
+            self._dictionary().update(self._entries(values[::-1]))
+            self._holding(self._stack[-1], values)
         elif name == "SETITEMS":
             values = self._marked()
-            self._dictionary().update(zip(values[::2], values[1::2], strict=True))
+            self._dictionary().update(self._entries(values))
+            self._holding(self._stack[-1], values)
         elif name in _TUPLES:
-            self._stack.append(tuple(reversed([self.pop() for _ in range(_TUPLES[name])])))
+            values = [self.pop() for _ in range(_TUPLES[name])]
+            self._stack.append(self._holding(tuple(reversed(values)), values))
         elif name == "TUPLE":
-            self._stack.append(tuple(self._marked()))
+            values = self._marked()
+            self._stack.append(self._holding(tuple(values), values))
         elif name == "LIST":
-            self._stack.append(self._marked())
+            values = self._marked()
+            self._stack.append(self._holding(values, values))
         elif name == "DICT":
             values = self._marked()
-            self._stack.append(dict(zip(values[::2], values[1::2], strict=True)))
+            self._stack.append(self._holding(self._entries(values), values))
         else:
             raise PickleRefused(f"the pickle is more than plain data ({name}): it is not read")
+
+    def _holding(self, container: Any, values: Iterable[Any]) -> Any:
+        """What holds these values, unless it is too deep by that.
+
+        Something that grows after another one took it in leaves the other's depth as it was.  Nothing here goes down
+        into values, so what is deep in spite of that does no harm: who reads them looks at a few levels by name.
+        """
+        if not isinstance(container, list | tuple | dict):
+            return container
+        if id(container) not in self._depths:
+            self._containers.append(container)
+        deepest = 1 + max((self._depths.get(id(value), 0) for value in values), default=0)
+        self._depths[id(container)] = max(deepest, self._depths.get(id(container), 0))
+        if deepest > _DEEPEST:
+            raise PickleRefused(f"the pickle is nested deeper than {_DEEPEST} levels: it is not read")
+        return container
+
+    def _entries(self, values: list[Any]) -> dict[Any, Any]:
+        """Keys and values in turn as a dictionary; hashing a tuple as a key would go down into it."""
+        keys = values[::2]
+        if not all(isinstance(key, _KEYS) for key in keys):
+            raise PickleRefused("the pickle has a key that is no text and no number: it is not read")
+        return dict(zip(keys, values[1::2], strict=True))
 
     def _marked(self) -> list[Any]:
         values = []

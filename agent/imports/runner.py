@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +52,10 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
         OSError: the dataset cannot be written.
     """
     problems = Problems()
+    paths = list(dict.fromkeys(paths))
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
+        content = _content_of(paths)
         nodes: list[ImportedNode] = []
         recordings, times_known = 0, True
         for name, own in by_format.items():
@@ -59,7 +63,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 recordings = railscope_recording.import_files(own, folder, problems)
                 continue
             before = problems.count
-            target = ImportTarget(folder, name)
+            target = ImportTarget(folder, name, content)
             try:
                 _import(name, own, target, problems, node)
                 if not target.empty:
@@ -68,6 +72,8 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
             except BaseException:
                 target.discard()
                 raise
+            if target.replaced:
+                problems.note("the same files were in the dataset already: what was there of them is replaced")
     if not nodes and not recordings:
         reason = f" ({problems.first[0]})" if problems.first else ""
         raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
@@ -81,8 +87,23 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     )
 
 
+def _content_of(paths: Sequence[Path]) -> bytes:
+    """Stands for what is in the files, in any order, and for their names, which may say whose they are."""
+    whole = hashlib.blake2b(digest_size=16)
+    for name, digest in sorted((os.fsencode(path.name), _digest(path)) for path in paths):
+        whole.update(hashlib.blake2b(name, digest_size=16).digest() + digest)
+    return whole.digest()
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
+
+
 def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: Problems) -> dict[str, list[Source]]:
     by_format: defaultdict[str, list[Source]] = defaultdict(list)
+    if not sources and problems.first:
+        raise ImportFailure(str(problems.first[0]))
     for source in sources:
         name = chosen or format_of(source)
         if name is not None:

@@ -25,6 +25,8 @@ LONGEST_LINE_BYTES: Final = 1 << 18
 _GZIP: Final = b"\x1f\x8b"
 _HEAD_BYTES: Final = 512
 _LONGEST_READ_BYTES: Final = 1 << 22
+_MOST_KEPT_BYTES: Final = 1 << 27
+_KEPT_READ_BYTES: Final = 1 << 20
 _MOST_MEMBERS: Final = 10_000
 _MOST_SECONDS: Final = 1 << 32
 _FREE_BYTES: Final = 1 << 30
@@ -170,6 +172,7 @@ class Sources:
         content = self._open.enter_context(_opened_to_seek(path))
         reads = cast(IO[bytes], _ShortReads(content))
         found = 0
+        latest = _Latest() if _is_gzip(path) else None
         try:
             archive = self._open.enter_context(tarfile.TarFile(fileobj=reads, mode="r", errorlevel=0))
             for member in archive:
@@ -177,16 +180,47 @@ class Sources:
                 if found > _MOST_MEMBERS:
                     self._problems.skip(name, 0, f"more than {_MOST_MEMBERS} files are in it: the rest is left out")
                     return
+                if member.size < 0:
+                    raise tarfile.ReadError(f"a file of {member.size} bytes")
                 if member.isreg():
-                    yield _member(archive, member, name, most_bytes)
+                    yield _member(archive, member, name, most_bytes, latest)
                 elif not member.isdir():
                     self._problems.skip(name, 0, f"{member.name} is a link or a device: it is left out")
         except _DAMAGED as error:
             self._problems.skip(name, 0, f"the archive is damaged, the rest is left out: {error}")
 
 
-def _member(archive: tarfile.TarFile, member: tarfile.TarInfo, archive_name: str, most_bytes: int) -> Source:
+class _Latest:
+    """The member that was opened last, in memory: importers read one more than once, and gzip only goes forward."""
+
+    def __init__(self) -> None:
+        self._offset: int | None = None
+        self._content = b""
+
+    def opened(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BytesIO | None:
+        """Its bytes; None: they are too many, or damaged."""
+        if member.size > _MOST_KEPT_BYTES:
+            return None
+        if self._offset != member.offset:
+            self._offset, self._content = None, b""
+            inside = archive.extractfile(member)
+            assert inside is not None, "only regular files get here"
+            try:
+                with inside:
+                    self._content = b"".join(iter(lambda: inside.read(_KEPT_READ_BYTES), b""))
+            except (*_DAMAGED, OSError):
+                return None
+            self._offset = member.offset
+        return io.BytesIO(self._content)
+
+
+def _member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, archive_name: str, most_bytes: int, latest: _Latest | None
+) -> Source:
     def opener() -> SourceStream:
+        kept = latest.opened(archive, member) if latest is not None else None
+        if kept is not None:
+            return _bounded(kept, kept.getvalue()[:2] == _GZIP, most_bytes)
         inside = archive.extractfile(member)
         assert inside is not None, "only regular files get here"
         stream = cast(BinaryIO, inside)

@@ -6,6 +6,7 @@ Rows go to disk in batches, so what is in memory does not grow with what is impo
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,22 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from agent.dataset.files import encodable, node_folder
 from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
 from agent.dataset.writer import DatasetWriter
-from agent.imports.facts import ImportedCall, ImportedConnection, ImportedEnd, ImportedKernel, ImportedOperation
+from agent.imports.facts import (
+    ImportedCall,
+    ImportedConnection,
+    ImportedEnd,
+    ImportedKernel,
+    ImportedOperation,
+    printable,
+)
 
 _BATCH_ROWS: Final = 1 << 16
+_MOST_ROWS: Final = 1 << 20
+"""In memory, of all nodes: some hundred bytes each."""
+_LONGEST_NAME: Final = 1 << 12
 _HOUR_NS: Final = 3_600_000_000_000
 _TABLE_OF: Final[dict[type, tuple[str, str]]] = {
     ImportedCall: ("calls", "time_ns"),
@@ -59,16 +71,24 @@ class ImportedNode:
 class ImportTarget:
     """Takes what one importer finds in files of one format."""
 
-    def __init__(self, folder: Path, source: str) -> None:
-        """`source` is the name of the format, for `recordings.source`."""
+    def __init__(self, folder: Path, source: str, content: bytes) -> None:
+        """`source` is the name of the format, for `recordings.source`; `content` stands for what is in the files.
+
+        Numbers of recordings follow from both and the node: what is imported again takes its own place.
+        """
         self._folder = folder
         self._source = source
+        self._content = content
         self._nodes: dict[str, _Node] = {}
         self._written: list[Path] = []
+        self._held = 0
+        """Rows in memory."""
         self.times_known = True
         """False: the data had no times, and `…_ns` are made up to keep the order."""
         self.clock_error_ns: int | None = None
         """What is known of the accuracy of times."""
+        self.replaced = False
+        """The same was in the dataset before, and gave way."""
 
     def new_instance(self, node: str) -> int:
         """A number for one rank's end of one communicator on a node."""
@@ -82,8 +102,11 @@ class ImportTarget:
         kind = type(row)
         rows = one.rows[kind]
         rows.append(row)
+        self._held += 1
         if len(rows) >= _BATCH_ROWS:
             self._flush(one, kind)
+        elif self._held >= _MOST_ROWS:
+            self._flush_the_most()
 
     def add_ends(self, node: str, ends: Iterable[ImportedEnd]) -> None:
         """Add ends of communicators, once all is known of them."""
@@ -143,14 +166,34 @@ class ImportTarget:
                 file.unlink()
 
     def _node(self, name: str) -> _Node:
+        name = _fit(name)
         if name not in self._nodes:
-            self._nodes[name] = _Node(DatasetWriter(self._folder, name))
+            writer = DatasetWriter(self._folder, name)
+            writer.recording = _number(self._content, self._source, name)
+            self._make_room(writer)
+            self._nodes[name] = _Node(writer)
         return self._nodes[name]
+
+    def _make_room(self, writer: DatasetWriter) -> None:
+        """Take away what an import of the same has left, whole or not; its row in `recordings` goes first."""
+        for table in ("recordings", *TABLES):
+            for file in node_folder(self._folder, table, writer.node).glob(f"*/{writer.recording:016x}-*.parquet"):
+                file.unlink(missing_ok=True)
+                self.replaced |= table == "recordings"
+
+    def _flush_the_most(self) -> None:
+        """Write the nodes with the most rows: as few files as it takes to have half of the room again."""
+        waiting = [(len(rows), name, kind) for name, one in self._nodes.items() for kind, rows in one.rows.items()]
+        for _, name, kind in sorted(waiting, key=lambda each: -each[0]):
+            if self._held <= _MOST_ROWS // 2:
+                return
+            self._flush(self._nodes[name], kind)
 
     def _flush(self, one: _Node, kind: type) -> None:
         rows = one.rows.pop(kind, [])
         if not rows:
             return
+        self._held -= len(rows)
         one.counts[kind] += len(rows)
         table, time_column = _TABLE_OF[kind]
         columns: dict[str, Sequence[Any]] = dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
@@ -174,13 +217,30 @@ def _extremes(values: Sequence[int]) -> tuple[int, int]:
 def _table(name: str, columns: dict[str, Sequence[Any]], writer: DatasetWriter, count: int) -> pa.Table:
     schema = TABLES[name]
     known = {**columns, "recording": [writer.recording] * count, "node": [writer.node] * count}
-    return pa.table(
-        [pa.array(known.get(field.name, [None] * count), type=field.type) for field in schema], schema=schema
-    )
+    return pa.table([_column(known.get(field.name, [None] * count), field.type) for field in schema], schema=schema)
+
+
+def _number(content: bytes, source: str, node: str) -> int:
+    """A number that another recording has with a chance of one in 2^62."""
+    text = f"{content.hex()}\n{source}\n{node}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2
+
+
+def _fit(name: str) -> str:
+    """A name of others, fit for files and terminals; it stays itself where it is one."""
+    return printable(name, _LONGEST_NAME)
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, type=kind)
+    except UnicodeEncodeError:
+        return pa.array([encodable(one) if isinstance(one, str) else one for one in values], type=kind)
 
 
 def _end_row(end: ImportedEnd, local_ranks: int | None, node_rank: int | None) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(end, name) for name in end.__slots__}
+    said = {name: getattr(end, name) for name in end.__slots__}
+    row = {name: _fit(value) if isinstance(value, str) else value for name, value in said.items()}
     return {**row, "local_ranks": local_ranks, "node_rank": node_rank}
 
 

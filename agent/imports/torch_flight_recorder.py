@@ -17,7 +17,6 @@ Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and ProcessGroupNCC
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -48,7 +47,7 @@ _LARGEST_PICKLE_BYTES: Final = 1 << 29
 _MOST_DIMENSIONS: Final = 64
 _MOST_TENSORS: Final = 1 << 16
 _MOST_NS: Final = 1 << 62
-_PEERS: Final = re.compile(r"\S+ (\d{1,7})(?:->|<-)(\d{1,7})")
+_PEERS: Final = re.compile(r"\S (\d{1,7})(?:->|<-)(\d{1,7})")
 _LAST_NUMBER: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
 
 
@@ -284,7 +283,7 @@ def _times(entry: Mapping[str, Any]) -> tuple[int, int] | None:
     if not end_ns or not 0 < end_ns < _MOST_NS:
         return None
     length_ms = entry.get("duration_ms")
-    if isinstance(length_ms, int | float) and math.isfinite(length_ms) and 0 <= length_ms < 1e12:
+    if isinstance(length_ms, int | float) and 0 <= length_ms < 1e12:
         return end_ns - round(length_ms * 1e6), end_ns
     begin_ns = whole_number(entry.get("time_discovered_started_ns"))
     return (begin_ns, end_ns) if begin_ns and 0 < begin_ns < end_ns else None

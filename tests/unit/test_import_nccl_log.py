@@ -204,6 +204,67 @@ def test_lines_that_only_look_like_calls_are_counted_with_their_number(tmp_path:
     ]
 
 
+def test_a_comm_id_that_is_no_number_costs_its_line_alone(tmp_path: Path) -> None:
+    lines = [init("a:1:1 [0]", "0x10", 0, named="commId 0x-5"), call()]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    assert len(result.calls()) == 1
+    assert result.skipped == [(1, "a commId that cannot be: 0x-5")]
+
+
+def test_letters_without_an_end_are_no_operation(tmp_path: Path) -> None:
+    lines = [call(), "a" * 200_000 + " opCount", call(f"{'a' * 33}")]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    assert len(result.calls()) == 1
+    assert result.skipped[0] == (2, "a call without its process")
+
+
+def test_ranks_that_cannot_be_cost_their_lines(tmp_path: Path) -> None:
+    lines = [
+        call(),
+        call(nranks=999_999_999),
+        call(nranks=0),
+        init("a:1:1 [0]", "0x10", 7, 4),
+        init("a:1:1 [0]", "0x10", 7, 9_999_999),
+    ]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    assert [row["nranks"] for row in result.rows("communicators")] == [2]
+    assert result.skipped == [
+        (2, "a communicator of 999999999 ranks"),
+        (3, "a communicator of 0 ranks"),
+        (4, "rank 7 of 4"),
+        (5, "rank 7 of 9999999"),
+    ]
+
+
+def test_collectives_have_the_same_numbers_on_ranks_that_send_and_on_others(tmp_path: Path) -> None:
+    processes = [f"a:{pid}:1 [0]" for pid in range(2)]
+    lines = [init(process, "0x10", rank) for rank, process in enumerate(processes)]
+    lines += [call(process=processes[0]), call("Send", process=processes[0]), call(process=processes[0])]
+    lines += [call(process=processes[1])] * 2
+    calls = imported(tmp_path, written(tmp_path, "log", "\n".join(lines))).rows("calls", "time_ns")
+    assert [(row["op"], row["sequence"]) for row in calls] == [
+        ("AllReduce", 1), ("Send", None), ("AllReduce", 2), ("AllReduce", 1), ("AllReduce", 2)
+    ]  # fmt: skip
+
+
+def test_a_clock_that_steps_back_is_followed_and_said(tmp_path: Path) -> None:
+    times = ["02:59:58", "02:59:59", "02:00:00", "02:00:00", "02:00:01"]
+    lines = [f"[2026-10-25 {time}] {call()}" for time in times]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    first, *rest = [row["time_ns"] for row in result.rows("calls", "time_ns")]
+    assert [time - first for time in rest] == [1, 1_000_000_000, 3_598_000_000_000, 3_599_000_000_000]
+    assert len([note for note in result.imported.problems.notes if "step back" in note]) == 1
+
+
+def test_writers_that_are_a_little_apart_are_no_clock_that_steps_back(tmp_path: Path) -> None:
+    lines = [f"[2026-10-25 02:00:0{second}] {call()}" for second in (1, 2, 1, 2)]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    times = [row["time_ns"] for row in result.rows("calls", "time_ns")]
+    assert len(set(times)) == 4
+    assert times[-1] - times[0] == 1_000_000_001
+    assert not any("step back" in note for note in result.imported.problems.notes)
+
+
 def test_only_the_first_of_many_problems_are_shown_and_all_are_counted(tmp_path: Path) -> None:
     lines = [call(), *[call("MakeCoffee")] * 50]
     result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))

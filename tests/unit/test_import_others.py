@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.imports import target
 from agent.imports.deepspeed import ranks_of_bandwidths
 from agent.imports.facts import ImportFailure
 from agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
@@ -162,6 +163,100 @@ def test_a_damaged_recording_is_one_line_to_the_user(tmp_path: Path) -> None:
         imported(tmp_path, written(tmp_path, "railscope-1.npz", b"PK\x03\x04" + b"\0" * 100))
 
 
+def inspectors(host: str) -> str:
+    """A line of the Inspector from this host."""
+    return json.dumps(
+        {
+            "header": {"id": "0x7f", "rank": 0, "n_ranks": 2},
+            "metadata": {"dump_timestamp_us": 1_700_000_000_000_000, "hostname": host, "pid": 41},
+            "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 4096, "coll_exec_time_us": 120},
+        }
+    )
+
+
+@pytest.mark.parametrize("host", ["..", ".", ".hidden", "a" * 300, "a/../../b", "\ud800", "h\x1b[31mX"])
+def test_a_host_of_any_name_has_its_rows_within_the_dataset(tmp_path: Path, host: str) -> None:
+    result = imported(tmp_path, written(tmp_path, "log", f"{inspectors(host)}\n{inspectors('a')}\n"))
+    assert len(result.calls()) == 2
+    assert result.imported.nodes == tuple(sorted(result.imported.nodes, key=lambda one: one.node))
+    assert all(one.node.isprintable() for one in result.imported.nodes)
+    places = {file.relative_to(result.imported.folder).parts[1] for file in tmp_path.rglob("*.parquet")}
+    assert len(places) == 2
+    assert not any(place.startswith(".") for place in places)
+
+
+def test_long_names_that_begin_alike_are_two_hosts(tmp_path: Path) -> None:
+    lines = "\n".join(inspectors("a" * 300 + end) for end in "bc")
+    result = imported(tmp_path, written(tmp_path, "log", lines))
+    assert len({file.parts[-3] for file in (tmp_path / "dataset" / "calls").rglob("*.parquet")}) == 2
+    assert [one.calls for one in result.imported.nodes] == [1, 1]
+
+
+def test_the_same_files_imported_again_take_their_own_place(tmp_path: Path) -> None:
+    first, second = (written(tmp_path, name, inspectors(name)) for name in ("a", "b"))
+    once = imported(tmp_path, first, second)
+    assert not any("already" in note for note in once.imported.problems.notes)
+    rows = once.rows("calls", "node")
+    again = imported(tmp_path, second, first, first)
+    assert again.rows("calls", "node") == rows
+    assert len(again.rows("recordings")) == 2
+    assert sum("already" in note for note in again.imported.problems.notes) == 1
+    assert again.imported.nodes == once.imported.nodes
+
+
+def test_other_files_of_the_same_host_stand_beside_the_first(tmp_path: Path) -> None:
+    imported(tmp_path, written(tmp_path, "log", inspectors("a")))
+    # Equal content of another rank, which the file's name tells, is not the same.
+    both = imported(tmp_path, written(tmp_path, "log.1", inspectors("a")))
+    assert [row["node"] for row in both.rows("recordings")] == ["a", "a"]
+    assert len(both.calls()) == 2
+
+
+def test_what_a_killed_import_has_left_does_not_count_twice(tmp_path: Path) -> None:
+    log = written(tmp_path, "log", inspectors("a"))
+    [row] = imported(tmp_path, log).rows("calls")
+    for file in (tmp_path / "dataset" / "recordings").rglob("*.parquet"):
+        file.unlink()
+    [calls] = (tmp_path / "dataset" / "calls").rglob("*.parquet")
+    elsewhere = calls.parent.with_name("2020-01-01T00")
+    elsewhere.mkdir()
+    calls.rename(elsewhere / calls.name)
+    assert imported(tmp_path, log).rows("calls") == [row]
+
+
+def test_rows_of_many_hosts_are_written_before_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "_MOST_ROWS", 8)
+    hosts = ["a", "b", "a", "c", "a", "a", "b", "c", "a"]
+    held = []
+    flush = target.ImportTarget._flush_the_most
+
+    def watched(self: target.ImportTarget) -> None:
+        flush(self)
+        held.append(self._held)
+
+    monkeypatch.setattr(target.ImportTarget, "_flush_the_most", watched)
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(map(inspectors, hosts))))
+    assert held
+    assert max(held) <= 4
+    assert {one.node: (one.calls, one.operations) for one in result.imported.nodes} == {
+        host: (hosts.count(host), hosts.count(host)) for host in "abc"
+    }
+    assert len(result.calls()) == len(hosts)
+
+
+def test_a_node_of_chakras_without_the_time_that_others_have_is_left_out(tmp_path: Path) -> None:
+    attributes = [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val": "4096"}]
+    nodes = [
+        {"id": "1", "name": "n", "type": "COMM_COLL_NODE", "durationMicros": "8", "attr": attributes, **when}
+        for when in ({"startTimeMicros": "1790000000000000"}, {}, {"startTimeMicros": "1790000000000900"})
+    ]
+    result = imported(tmp_path, written(tmp_path, "gpt.0.json", "\n".join(map(json.dumps, nodes))))
+    assert [row["time_ns"] for row in result.rows("calls", "time_ns")] == [179 * 10**16, 179 * 10**16 + 900_000]
+    assert result.skipped == [(2, "a node without its time, where others have theirs")]
+
+
 ODD: tuple[Any, ...] = (
     None,
     True,
@@ -170,10 +265,12 @@ ODD: tuple[Any, ...] = (
     1 << 40,
     1 << 63,
     1 << 80,
+    10**400,
     1.5,
     1e300,
     "",
     "x",
+    "\ud800",
     "-7",
     [],
     [[]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import tarfile
 import tempfile
 from pathlib import Path
@@ -100,6 +101,49 @@ def test_an_archive_whose_header_claims_to_be_huge_is_not_read_into_memory(tmp_p
     assert [one.reason for one in problems.first] == [
         "the archive is damaged, the rest is left out: a header of 1073741824 bytes"
     ]
+
+
+def test_an_archive_with_a_file_of_less_than_nothing_ends_there(tmp_path: Path) -> None:
+    content = bytearray(512 * 4)
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("rank0.json"))
+    content[:512] = whole.getvalue()[:512]
+    content[124:136] = b"\xff" * 4 + (-1024).to_bytes(8, "big", signed=True)
+    content[148:156] = b"%06o\0 " % (sum(content[:148]) + 8 * 32 + sum(content[156:512]))
+    problems = Problems()
+    assert read(written(tmp_path, "negative.tar", bytes(content)), problems) == {}
+    assert "damaged" in problems.first[0].reason
+
+
+class Counted(io.FileIO):
+    """A file that counts what is read of it."""
+
+    bytes_read = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(-1 if size is None else size) or b""
+        self.bytes_read += len(content)
+        return content
+
+
+def test_a_compressed_archive_is_not_unpacked_again_for_each_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ranks.tar.gz"
+    dice = random.Random(1)
+    with tarfile.open(path, "w:gz") as archive:
+        for rank in range(20):
+            event = {"ph": "X", "cat": "kernel", "name": "k", "ts": rank, "dur": 1}
+            content = json.dumps({"noise": dice.randbytes(50_000).hex(), "traceEvents": [event]})
+            member = tarfile.TarInfo(f"rank{rank}.json")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content.encode()))
+    with Counted(path) as file:
+        monkeypatch.setattr(sources, "_opened_to_seek", lambda _path: gzip.GzipFile(fileobj=file, mode="rb"))
+        assert [one.kernels for one in imported(tmp_path, path).imported.nodes] == [20]
+        # Once to find the members, once to tell their format, and once to import them.
+        assert file.bytes_read < 4 * path.stat().st_size
 
 
 def test_damage_in_a_compressed_file_costs_only_what_follows(tmp_path: Path) -> None:

@@ -248,6 +248,21 @@ def test_no_bytes_make_the_reader_of_pickles_fail_otherwise(content: bytes) -> N
             read_plain_pickle(tried)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"\x80\x02}" + b")" + b"\x85" * 400_000 + b"K\x01s.", id="deep tuple as a key"),
+        pytest.param(b"\x80\x02})K\x01s.", id="tuple as a key"),
+        pytest.param(b"\x80\x02(" + b")" + b"\x85" * 400_000 + b"K\x01d.", id="deep tuple as a first key"),
+        pytest.param(b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", id="deep list"),
+        pytest.param(b"\x80\x02" + b"}U\x01a" * 1000 + b"K\x01" + b"s" * 1000 + b".", id="deep dictionary"),
+    ],
+)
+def test_a_pickle_that_is_nested_too_deep_or_has_odd_keys_is_refused(content: bytes) -> None:
+    with pytest.raises(PickleRefused, match="not read"):
+        read_plain_pickle(content)
+
+
 def test_a_pickle_that_claims_to_be_huge_costs_nothing() -> None:
     for content in (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7fx.", b"\x80\x02]r\xff\xff\xff\x7f."):
         with contextlib.suppress(PickleRefused):
@@ -273,6 +288,27 @@ def test_no_entries_make_the_flight_recorders_importer_fail(entries: list[Any]) 
         file = written(Path(folder), "odd_rank_1", pickle.dumps({"entries": entries}, protocol=2))
         result = imported(Path(folder), SAMPLES / "nccl_trace_rank_0", file)
         assert len(result.calls()) >= 5
+
+
+def test_names_without_an_end_and_numbers_of_many_digits_cost_their_entry_alone(tmp_path: Path) -> None:
+    entry = {
+        "process_group": ["0", ""], "profiling_name": "nccl:send " + "a" * 300_000, "time_created_ns": BASE_NS,
+        "input_sizes": [[3, 4]], "input_dtypes": ["Float"], "output_sizes": [[3, 4]],
+        "time_discovered_completed_ns": BASE_NS, "duration_ms": 10**400,
+    }  # fmt: skip
+    dump = {"pg_config": {}, "entries": [entry, {**entry, "profiling_name": "nccl:send 0->1"}]}
+    result = imported(tmp_path, written(tmp_path, "nccl_trace_rank_0.json", json.dumps(dump)))
+    assert sorted(row["peer"] or 0 for row in result.rows("calls")) == [0, 1]
+    assert result.rows("operations") == []
+
+
+def test_an_event_whose_time_cannot_be_is_left_out(tmp_path: Path) -> None:
+    odd = [{**host_side(), "ts": time} for time in (10**400, -5, "nan", float("inf"))]
+    result = imported(tmp_path, written(tmp_path, "rank0.json", trace(*odd, host_side())))
+    assert len(result.calls()) == 1
+    assert [reason for _, reason in result.skipped] == [
+        "an event without its time", "an event before 1970", *["an event without its time"] * 2
+    ]  # fmt: skip
 
 
 def test_execution_traces_of_both_kinds_give_their_calls_in_order(tmp_path: Path) -> None:
