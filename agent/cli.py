@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import errno
+import io
 import os
 import resource
 import signal
@@ -45,6 +47,9 @@ _M_ARENA_MAX: Final = -8
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
+_OF_NAMED_FILES: Final = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS})
+"""What is wrong with files that users name, wherever it shows."""
+
 _DOCTORS_OPTIONS: Final = frozenset(
     {"help", "config_file", "pids", "probe_attach", "probe_enqueue_time", "rails", "sysfs", "procfs", "log_format"}
 )
@@ -65,6 +70,10 @@ def version() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names come from hosts and files: what the terminal's encoding lacks is shown as its number.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         parsed, unknown = _parser().parse_known_args(arguments)
         if unknown:
@@ -79,6 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
+    except OSError as error:
+        if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
+            raise
+        print(f"railscope: {error.filename}: {error.strerror}", file=sys.stderr)
     except KeyboardInterrupt:
         return 130
     return COULD_NOT_RUN

@@ -133,6 +133,9 @@ def _chosen(
             f"--from {from_seconds:g}: nothing was recorded then: "
             f"the recordings hold {(ended_ns - began_ns) / 1e9:.1f} s in all"
         )
+    for host in within:
+        if (host.operations["begin_ns"] < 0).any() or (host.compute["begin_ns"] < 0).any():
+            raise RecordingError(f"{host.source}: operations began before 1970, which a trace cannot have")
     return within
 
 
@@ -160,7 +163,7 @@ def _save(path: Path, write: Callable[[IO[bytes]], TraceSummary]) -> TraceSummar
 
 def agreement(hosts: Sequence[HostTimeline]) -> str:
     """How far times of these hosts may be apart from each other, in words; empty: there is only one clock."""
-    clocks = {host.clock or (host.source, host.host): host for host in hosts}
+    clocks = {host.clock or number: host for number, host in enumerate(hosts)}
     if len(clocks) < 2:
         return f"{len(hosts)} recordings share one clock: their times compare exactly" if len(hosts) > 1 else ""
     unknown = _names(host.host for host in clocks.values() if host.error_ns is None)

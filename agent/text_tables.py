@@ -1,12 +1,29 @@
-"""Tables as text for people."""
+"""Tables as text for people, and text that a terminal shows as it stands.
+
+Names that were recorded or imported may hold anything, and a terminal obeys control characters: nothing that cannot be
+printed is handed on to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
+def printable(text: str) -> str:
+    """The text with a replacement character for each one that cannot be printed, line breaks among them."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text of several lines, whose line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
-    """Indented columns; each of `sides` is `<` or `>`, for one column."""
+    """Indented columns of printable cells; each of `sides` is `<` or `>`, for one column."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()

@@ -58,8 +58,18 @@ class DatasetTimelines:
 
     def window(self) -> tuple[int, int] | None:
         """First and last moment of what was recorded, time of day in ns; None: nothing was."""
-        windows = [_window(rows) for rows in self._recordings.values()]
+        windows = [self._window(rows) for rows in self._recordings.values()]
         return (min(began for began, _ in windows), max(ended for _, ended in windows)) if windows else None
+
+    def _window(self, rows: Sequence[_Row]) -> tuple[int, int]:
+        """Of one recording, which may have said more than once how far it had come."""
+        began = [row["began_ns"] for row in rows if row["began_ns"] is not None]
+        ended = [row["ended_ns"] for row in rows if row["ended_ns"] is not None]
+        if not began or not ended:
+            raise RecordingError(f"{self._source}: it does not say when it began and ended: a trace needs times")
+        if min(began) < 0:
+            raise RecordingError(f"{self._source}: it has times before 1970, which a trace cannot have")
+        return min(began), max(ended)
 
     def comms(self) -> set[str]:
         """Communicators that were recorded by name."""
@@ -74,7 +84,7 @@ class DatasetTimelines:
         """
         made = []
         for recording, rows in self._recordings.items():
-            began_ns, ended_ns = _window(rows)
+            began_ns, ended_ns = self._window(rows)
             if began_ns <= until_ns and ended_ns >= from_ns:
                 host = self._host(recording, rows, max(began_ns, from_ns), min(ended_ns, until_ns), comms)
                 made.append(cut(host, from_ns, until_ns, comms))
@@ -105,8 +115,8 @@ class DatasetTimelines:
             simulated=bool(row["simulated"]),
             clock="",
             error_ns=None if None in errors else max(errors),
-            began_ns=_window(rows)[0],
-            ended_ns=_window(rows)[1],
+            began_ns=self._window(rows)[0],
+            ended_ns=self._window(rows)[1],
             missing=tuple(_missing(rows)),
             communicators=tuple(known.values()),
             rails=tuple(map(_rail, {one["rail_id"]: one for one in rails}.values())),
@@ -171,11 +181,6 @@ def _by_recording(rows: Iterable[_Row]) -> dict[int, list[_Row]]:
     for row in rows:
         found[row["recording"]].append(row)
     return found
-
-
-def _window(rows: Sequence[_Row]) -> tuple[int, int]:
-    """Of one recording, which may have said more than once how far it had come."""
-    return min(row["began_ns"] for row in rows), max(row["ended_ns"] for row in rows)
 
 
 def _missing(rows: Sequence[_Row]) -> Iterable[str]:

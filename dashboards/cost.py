@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from agent.config_file import ConfigError
 from agent.snapshot import Snapshot
 from exporters.families import families
 
@@ -55,6 +56,8 @@ KEPT: Final = re.compile(
 """What deploy/prometheus/remote-write.yml and federation.yml keep for long, but for what the rules record."""
 KEPT_EVENTS: Final = ("railscope_rail_events_total", ("page", "warn"))
 """And of this metric, with these severities."""
+MOST_GPUS: Final = 1_000_000_000
+"""Beyond any fleet; figures stay ones that can be shown."""
 SECONDS_OF_A_DAY: Final = 86_400
 DAYS_OF_A_YEAR: Final = 365
 _SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?P<labels>.*)\})? [^ ]+( [0-9]+)?")
@@ -141,7 +144,13 @@ def node_of_exposition(text: str) -> Node:
 
 
 def cost_of(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
-    """The cost of a fleet of such nodes."""
+    """The cost of a fleet of such nodes.
+
+    Raises:
+        ConfigError: there is no such fleet.
+    """
+    if gpus > MOST_GPUS:
+        raise ConfigError(f"--gpus: a fleet has {MOST_GPUS:,} GPUs at most")
     nodes = math.ceil(gpus / gpus_per_node)
     series = nodes * (node.series + len(OF_A_SCRAPE) + node.recorded)
     kept = nodes * (node.kept + sum(bool(KEPT.fullmatch(one)) for one in OF_A_SCRAPE) + node.recorded)

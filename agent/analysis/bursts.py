@@ -11,7 +11,8 @@ What has no regular rhythm has no calendar, and the reason stands in its place.
 The forecast for two jobs takes their rhythms as they are: how much of the time both send at their present distance, how
 much if they had nothing to do with one another (the product of their duty cycles), and how long to hold the second
 one back so that they meet least.  Periods in a small whole ratio (1:1 … 4:4, within 2 %) keep such a distance for a
-while; all others drift through one another, and no shift helps.
+while; all others drift through one another, and no shift helps.  There is no forecast for a job of which only calls
+were recorded: when something was enqueued says nothing of how long it is sent.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from agent.dataset.reader import Dataset
 
 OF_OPERATIONS: Final = "times of operations"
 OF_CALLS: Final = "moments of calls"
+_NO_TIMES: Final = "what was imported has no times, only an order: import data with time stamps"
 _PHASES: Final = 240
 """Steps of a period that the forecast looks at."""
 _SMALL_RATIOS: Final = sorted(
@@ -53,7 +55,7 @@ class Calendar:
     """Which rail or job, in words."""
     period_seconds: float
     duty_cycle: float | None
-    """Part of the time in a burst; None: calls have no duration, and these never follow one another closely."""
+    """Part of the time in a burst; None: no operation of the job has times, and calls have no duration."""
     bursts_per_period: float
     burst_bytes: int
     """Median of bursts: port bytes of a rail, payload of one GPU of a job."""
@@ -106,8 +108,8 @@ class BurstCalendar:
 class _JobRhythm:
     calendar: Calendar
     servers: frozenset[str]
-    profile: NDArray[np.float64]
-    """By phase of the period: part of the periods that send then."""
+    profile: NDArray[np.float64] | None
+    """By phase of the period: part of the periods that send then; None: nobody knows how long it sends."""
     last_begin_ns: int
 
 
@@ -115,14 +117,16 @@ def find_bursts(dataset: Dataset) -> BurstCalendar:
     """The burst calendar of a dataset."""
     rails: list[Calendar] = []
     declined: list[Declined] = []
-    for calendar in _rails(dataset):
+    untimed = _untimed(dataset)
+    for calendar in _rails(dataset, untimed):
         if isinstance(calendar, Declined):
             declined.append(calendar)
         else:
             rails.append(calendar)
     rhythms = []
     for name, gpus in jobs_of(dataset, find_gpus(dataset)):
-        rhythm = _job(dataset, gpus, name)
+        made_up = any(recording in untimed for recording, _ in gpus.gpu_of)
+        rhythm = Declined(name, _NO_TIMES) if made_up else _job(dataset, gpus, name)
         if isinstance(rhythm, Declined):
             declined.append(rhythm)
         else:
@@ -130,7 +134,11 @@ def find_bursts(dataset: Dataset) -> BurstCalendar:
     return BurstCalendar(
         rails=tuple(rails),
         jobs=tuple(rhythm.calendar for rhythm in rhythms),
-        forecasts=tuple(_forecast(first, second) for first, second in combinations(rhythms, 2)),
+        forecasts=tuple(
+            _forecast(first, second, first.profile, second.profile)
+            for first, second in combinations(rhythms, 2)
+            if first.profile is not None and second.profile is not None
+        ),
         declined=tuple(declined),
     )
 
@@ -185,13 +193,22 @@ def _only(gpus: Gpus, own: frozenset[int]) -> Gpus:
     )
 
 
-def _rails(dataset: Dataset) -> list[Calendar | Declined]:
+def _untimed(dataset: Dataset) -> frozenset[int]:
+    """Recordings whose moments are made up, and only tell the order."""
+    recordings = dataset.rows(dataset["recordings"].select("recording", "times_known")).to_pylist()
+    return frozenset(row["recording"] for row in recordings if row["times_known"] is False)
+
+
+def _rails(dataset: Dataset, untimed: frozenset[int]) -> list[Calendar | Declined]:
     found: list[Calendar | Declined] = []
     samples = dataset["rail_samples"]
     rails = dataset.rows(dataset["rails"]).to_pylist()
     for row in sorted(rails, key=lambda row: (row["node"], row["netns"] or "", row["device"], row["recording"])):
         place = f"{row['node']}/{row['netns']}" if row["netns"] else row["node"]
         subject = f"{place} {row['device']}" + (f" (rail {row['rail']})" if row["rail"] else "")
+        if row["recording"] in untimed:
+            found.append(Declined(subject, _NO_TIMES))
+            continue
         own = samples.filter((samples.recording == row["recording"]) & (samples.rail_id == row["rail_id"]))
         counters = {name: own[name].fill_null(0) for name in ("transmit_bytes", "receive_bytes")}
         read = dataset.rows(own.select("time_ns", **counters))
@@ -232,7 +249,7 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     if not len(series):
         series = read_series(dataset, gpus, regularity.gpu, "operations")
     period_ns = regularity.period_seconds * 1e9
-    sending, of_operations = communicating(dataset, gpus, regularity.gpu, series, period_ns)
+    sending = communicating(dataset, gpus, regularity.gpu, period_ns)
     begins_ns = np.array([round(one.start * 1e9) for one in iterations], np.int64)
     window = (series.time_ns >= iterations[0].from_ns) & (series.time_ns < iterations[-1].to_ns)
     time_ns, payload = series.time_ns[window], series.payload_bytes[window]
@@ -246,13 +263,13 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
         period_bytes=round(int(payload.sum()) / len(iterations)),
         regularity=regular,
         last_begin=iterations[-1].start,
-        basis=OF_OPERATIONS if of_operations else OF_CALLS,
+        basis=OF_CALLS if sending is None else OF_OPERATIONS,
     )
     ends_ns = begins_ns + np.rint(lengths * 1e9).astype(np.int64)
     return _JobRhythm(
         calendar,
         frozenset(gpu.server for gpu in gpus.gpus),
-        _profile(sending, begins_ns, ends_ns),
+        None if sending is None else _profile(sending, begins_ns, ends_ns),
         int(begins_ns[-1]),
     )
 
@@ -266,9 +283,11 @@ def _profile(sending: Intervals, begins_ns: Integers, ends_ns: Integers) -> NDAr
     return result
 
 
-def _forecast(first: _JobRhythm, second: _JobRhythm) -> Forecast:
+def _forecast(
+    first: _JobRhythm, second: _JobRhythm, sent: NDArray[np.float64], other_sent: NDArray[np.float64]
+) -> Forecast:
     own_ns, other_ns = first.calendar.period_seconds * 1e9, second.calendar.period_seconds * 1e9
-    unrelated = float(first.profile.mean() * second.profile.mean())
+    unrelated = float(sent.mean() * other_sent.mean())
     drifting = Forecast(
         first=first.calendar.subject,
         second=second.calendar.subject,
@@ -287,8 +306,8 @@ def _forecast(first: _JobRhythm, second: _JobRhythm) -> Forecast:
         return drifting
     common_ns = ratio[0] * own_ns
     steps = _PHASES * ratio[0] * ratio[1]
-    one = np.tile(np.repeat(first.profile, ratio[1]), ratio[0])
-    two = np.tile(np.repeat(second.profile, ratio[0]), ratio[1])
+    one = np.tile(np.repeat(sent, ratio[1]), ratio[0])
+    two = np.tile(np.repeat(other_sent, ratio[0]), ratio[1])
     # By shift of the second one: the mean over phases of one(phase) · two(phase − shift).
     met = np.fft.irfft(np.fft.rfft(one) * np.fft.rfft(two).conj(), steps) / steps
     met = np.where(met < _NOTHING, 0.0, np.minimum(met, 1.0))

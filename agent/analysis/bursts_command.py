@@ -10,13 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from agent.analysis.quantities import UNKNOWN
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from agent.text_tables import printable_lines
 
 if TYPE_CHECKING:
     from agent.analysis.bursts import BurstCalendar, Calendar, Forecast
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
+_UNTIMED: Final = (
+    "no operation has times, so nobody knows how long it sends: record at the level 'completion', or import a trace of "
+    "the GPU"
+)
 _EXAMPLE: Final = """\
 example, two jobs that were recorded at the same time:
   railscope bursts /data/job-a /data/job-b
@@ -65,17 +71,19 @@ def as_text(calendar: BurstCalendar) -> str:
     for title, entries in (("Rails", calendar.rails), ("Jobs", calendar.jobs)):
         if entries:
             lines += [title, *(_line(entry) for entry in entries), ""]
-    if calendar.forecasts:
-        lines += ["Meeting", *(_meeting(forecast) for forecast in calendar.forecasts), ""]
+    untimed = [job.subject for job in calendar.jobs if job.duty_cycle is None] if len(calendar.jobs) > 1 else []
+    if calendar.forecasts or untimed:
+        lines += ["Meeting", *(_meeting(forecast) for forecast in calendar.forecasts)]
+        lines += [f"  {subject}: {_UNTIMED}" for subject in untimed] + [""]
     if calendar.declined:
         lines += ["No calendar", *(f"  {one.subject}: {one.reason}" for one in calendar.declined), ""]
     if not lines:
         lines = ["Neither rails nor jobs are in it: record while a job runs.", ""]
-    return "\n".join(lines[:-1]) + "\n"
+    return printable_lines("\n".join(lines[:-1]) + "\n")
 
 
 def _line(entry: Calendar) -> str:
-    duty = "not known" if entry.duty_cycle is None else f"{entry.duty_cycle:.0%}"
+    duty = UNKNOWN if entry.duty_cycle is None else f"{entry.duty_cycle:.0%}"
     last = datetime.fromtimestamp(entry.last_begin, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return (
         f"  {entry.subject}: every {_seconds(entry.period_seconds)}, duty cycle {duty}, "

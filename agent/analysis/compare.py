@@ -60,6 +60,8 @@ class Value:
     """None: not known."""
     samples: NDArray[Any] | None = None
     """What the figure varies over; None: it is no figure that varies."""
+    payload_bytes: int | None = None
+    """Of operations of one size; other sizes are never paired with it, however alike they print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,11 @@ class Side:
     """Medians of stretches of time, of the most frequent kinds; seconds."""
     notes: tuple[str, ...]
     """What makes figures unsure, one sentence each."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Without any recorded call nobody knows what the job sent, and that is no zero."""
+        return bool(self.ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +167,9 @@ def side_of(dataset: Dataset, name: str, iterations: int | None = None) -> Side:
 
 
 def compare_values(a: Sequence[Value], b: Sequence[Value], *, predicted: bool = False) -> tuple[Figure, ...]:
-    """Pair figures of the same row and name, in A's order, then those that only B has."""
-    others = {(value.row, value.name): value for value in b}
-    pairs: list[tuple[Value | None, Value | None]] = [(value, others.pop((value.row, value.name), None)) for value in a]
+    """Pair figures of the same row, name and size, in A's order, then those that only B has."""
+    others = {_key(value): value for value in b}
+    pairs: list[tuple[Value | None, Value | None]] = [(value, others.pop(_key(value), None)) for value in a]
     pairs += [(None, value) for value in others.values()]
     figures = [_figure(*pair, predicted=predicted) for pair in pairs]
     tested = [place for place, figure in enumerate(figures) if figure.test is not None]
@@ -177,6 +184,10 @@ def accuracy(measured: float | None, predicted: float | None) -> float | None:
     if measured is None or predicted is None or not measured:
         return None
     return 1 - abs(predicted - measured) / abs(measured)
+
+
+def _key(value: Value) -> tuple[int, str, int | None]:
+    return value.row, value.name, value.payload_bytes
 
 
 def _figure(a: Value | None, b: Value | None, *, predicted: bool) -> Figure:

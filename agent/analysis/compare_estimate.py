@@ -49,10 +49,12 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
             f"The estimate is of {shape.ranks} ranks, and {len(side.report.gpus)} GPUs were recorded: volumes and "
             "pairs are not compared.  Record all of the job."
         )
+    elif not side.has_calls:
+        notes.append("No call was recorded, so nobody knows what the job sent: volumes and pairs are not compared.")
     elif side.iterations is None:
         notes.append("No iterations were found, so volumes are not compared: say how many with --iterations N.")
     measured, predicted = list(_measured_times(side)), list(_predicted_times(estimate))
-    if whole and side.iterations is not None:
+    if whole and side.has_calls and side.iterations is not None:
         measured += _measured_volumes(side, side.iterations)
         predicted += _predicted_volumes(estimate)
     if shape.pipeline > 1 and any(one.comm_seconds is not None for one in side.report.iterations):

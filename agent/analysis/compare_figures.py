@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 
@@ -10,7 +11,7 @@ import numpy as np
 from agent.analysis.compare import Compared, Kind, Side, Unit, Value, compare_values
 from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import size
-from agent.analysis.report_facts import Iteration, LatencyRow
+from agent.analysis.report_facts import Iteration
 from agent.analysis.sizes import cdf, quantile_bytes
 
 
@@ -22,6 +23,8 @@ def compare_sides(a: Side, b: Side) -> Compared:
         [] if by_iteration else ["Iterations were not found on both sides: counts and bytes are of whole recordings."]
     )
     for side in (a, b):
+        if not side.has_calls:
+            notes.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
         notes += [f"{side.name}: {note}" for note in side.notes]
     return Compared(
         a=a.name,
@@ -66,25 +69,28 @@ def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
     points = cdf(report.sizes)
     for share, name in ((0.5, "median size of calls"), (0.9, "90 % of calls are at most")):
         yield Value(2, name, Unit.BYTES, quantile_bytes(points, share) if points else None)
+    known = side.has_calls
     total = sum(pair.wire_bytes for pair in traffic.pairs)
-    yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times)
-    yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs))
-    yield Value(4, "sparsity", Unit.SHARE, traffic.sparsity)
+    yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times if known else None)
+    yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs) if known else None)
+    yield Value(4, "sparsity", Unit.SHARE, traffic.sparsity if known else None)
     for name, count in (
         ("wire bytes between servers", traffic.between_servers_wire_bytes),
         ("wire bytes across rails", traffic.cross_rail_wire_bytes),
         ("wire bytes over the spine", traffic.spine_wire_bytes),
     ):
-        yield Value(5, f"{name}{suffix}", Unit.BYTES, None if count is None else count / times)
+        yield Value(5, f"{name}{suffix}", Unit.BYTES, count / times if known and count is not None else None)
 
 
 def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
+    shown = _shown_sizes(kinds)
     for row in side.report.latency.rows:
         kind = (row.op, row.payload_bytes, row.source)
         if kind in kinds:
-            name = _kind_name(row)
-            yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind))
-            yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds)
+            payload = row.payload_bytes
+            name = f"{row.op}{'' if payload is None else f' of {shown[payload]}'} ({row.source})"
+            yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind), payload)
+            yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds, payload_bytes=payload)
     if side.report.latency.rows:
         yield Value(6, "far slower than usual, or stalled", Unit.COUNT, side.report.latency.anomaly_count)
 
@@ -115,19 +121,22 @@ def _iterations(side: Side) -> Iterator[Value]:
 
 def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
     compared = {(op, payload) for op, payload, _ in kinds}
+    shown = _shown_sizes(kinds)
     for row in side.report.bandwidth:
         if (row.op, row.payload_bytes) not in compared:
             continue
-        name = f"{row.op} of {size(row.payload_bytes)}"
+        name = f"{row.op} of {shown[row.payload_bytes]}"
         yield Value(
             13,
             f"bus bandwidth of {name}",
             Unit.RATE,
             row.busbw_bytes_per_second,
             _rates(side, row.op, row.payload_bytes),
+            row.payload_bytes,
         )
         if row.utilisation is not None:
-            yield Value(13, f"part of the links' rate of {name}", Unit.SHARE, row.utilisation)
+            part = f"part of the links' rate of {name}"
+            yield Value(13, part, Unit.SHARE, row.utilisation, payload_bytes=row.payload_bytes)
 
 
 def _rates(side: Side, op: str, payload: int) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
@@ -153,6 +162,8 @@ def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
     yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
 
 
-def _kind_name(row: LatencyRow) -> str:
-    of = "" if row.payload_bytes is None else f" of {size(row.payload_bytes)}"
-    return f"{row.op}{of} ({row.source})"
+def _shown_sizes(kinds: set[Kind]) -> dict[int, str]:
+    """How each size of both sides is shown: to the byte where another one would look the same."""
+    payloads = {payload for _, payload, _ in kinds if payload is not None}
+    alike = Counter(map(size, payloads))
+    return {payload: size(payload) if alike[size(payload)] == 1 else f"{payload:,} B" for payload in payloads}

@@ -13,7 +13,7 @@ from agent.analysis.compare import Compared, Figure, Unit
 from agent.analysis.measurements import BY_NUMBER
 from agent.analysis.quantities import UNKNOWN
 from agent.analysis.significance import FEWEST
-from agent.text_tables import table
+from agent.text_tables import printable_lines, table
 
 _COLUMNS: Final = 100
 _MOST_SENTENCES: Final = 12
@@ -38,6 +38,10 @@ _MORE_LESS: Final = {
 def as_text(compared: Compared) -> str:
     """The sentences, then a table for each measurement."""
     lines = [f"A  {compared.a}", f"B  {compared.b}{' (estimate)' if compared.predicted else ''}"]
+    if compared.predicted and any(figure.accuracy not in (None, 1) for figure in compared.figures):
+        below = any(figure.accuracy is not None and figure.accuracy < 0 for figure in compared.figures)
+        off = "; below 0: off by more than was measured" if below else ""
+        lines.append(f"accuracy: 1 − |predicted − measured| / measured{off}")
     if compared.simulated:
         lines.append("simulated hardware: times are not those of real machines")
     lines.append("")
@@ -53,7 +57,7 @@ def as_text(compared: Compared) -> str:
         lines += ["", "Notes"]
         for note in compared.notes:
             lines += textwrap.wrap(note, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def as_json_text(compared: Compared) -> str:
@@ -88,6 +92,12 @@ def as_json_text(compared: Compared) -> str:
 
 def words(compared: Compared) -> Iterator[str]:
     """What a reader should know first."""
+    gpus = next((figure for figure in compared.figures if (figure.row, figure.name) == (1, "GPUs")), None)
+    if gpus is not None and gpus.difference:
+        yield (
+            f"The numbers of GPUs differ: {quantities.whole(gpus.a)} in A, {quantities.whole(gpus.b)} in B; figures "
+            "that are of the whole job grow with them."
+        )
     yield from _prediction(compared) if compared.predicted else _differences(compared)
 
 
@@ -126,7 +136,7 @@ def _differences(compared: Compared) -> Iterator[str]:
         else:
             yield f"Iterations take as long in both ({_both(period)}): no significant difference of 1 % or more."
     exact = [figure for figure in compared.figures if figure.p is None and _relative(figure) >= _NOTEWORTHY]
-    traffic = [figure for figure in exact if figure.row in (1, 3, 5, 7)]
+    traffic = [figure for figure in exact if figure.row in (1, 3, 5, 7) and figure.name != "GPUs"]
     for figure in sorted(traffic, key=lambda one: (-_relative(one), one.row, one.name))[: _MOST_SENTENCES // 3]:
         yield f"{_sentence(figure)}."
     if not traffic and any(figure.row == 3 and figure.difference is not None for figure in compared.figures):

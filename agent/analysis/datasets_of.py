@@ -40,6 +40,11 @@ def _imported(files: Sequence[Path], folder: Path) -> Path:
     try:
         import_paths(files, folder, None, None)
     except ImportFailure as error:
+        if description := next((path for path in files if path.suffix == ".toml"), None):
+            raise DatasetError(
+                f"{description}: this describes a job, and is no recording: railscope compare RECORDING "
+                f"{description.name} holds a recording against it, and the recording goes first"
+            ) from None
         # Formats are chosen there; here every file's own beginning tells.
         raise DatasetError(str(error).replace("with --format", "to 'railscope import --format'")) from None
     except OSError as error:

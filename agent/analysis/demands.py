@@ -80,7 +80,12 @@ def ring_order(servers: Sequence[int]) -> list[int]:
 
 def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
     """What the groups sent, as far as all members of a group are recorded."""
-    whole = [one for one in gpus.communicators if one.complete and len(one.members) > 1]
+    # A rank that is none of the communicator's, as damaged data has it, makes it one that is not known whole.
+    whole = [
+        one
+        for one in gpus.communicators
+        if one.complete and len(one.members) > 1 and max(one.members) < len(one.members)
+    ]
     numbers = {one.comm: number for number, one in enumerate(whole)}
     comm_of_end = np.array([_number(gpus, numbers, end) for end in counted.ends], dtype=np.int64)
     rank_of_end = np.array([gpus.rank_of.get(end, 0) for end in counted.ends], dtype=np.int64)

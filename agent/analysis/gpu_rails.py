@@ -3,18 +3,75 @@
 It is the number of the network device that carries all its recorded connections, if every GPU has one; otherwise its
 place among the GPUs of its server, by index where indices are known, if all servers have as many: on a rail-optimised
 fabric every GPU has a NIC of its own, and the NICs of the same place meet at the same leaf switch.
+
+The place is an assumption.  NCCL may as well spread a GPU's bytes over all NICs of its server, as it does by channel
+where none is nearer, and only its connections tell.  Where the rails' own counters were recorded, they must agree: a
+rail to which the assumption gives nothing counted next to nothing, and one that counted nothing is given next to
+nothing.  Else rails are not known.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from agent.analysis.report_facts import GpuFacts
+import ibis
+
+from agent.analysis.report_facts import GpuFacts, PairTraffic
+from agent.dataset.reader import Dataset
+
+NEXT_TO_NOTHING: Final = 0.05
+"""Part of a server's bytes: what else a rail carries, such as acknowledgements and the launcher's own messages."""
+_NOTHING: Final = 0.01
+"""Part of a server's bytes that shows no use of a rail."""
+
+Link = tuple[str, str]
+"""Server and rail."""
+_Sent = tuple[Mapping[Link, int], Mapping[Link, int]]
+"""By link: bytes sent and received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rails:
+    """The rail of each GPU."""
+
+    of_gpu: tuple[str, ...] | None
+    """None: it cannot be told."""
+    basis: str
+    """How the rails were told, a sentence; empty: they were not."""
+    doubt: str
+    """Why not, the end of a sentence; empty: they were."""
+    assumption: str
+    """What was assumed, the end of a sentence; empty: nothing was."""
+
+
+def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Sequence[PairTraffic]) -> Rails:
+    """The rails of a dataset's GPUs, which sent each other `pairs`."""
+    rails = rails_of(gpus)
+    if rails is None:
+        return Rails(None, "", "servers have different numbers of GPUs, and their connections were not recorded", "")
+    if all(gpu.rail for gpu in gpus):
+        return Rails(rails, "A GPU's rail is the network device that all its recorded connections use.", "", "")
+    basis, assumption = "A GPU's rail is its place on its server.", "a GPU's rail is its place on its server"
+    servers = {gpu.server for gpu in gpus}
+    counted = _counted(dataset, servers) if len(servers) > 1 else ({}, {})  # within one server no rail is used
+    if not any(counted):
+        return Rails(rails, basis, "", f"{assumption}, which no counter of a rail was recorded to check")
+    if _contradicted(_given(gpus, rails, pairs), counted):
+        return Rails(
+            None,
+            "",
+            "the rails' counters show traffic where a GPU's place on its server, which is assumed otherwise, puts "
+            "none, or none where it puts some: record at a level that sees connections",
+            "",
+        )
+    return Rails(rails, basis, "", f"{assumption}, which agrees with what the rails' counters show")
 
 
 def rails_of(gpus: Sequence[GpuFacts]) -> tuple[str, ...] | None:
-    """The rail of each GPU, or None where it cannot be told."""
+    """The rail of each GPU as its connections or its place tell, unchecked, or None where they do not."""
     if gpus and all(gpu.rail for gpu in gpus):
         return tuple(gpu.rail for gpu in gpus)
     by_server: defaultdict[str, list[GpuFacts]] = defaultdict(list)
@@ -31,10 +88,74 @@ def rails_of(gpus: Sequence[GpuFacts]) -> tuple[str, ...] | None:
     return tuple(place[gpu.number] for gpu in gpus)
 
 
-def rail_basis(gpus: Sequence[GpuFacts], rails: tuple[str, ...] | None) -> str:
-    """How the rails were told, as a sentence to add to another."""
-    if rails is None or not rails:
-        return ""
-    if all(gpu.rail for gpu in gpus):
-        return "  A GPU's rail is the network device that all its recorded connections use."
-    return "  A GPU's rail is its place on its server."
+def links_of_servers(rows: Sequence[Mapping[str, object]], servers: set[str]) -> list[tuple[Link, int]]:
+    """Of rows with node, netns and rail: the link of each that is one of these servers', and the row's place.
+
+    A server is a node, whose links are those of all its network namespaces, or one of them.
+    """
+    return [
+        ((server, str(row["rail"])), place)
+        for place, row in enumerate(rows)
+        if row["rail"] is not None
+        for server in (row["node"], f"{row['node']}/{row['netns'] or ''}")
+        if isinstance(server, str) and server in servers
+    ]
+
+
+def _counted(dataset: Dataset, servers: set[str]) -> _Sent:
+    """By which the counters of these servers' rails grew; empty: none was read twice."""
+    samples, rails = dataset["rail_samples"], dataset["rails"]
+    earlier = ibis.window(
+        group_by=[samples["recording"], samples["rail_id"]], order_by=[samples["time_ns"], samples["transmit_bytes"]]
+    )
+    # Where a counter falls, the device began anew.
+    grown = samples.mutate(
+        sent=(samples["transmit_bytes"] - samples["transmit_bytes"].lag().over(earlier)).clip(lower=0),
+        received=(samples["receive_bytes"] - samples["receive_bytes"].lag().over(earlier)).clip(lower=0),
+    )
+    sums = grown.group_by("recording", "rail_id").agg(
+        readings=grown.count(), sent=grown["sent"].sum(), received=grown["received"].sum()
+    )
+    described = rails.select("recording", "rail_id", "node", "netns", "rail").distinct()
+    rows = dataset.rows(described.join(sums, ["recording", "rail_id"])).to_pylist()
+    out: defaultdict[Link, int] = defaultdict(int)
+    into: defaultdict[Link, int] = defaultdict(int)
+    for link, place in links_of_servers(rows, servers):
+        if rows[place]["readings"] > 1:
+            out[link] += rows[place]["sent"] or 0
+            into[link] += rows[place]["received"] or 0
+    return out, into
+
+
+def _given(gpus: Sequence[GpuFacts], rails: Sequence[str], pairs: Sequence[PairTraffic]) -> _Sent:
+    """What the rails carry if these are the GPUs' rails."""
+    out: defaultdict[Link, int] = defaultdict(int)
+    into: defaultdict[Link, int] = defaultdict(int)
+    for pair in pairs:
+        source, destination = gpus[pair.source], gpus[pair.destination]
+        if source.server != destination.server:
+            out[source.server, rails[pair.source]] += pair.wire_bytes
+            into[destination.server, rails[pair.destination]] += pair.wire_bytes
+    return out, into
+
+
+def _contradicted(given: _Sent, counted: _Sent) -> bool:
+    """Whether the counters, of servers that have some, show that others than the given rails are used."""
+    for supposed, real in zip(given, counted, strict=True):
+        servers = {server for server, _ in real}
+        links = {link for link in {*supposed, *real} if link[0] in servers}
+        wholes = [_by_server(sent, links) for sent in (supposed, real)]
+        for link in links:
+            small, large = sorted(
+                sent.get(link, 0) / max(whole[link[0]], 1) for sent, whole in zip((supposed, real), wholes, strict=True)
+            )
+            if small < _NOTHING and large >= NEXT_TO_NOTHING:
+                return True
+    return False
+
+
+def _by_server(sent: Mapping[Link, int], links: set[Link]) -> Mapping[str, int]:
+    total: defaultdict[str, int] = defaultdict(int)
+    for link in links:
+        total[link[0]] += sent.get(link, 0)
+    return total

@@ -1,7 +1,10 @@
 """Which GPUs took part, and which of them is which rank of which communicator.
 
 A GPU is a process's end of its communicators: a process drives one GPU, unless its communicators say several.  Where
-imported data names no process, a rank of the job is a GPU.
+imported data names no process, a rank of the job is a GPU.  A process with two ranks of one communicator drives several
+GPUs, even where nobody says which: each of its ranks is one.
+
+A communicator whose name is not known is nobody else's: each of its ends is a communicator of its own.
 
 GPUs are numbered 0 … n−1: by their rank in the job where the launcher said it of all, else by their rank in the largest
 communicator that has all of them, else server by server in the order of GPU index and process.
@@ -18,16 +21,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from agent.analysis.report_facts import GpuFacts
 from agent.dataset.reader import Dataset
 
 Instance = tuple[int, int]
 """(recording, instance): one rank's end of one communicator."""
-_Owner = tuple[str, str, int | None, str, int | None]
-"""(node, network namespace, process, GPU index, rank in the job): what makes one GPU."""
+_Owner = tuple[str, str, int | None, str, int | None, int | None]
+"""(node, network namespace, process, GPU index, rank in the job, rank): what makes one GPU.
+
+The last one counts only where the others are those of several GPUs, and is None elsewhere."""
 _Known = TypeVar("_Known")
+_UNNAMED: Final = "unknown:"
+"""How the name begins that a communicator without one is given; NCCL's have no colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,32 @@ class Gpus:
     rank_of: Mapping[Instance, int]
     """Of the ends whose rank is known."""
 
+    def connected_groups(self) -> tuple[frozenset[int], ...]:
+        """GPUs by what communicators connect: no communicator has GPUs of two of these groups.
+
+        GPUs of communicators whose name is not known are taken for connected: nobody knows.
+        """
+        links: defaultdict[str, set[int]] = defaultdict(set)
+        for end, number in self.gpu_of.items():
+            comm = self.communicator_of[end].comm
+            links[_UNNAMED if comm.startswith(_UNNAMED) else comm].add(number)
+        groups: list[set[int]] = [{gpu.number} for gpu in self.gpus]
+        group_of = {number: place for place, group in enumerate(groups) for number in group}
+        for linked in links.values():
+            largest, *others = sorted({group_of[number] for number in linked}, key=lambda place: -len(groups[place]))
+            for other in others:
+                group_of.update(dict.fromkeys(groups[other], largest))
+                groups[largest] |= groups[other]
+                groups[other] = set()
+        return tuple(sorted((frozenset(group) for group in groups if group), key=min))
+
+    def twice_held_ranks(self) -> tuple[tuple[str, int], ...]:
+        """(communicator, rank) that two or more GPUs have: communicators of two jobs that have one name."""
+        holders: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        for end, rank in self.rank_of.items():
+            holders[self.communicator_of[end].comm, rank].add(self.gpu_of[end])
+        return tuple(sorted(held for held, numbers in holders.items() if len(numbers) > 1))
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -74,6 +107,8 @@ class _End:
     gpu: str
     world_rank: int | None
     group_name: str
+    several: bool = False
+    """Whether its process drives several GPUs that only ranks tell apart."""
 
     @property
     def process(self) -> tuple[str, str, int | None]:
@@ -81,7 +116,8 @@ class _End:
 
     @property
     def owner(self) -> _Owner:
-        return self.node, self.netns, self.pid, self.gpu, self.world_rank
+        rank = self.rank if self.several else None
+        return self.node, self.netns, self.pid, self.gpu, self.world_rank, rank
 
 
 def find_gpus(dataset: Dataset) -> Gpus:
@@ -90,9 +126,10 @@ def find_gpus(dataset: Dataset) -> Gpus:
         _End(
             instance=(row["recording"], row["instance"]),
             node=row["node"],
-            comm=row["comm"],
+            comm=row["comm"] or f"{_UNNAMED}{row['recording']}:{row['instance']}",
             rank=row["rank"],
-            nranks=row["nranks"],
+            # Of ranks that nobody can find, not even their number helps.
+            nranks=row["nranks"] if row["comm"] else None,
             node_rank=row["node_rank"],
             pid=row["pid"],
             netns=row["netns"] or "",
@@ -102,7 +139,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
         )
         for row in dataset.rows(dataset["communicators"]).to_pylist()
     ]
-    ends = _complete(ends)
+    ends = _told_apart(_complete(ends))
     several = _nodes_of_several_servers(ends)
     owners = sorted({end.owner for end in ends}, key=_order)
     numbers = _numbers(owners, ends)
@@ -150,6 +187,16 @@ def _complete(ends: list[_End]) -> list[_End]:
         )
         for end in ends
     ]
+
+
+def _told_apart(ends: list[_End]) -> list[_End]:
+    """The ends; those of a process that has two ranks of one communicator, and no GPU index, are of several GPUs."""
+    ranks: defaultdict[tuple[_Owner, str], set[int]] = defaultdict(set)
+    for end in ends:
+        if not end.gpu and end.rank is not None:
+            ranks[end.owner, end.comm].add(end.rank)
+    several = {owner for (owner, _), found in ranks.items() if len(found) > 1}
+    return [replace(end, several=end.owner in several) for end in ends]
 
 
 def _only(found: set[_Known]) -> _Known | None:
@@ -203,9 +250,9 @@ def _numbers(owners: list[_Owner], ends: list[_End]) -> dict[_Owner, int]:
     return {owner: number for number, owner in enumerate(owners)}
 
 
-def _order(owner: _Owner) -> tuple[str, str, tuple[int, str], int, int]:
-    node, netns, pid, gpu, world_rank = owner
-    return node, netns, _natural(gpu), pid or 0, -1 if world_rank is None else world_rank
+def _order(owner: _Owner) -> tuple[str, str, tuple[int, str], int, int, int]:
+    node, netns, pid, gpu, world_rank, rank = owner
+    return node, netns, _natural(gpu), pid or 0, -1 if world_rank is None else world_rank, -1 if rank is None else rank
 
 
 def _natural(text: str) -> tuple[int, str]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.analysis.calls import CountedCalls
@@ -88,6 +88,8 @@ def find_groups(calls: CountedCalls, gpus: Gpus) -> Groups:
     decided, open_ones = _decide(reduced, pipelines, total)
     roles |= decided
     parallelism = _parallelism(evidence, roles, pipelines, open_ones, total)
+    if parallelism is not None:
+        parallelism = _with_doubt_of_several_jobs(parallelism, gpus)
     if open_ones and parallelism is not None:
         tensor = parallelism.tensor
         fixed = any(role == TP for role in decided.values())
@@ -271,6 +273,23 @@ def _doubts(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines, tot
     held = frozenset().union(*members)
     if tensor_sizes and (len(held) != total or sum(map(len, members)) != total):
         yield f"tensor groups overlap, or hold only {len(held)} of {total} GPUs"
+
+
+def _with_doubt_of_several_jobs(found: Parallelism, gpus: Gpus) -> Parallelism:
+    """The shape, said to be less sure where GPUs share no communicator, and unsure where these use the same GPUs."""
+    groups = gpus.connected_groups()
+    if len(groups) < 2:
+        return found
+    # Only the GPUs of one job have its communicators in common; one after the other, jobs use the same GPUs.
+    places = [{(gpu.server, gpu.gpu) for gpu in gpus.gpus if gpu.number in group and gpu.gpu} for group in groups]
+    reused = len(set().union(*places)) < sum(map(len, places))
+    doubt = f"{len(groups)} groups of GPUs share no communicator" + (
+        ", and some of these are the same GPUs: jobs one after the other, or one restarted, of fewer GPUs each"
+        if reused
+        else ": they may be several jobs"
+    )
+    reason = f"{found.reason.rstrip('.')}; {doubt}" if not reused or not found.certain else doubt
+    return replace(found, certain=found.certain and not reused, reason=reason)
 
 
 def _reason(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines) -> str:

@@ -149,7 +149,7 @@ def iterations(report: Report) -> list[Element]:
         ("iterations", whole(regularity.iterations), f"{regularity.calls_per_iteration:,} calls each"),
         ("period", span(regularity.period_seconds), f"median; {_range(periods)}"),
         ("spread of periods", share(regularity.spread), "(75th − 25th percentile) / median"),
-        ("duty cycle", share(regularity.duty_cycle), "of the time something was under way"),
+        ("duty cycle", share(regularity.duty_cycle), "of the time operations were under way"),
         ("recurrence", share(regularity.recurrence), "of iterations make the most frequent one's calls in its order"),
         ("recurrence without sizes", share(regularity.recurrence_without_sizes), "the same, sizes not looked at"),
         *_ratios(all_of_them),

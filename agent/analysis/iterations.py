@@ -5,8 +5,8 @@ next one has begun: calls before the first and from the last start on are in non
 
 - period: median of the times from an iteration's first call to the next one's.
 - duty cycle: part of the time in which the GPU communicates: the union of its recorded operations, gaps shorter than a
-  twentieth of the period included.  Where no operation has times, the same of its calls, which are the moments of
-  enqueueing; None where calls never follow one another so closely.
+  twentieth of the period included.  None where no operation has times: calls tell when something was enqueued, and
+  nothing of how long the network was busy with it.
 - recurrence: part of iterations that make the same calls (operation, data type, payload, peer, communicator) as the
   most frequent iteration, in the same order on every communicator.
 - recurrence without sizes: the same where payload is not looked at; uneven all-to-alls of a mixture of experts (MoE)
@@ -48,13 +48,11 @@ def find_iterations(
         return None, (), (Unknown(ROW, _declined(series, gpu)),)
     time_ns, starts = series.time_ns, repetition.starts
     period_ns = float(np.median(np.diff(time_ns[starts])))
-    covered, of_operations = communicating(dataset, gpus, gpu, series, period_ns)
-    window_ns = int(time_ns[starts[-1]] - time_ns[starts[0]])
-    busy_ns = int(covered.length_in(time_ns[starts[:1]], time_ns[starts[-1:]])[0])
+    covered = communicating(dataset, gpus, gpu, period_ns)
     recurrence, calls = equal_to_most(series, starts, series.symbol)
     regularity = Regularity(
         period_seconds=period_ns / 1e9,
-        duty_cycle=busy_ns / window_ns if busy_ns or of_operations else None,
+        duty_cycle=None if covered is None else _covered_part(covered, time_ns[starts]),
         recurrence=recurrence,
         iterations=len(starts) - 1,
         calls_per_iteration=calls,
@@ -74,20 +72,15 @@ def communication(dataset: Dataset, gpus: Gpus, number: int) -> Intervals:
     return union(found["begin_ns"].to_numpy(), found["end_ns"].to_numpy())
 
 
-def call_bursts(time_ns: Integers, period_ns: float) -> Intervals:
-    """When calls, in order of time, follow one another within a twentieth of the period."""
-    close = np.flatnonzero(np.diff(time_ns) < period_ns / BURST_GAP)
-    return union(time_ns[close], time_ns[close + 1])
-
-
-def communicating(
-    dataset: Dataset, gpus: Gpus, number: int, series: CallSeries, period_ns: float
-) -> tuple[Intervals, bool]:
-    """When a GPU communicates, gaps within a burst included; and whether that is of operations, not of calls."""
+def communicating(dataset: Dataset, gpus: Gpus, number: int, period_ns: float) -> Intervals | None:
+    """When a GPU communicates, gaps within a burst included; None: no operation of it has times."""
     measured = communication(dataset, gpus, number)
-    if len(measured.begin_ns):
-        return measured.bridged(round(period_ns / BURST_GAP)), True
-    return call_bursts(series.time_ns, period_ns), False
+    return measured.bridged(round(period_ns / BURST_GAP)) if len(measured.begin_ns) else None
+
+
+def _covered_part(covered: Intervals, starts_ns: Integers) -> float:
+    """From the first iteration's start to the last one's."""
+    return int(covered.length_in(starts_ns[:1], starts_ns[-1:])[0]) / int(starts_ns[-1] - starts_ns[0])
 
 
 def _iterations(time_ns: Integers, starts: Integers) -> tuple[Iteration, ...]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import ibis
 import numpy as np
 
-from agent.analysis.gpu_rows import rows_by_gpu
+from agent.analysis.gpu_rows import instances_table, rows_by_gpu
 from agent.analysis.gpus import Gpus
 from agent.analysis.intervals import Intervals, union
 from agent.analysis.iterations import communication
@@ -56,12 +56,11 @@ def find_overlap(
         return tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason))
     from_ns = np.array([one.from_ns for one in iterations], np.int64)
     to_ns = np.array([one.to_ns for one in iterations], np.int64)
-    busiest, busy, busy_ns = -1, union(from_ns[:0], to_ns[:0]), np.zeros(len(iterations), np.int64)
-    for number in sorted(rows):
-        own = communication(dataset, gpus, number)
-        own_ns = own.length_in(from_ns, to_ns)
-        if busiest < 0 or own_ns.sum() > busy_ns.sum():
-            busiest, busy, busy_ns = number, own, own_ns
+    busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
+    if busiest is None:
+        busiest = min(rows)
+    busy = communication(dataset, gpus, busiest)
+    busy_ns = busy.length_in(from_ns, to_ns)
     unknown = []
     if _sources(dataset) == {"proxy"}:
         unknown.append(Unknown(COMMUNICATION, _NETWORK_ONLY))
@@ -82,6 +81,27 @@ def find_overlap(
         )
         for one, spent, whole, left in zip(iterations, busy_ns.tolist(), length.tolist(), alone, strict=True)
     ), tuple(unknown)
+
+
+def _busiest(dataset: Dataset, gpus: Gpus, from_ns: int, to_ns: int) -> int | None:
+    """Which GPU communicates longest in this time; the first of equals; None: none of them.
+
+    One query for all GPUs, as each query reads all operations: what an operation adds to the union of those that began
+    before it is what of it lies behind the latest of their ends.
+    """
+    operations = dataset["operations"]
+    timed = operations.join(instances_table(gpus), ["recording", "instance"]).select(
+        "gpu",
+        since=ibis.greatest(operations.begin_ns, from_ns),
+        until=ibis.least(operations.end_ns, to_ns),
+        known=operations.begin_ns.notnull() & operations.end_ns.notnull(),
+    )
+    timed = timed.filter(timed.known & (timed.until > timed.since))
+    earlier = ibis.window(group_by="gpu", order_by="since", preceding=(None, 1))
+    covered = timed.mutate(covered_ns=timed.until.max().over(earlier).fill_null(from_ns))
+    added = covered.mutate(added_ns=ibis.greatest(covered.until - ibis.greatest(covered.since, covered.covered_ns), 0))
+    found = dataset.rows(added.group_by("gpu").agg(busy_ns=added.added_ns.sum())).to_pylist()
+    return min(found, key=lambda row: (-row["busy_ns"], row["gpu"]))["gpu"] if found else None
 
 
 def _sources(dataset: Dataset) -> set[str]:

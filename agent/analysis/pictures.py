@@ -70,12 +70,13 @@ def size_cdf(sizes: Sequence[SizeUse]) -> Picture | None:
 
 
 def iteration_strip(iterations: Sequence[Iteration]) -> Picture | None:
-    """How long each iteration took and what part of it was communication, over time (rows 9, 11, 12)."""
+    """How long each iteration took and what part of it was communication, where known, over time (rows 9, 11, 12)."""
     if not iterations:
         return None
     groups = _grouped(iterations)
     begin, end = iterations[0].start, max(one.start + one.period_seconds for one in iterations)
     longest = max(one.period_seconds for one in iterations) or 1e-9
+    knows_communication = any(one.comm_seconds is not None for one in iterations)
     knows_overlap = any(one.non_overlapped_seconds is not None for one in iterations)
     top, height, left = 74.0, 180.0, 64.0
     x = Scale(begin, end, left, WIDTH - 24)
@@ -86,8 +87,10 @@ def iteration_strip(iterations: Sequence[Iteration]) -> Picture | None:
     parts: list[Part] = [Words(0, 14, title, bold=True, points=13)]
     entries = [("series5", "communication, not overlapped"), ("series4", "communication while computing")]
     entries = entries if knows_overlap else [("series4", "communication")]
+    # A legend of communication without any in the columns would read as: there was none.
+    entries = [*entries, ("grid", "the rest")] if knows_communication else [("grid", "length of an iteration")]
     x_at = 0.0
-    for paint, words in [*entries, ("grid", "the rest")]:
+    for paint, words in entries:
         parts += [Box(x_at, 28, 11, 11, paint), Words(x_at + 16, 38, words)]
         x_at += 34 + text_width(words)
     parts += _time_axes(x, y, begin, top, top + height)

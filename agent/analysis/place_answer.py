@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from agent.analysis.calls import count_calls
 from agent.analysis.demands import find_demands
-from agent.analysis.gpu_rails import rails_of
+from agent.analysis.gpu_rails import Link, Rails, find_rails, links_of_servers
 from agent.analysis.gpus import Gpus, find_gpus
 from agent.analysis.grid import find_mapping
 from agent.analysis.groups import find_groups
-from agent.analysis.link_demand import Link, LinkAnswer, find_link_demand
+from agent.analysis.link_demand import LinkAnswer, find_link_demand
 from agent.analysis.placement import LinkRates, RankedMapping, rank_mappings
 from agent.analysis.report_facts import GpuFacts, Parallelism
 from agent.analysis.traffic import find_traffic
@@ -48,8 +48,14 @@ class PlaceAnswer:
     mappings: tuple[RankedMapping, ...]
     """The best first."""
     rates: LinkRates
-    links: LinkAnswer
+    rails_known: bool
+    """Whether bytes across rails mean something."""
+    links: LinkAnswer | None
+    """None: nothing can be said of links."""
+    no_links: str
+    """Why not, the end of a sentence; empty: there is an answer."""
     link_doubts: tuple[str, ...]
+    """What the answer assumes of rails."""
 
 
 def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
@@ -62,32 +68,49 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
     if not gpus.gpus or not len(counted):
         raise PlacementError("no call of a communicator was recorded: record while the job runs")
     groups = find_groups(counted, gpus)
-    size, places = _places(gpus.gpus, request.gpus_per_server)
+    traffic, _ = find_traffic(dataset, gpus, counted)
+    rails = find_rails(dataset, gpus.gpus, traffic.pairs)
+    size, places = _places(gpus.gpus, request.gpus_per_server, rails)
     mapping = find_mapping(groups, gpus)
-    rail_rates, link_doubts = _rail_rates(dataset, gpus)
+    links_of_gpus = _links_of(gpus.gpus, rails)
+    rail_rates, link_doubts, any_rail = _rail_rates(dataset, gpus, links_of_gpus)
     nic = request.nic_bytes_per_second or (float(min(rail_rates.values())) if rail_rates else None)
     rates = LinkRates(nic, request.nvlink_bytes_per_second)
-    traffic, _ = find_traffic(dataset, gpus, counted)
-    links_of_gpus = _links_of(gpus.gpus)
+    no_links = _no_links(gpus, rails, any_rail or request.nic_bytes_per_second is not None)
     return PlaceAnswer(
         gpus=gpus.gpus,
         gpus_per_server=size,
         parallelism=groups.parallelism,
-        doubts=tuple(_doubts(groups.parallelism, mapping is not None, traffic.unobserved_wire_bytes)),
+        doubts=tuple(_doubts(groups.parallelism, mapping is not None, traffic.unobserved_wire_bytes, rails)),
         mappings=rank_mappings(mapping, find_demands(counted, gpus, groups), places, size, rates),
         rates=rates,
-        links=find_link_demand(
+        rails_known=rails.of_gpu is not None,
+        links=None
+        if no_links
+        else find_link_demand(
             traffic.pairs,
             links_of_gpus,
             rail_rates or dict.fromkeys(links_of_gpus, 1),
             request.epsilon,
             request.network_share,
         ),
-        link_doubts=link_doubts,
+        no_links=no_links,
+        link_doubts=() if no_links else tuple(filter(None, (rails.assumption, *link_doubts))),
     )
 
 
-def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: int) -> Iterable[str]:
+def _no_links(gpus: Gpus, rails: Rails, any_link: bool) -> str:
+    """Why nothing can be said of links; empty: something can."""
+    if len({gpu.server for gpu in gpus.gpus}) < 2:
+        return "the recording is of one server only, and what its links carry elsewhere is not known"
+    if rails.of_gpu is None:
+        return f"it is not known which rail a GPU uses: {rails.doubt}"
+    return (
+        "" if any_link else "no rail was recorded: where servers have NICs all the same, give their rate with --c-nic"
+    )
+
+
+def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: int, rails: Rails) -> Iterable[str]:
     if parallelism is None:
         yield "no communicator shows a kind of parallelism"
     elif not parallelism.certain:
@@ -96,9 +119,11 @@ def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: in
         yield "the groups make no grid of stages, replicas and tensor ranks, so that no other mapping can be tried"
     if unobserved_bytes:
         yield "some ranks were not recorded, and what is sent to and from them is in no figure"
+    if rails.of_gpu is None:
+        yield "which rail a GPU uses is not known, and mappings are ranked as if each GPU had a NIC of its own"
 
 
-def _places(gpus: Sequence[GpuFacts], asked: int | None) -> tuple[int, tuple[int, ...]]:
+def _places(gpus: Sequence[GpuFacts], asked: int | None, told: Rails) -> tuple[int, tuple[int, ...]]:
     """GPUs of a server, and by GPU its place: server × GPUs of a server + place in the server."""
     servers: defaultdict[str, list[GpuFacts]] = defaultdict(list)
     for gpu in gpus:
@@ -112,7 +137,7 @@ def _places(gpus: Sequence[GpuFacts], asked: int | None) -> tuple[int, tuple[int
         raise PlacementError(
             f"servers have {' and '.join(map(str, sizes))} GPUs of the job: say with --gpus-per-node how many to assume"
         )
-    rails = rails_of(gpus)
+    rails = told.of_gpu
     places = [0] * len(gpus)
     for server, members in enumerate(servers.values()):
         own = [rails[gpu.number] for gpu in members] if rails else []
@@ -122,30 +147,25 @@ def _places(gpus: Sequence[GpuFacts], asked: int | None) -> tuple[int, tuple[int
     return sizes[0], tuple(places)
 
 
-def _links_of(gpus: Sequence[GpuFacts]) -> list[Link]:
+def _links_of(gpus: Sequence[GpuFacts], rails: Rails) -> list[Link]:
     """By GPU the link that it sends over."""
-    rails = rails_of(gpus)
-    return [(gpu.server, rails[gpu.number] if rails else "0") for gpu in gpus]
+    return [(gpu.server, rails.of_gpu[gpu.number] if rails.of_gpu else "0") for gpu in gpus]
 
 
-def _rail_rates(dataset: Dataset, gpus: Gpus) -> tuple[Mapping[Link, int], tuple[str, ...]]:
-    """The rate of every link of the job's servers, and what had to be assumed; empty: no speeds are known."""
-    rows = dataset.rows(
-        dataset["rails"].select("node", "netns", "rail", "speed_bytes_per_second").distinct()
-    ).to_pylist()
-    speeds: dict[tuple[str, str, str], int] = {}
-    for row in rows:
-        if row["rail"] is not None and row["speed_bytes_per_second"]:
-            key = row["node"], row["netns"] or "", row["rail"]
-            speeds[key] = min(speeds.get(key, row["speed_bytes_per_second"]), row["speed_bytes_per_second"])
-    used = set(_links_of(gpus.gpus))
-    rates = {
-        (server, rail): speed
-        for server in {gpu.server for gpu in gpus.gpus}
-        for (node, netns, rail), speed in speeds.items()
-        if server in (node, f"{node}/{netns}")
-    }
-    if used <= set(rates):
-        return rates, ()
+def _rail_rates(dataset: Dataset, gpus: Gpus, used: Sequence[Link]) -> tuple[Mapping[Link, int], tuple[str, ...], bool]:
+    """The rate of every link of the job's servers, what had to be assumed, and whether any of their rails was recorded.
+
+    No rates: no speeds are known.
+    """
+    described = dataset["rails"].select("node", "netns", "rail", "speed_bytes_per_second").distinct()
+    rows = dataset.rows(described).to_pylist()
+    found = links_of_servers(rows, {gpu.server for gpu in gpus.gpus})
+    rates: dict[Link, int] = {}
+    for link, place in found:
+        speed = rows[place]["speed_bytes_per_second"]
+        if speed:
+            rates[link] = min(rates.get(link, speed), speed)
+    if set(used) <= set(rates):
+        return rates, (), bool(found)
     lacking = "the recorded rails are not numbered as the GPUs' rails are" if rates else "no rail's speed was recorded"
-    return {}, (f"one link a GPU, all alike: {lacking}",)
+    return {}, (f"one link a GPU, all alike: {lacking}",), bool(found)

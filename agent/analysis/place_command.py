@@ -54,14 +54,17 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in answer.gpus],
         "gpus_per_server": answer.gpus_per_server,
         "rates": asdict(answer.rates),
-        "mappings": [asdict(one) for one in _shown(answer, top)],
-        "links": {**asdict(answer.links), "doubts": list(answer.link_doubts)},
+        "mappings": [
+            asdict(one) | ({} if answer.rails_known else {"cross_rail_bytes": None}) for one in _shown(answer, top)
+        ],
+        "links": None if answer.links is None else {**asdict(answer.links), "doubts": list(answer.link_doubts)},
+        "no_links": answer.no_links,
     }
 
 
 def as_text(answer: Any, top: int) -> Iterator[str]:
     """Tables for people."""
-    from agent.analysis.quantities import size, span
+    from agent.analysis.quantities import UNKNOWN, size, span
 
     shape = answer.parallelism
     if shape is not None:
@@ -81,7 +84,7 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
             "→" if one.current else "",
             one.name,
             *(size(one.busiest_nic_bytes), size(one.busiest_server_bytes), size(one.between_servers_bytes)),
-            *(size(one.cross_rail_bytes), span(one.seconds)),
+            *(size(one.cross_rail_bytes) if answer.rails_known else UNKNOWN, span(one.seconds)),
         )
         for one in shown
     ]
@@ -90,6 +93,9 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
     if shown and shown[0].seconds is None:
         yield "  No time without the rates of links: give --c-nic and --c-nvlink."
     yield ""
+    if answer.links is None:
+        yield f"Links: no advice, as {answer.no_links}."
+        return
     yield from _links_text(answer.links)
     for doubt in answer.link_doubts:
         yield f"  Assumed: {doubt}."

@@ -9,6 +9,8 @@ import math
 from datetime import UTC, datetime
 from typing import Final
 
+from agent.text_tables import printable
+
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL: Final = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s")
 _SECONDS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -87,7 +89,7 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 
 def shortened(text: str, most: int) -> str:
     """At most this many characters, all of them printable; of a long text both ends, as names of hosts differ there."""
-    clean = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    clean = printable(text)
     if len(clean) <= most:
         return clean
     behind = max(most - 1, 0) // 2

@@ -7,11 +7,16 @@ busiest (99th percentile); that is no finer than the readings, so short bursts l
 The period is where the rate is most like itself (autocorrelation), looked for at several resolutions, as bursts that
 are short against their own jitter meet only in coarse slots; then bursts have to confirm it: *regularity* is the part
 of bursts after which another one begins a period later, within 15 % of the period.
+
+Where many bursts lie in a period, one of them is near any moment: of bursts at random, b a period, 1 − 0.7^b are
+followed so.  A rhythm counts only where so many kept bursts come by that chance less than three times in a thousand:
+that takes six periods of one burst each, and more of many bursts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma, log, log1p
 from typing import Final
 
 import numpy as np
@@ -26,6 +31,7 @@ NEAR: Final = 0.15
 """A burst is a period after another one within this part of the period."""
 LEAST_REGULARITY: Final = 0.6
 LEAST_PERIODS: Final = 4
+"""A recording has to be longer than so many."""
 _LEAST_READINGS: Final = 32
 _MOST_SLOTS: Final = 1 << 20
 _ON: Final = 0.1
@@ -34,6 +40,7 @@ _LEAST_LIKENESS: Final = 0.3
 _COARSER: Final = (1, 4, 16, 64)
 _LEAST_SLOTS: Final = 48
 _NEARLY_BEST: Final = 0.8
+_LEVEL: Final = 0.003
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +92,10 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
         if not period_ns:
             continue
         bursts = raw.bridged(max(1, round(period_ns / BURST_GAP)))
-        period_ns, regularity = confirmed(bursts.begin_ns, period_ns)
-        if regularity >= LEAST_REGULARITY and span_ns >= LEAST_PERIODS * period_ns:
+        period_ns, kept, asked = confirmed(bursts.begin_ns, period_ns)
+        if not asked or kept < LEAST_REGULARITY * asked or span_ns <= LEAST_PERIODS * period_ns:
+            continue
+        if by_chance(kept, asked, len(bursts.begin_ns) * period_ns / span_ns) < _LEVEL:
             at = np.interp(np.stack([bursts.begin_ns, bursts.end_ns]) - time_ns[0], time_ns - time_ns[0], sums)
             of_burst = at[1] - at[0]
             return Rhythm(
@@ -95,7 +104,7 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
                 window_ns=span_ns,
                 burst_bytes=round(float(np.median(of_burst))),
                 period_bytes=round(float(of_burst.sum()) * period_ns / span_ns),
-                regularity=regularity,
+                regularity=kept / asked,
             )
     return (
         f"its {len(raw.begin_ns)} bursts come at no regular distance: record longer, or take it that the traffic is "
@@ -103,10 +112,20 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
     )
 
 
-def confirmed(begins_ns: Integers, period_ns: float) -> tuple[float, float]:
-    """The period as bursts keep it, and the part of bursts that are followed by another one a period later."""
+def by_chance(kept: int, asked: int, bursts_per_period: float) -> float:
+    """How probably at least `kept` of `asked` bursts at random are followed by another one a period later."""
+    missed = bursts_per_period * log(1 - 2 * NEAR)
+    followed = log1p(-exp(missed))
+    return sum(
+        exp(lgamma(asked + 1) - lgamma(some + 1) - lgamma(asked - some + 1) + some * followed + (asked - some) * missed)
+        for some in range(kept, asked + 1)
+    )
+
+
+def confirmed(begins_ns: Integers, period_ns: float) -> tuple[float, int, int]:
+    """The period as bursts keep it, how many bursts are followed by another one a period later, and of how many."""
     if len(begins_ns) < 2:
-        return period_ns, 0.0
+        return period_ns, 0, 0
     due = begins_ns + period_ns
     asked = due <= begins_ns[-1] + NEAR * period_ns
     after = np.searchsorted(begins_ns, due)
@@ -114,8 +133,8 @@ def confirmed(begins_ns: Integers, period_ns: float) -> tuple[float, float]:
     nearest = near[np.argmin(np.abs(near - due), axis=0), np.arange(len(due))]
     kept = asked & (np.abs(nearest - due) <= NEAR * period_ns) & (nearest > begins_ns)
     if not kept.any():
-        return period_ns, 0.0
-    return float(np.median((nearest - begins_ns)[kept])), float(kept.sum() / asked.sum())
+        return period_ns, 0, int(asked.sum())
+    return float(np.median((nearest - begins_ns)[kept])), int(kept.sum()), int(asked.sum())
 
 
 def _period_slots(slot_bytes: Rates, coarser: int) -> float:

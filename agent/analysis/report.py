@@ -6,6 +6,7 @@ when, of whom, and what was lost on the way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from agent.analysis.leaf_map import LeafMap, read_leaf_map
 from agent.analysis.non_uniformity import find_non_uniformity
 from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
 from agent.analysis.overlap import find_overlap
+from agent.analysis.quantities import span
 from agent.analysis.receives import find_receives
 from agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
@@ -31,6 +33,8 @@ from agent.analysis.traffic import find_traffic
 from agent.dataset.reader import Dataset, open_dataset
 
 _NS: Final = 1e9
+_APART: Final = 0.1
+"""Part of the whole time by which nodes' recordings may begin or end apart, as those do that somebody starts."""
 _ELSEWHERE: Final = (
     Unknown(8, "A prediction needs the job's shape: 'railscope matrix' puts it beside what was observed."),
     Unknown(15, "A comparison needs a second recording or an estimate: 'railscope compare A B'."),
@@ -62,15 +66,8 @@ class _Course:
     unknown: tuple[Unknown, ...]
 
 
-_NO_COURSE: Final = _Course(
-    None,
-    (),
-    (),
-    tuple(
-        Unknown(row, "What was imported has no times, only an order: import data with time stamps.")
-        for row in (9, 10, 11, 12, 16)
-    ),
-)
+_ONLY_AN_ORDER: Final = "What was imported has no times, only an order: import data with time stamps."
+_NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, _ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
 
 
 def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
@@ -97,6 +94,11 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
     if aperiodic:
         unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
     return replace(reports[0], scaling=find_scaling(runs), unknown=_in_order(unknown))
+
+
+def has_times(report: Report) -> bool:
+    """Whether its times are those of the recording; else they were made up to tell an order, and mean nothing."""
+    return not any(one.reason == _ONLY_AN_ORDER for one in report.unknown)
 
 
 def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
@@ -181,6 +183,8 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus) -> Iterable[str]:
     for column, what in (
         ("calls_lost", "calls were seen and not recorded: counts and bytes are too small by them"),
         ("operations_lost", "completed operations were seen and not recorded: latencies are of the rest"),
+        ("calls_removed", "calls were removed again by --max-size: counts and bytes are of the rest"),
+        ("operations_removed", "completed operations were removed again by --max-size: latencies are of the rest"),
         ("lines_skipped", "lines or events of imported data made no sense and were skipped"),
     ):
         lost = sum(row[column] or 0 for row in recordings)
@@ -194,6 +198,39 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus) -> Iterable[str]:
     partial = [one for one in gpus.communicators if not one.complete]
     if partial:
         yield f"{len(partial):,} of {len(gpus.communicators):,} communicators have ranks that were not recorded."
+    twice = gpus.twice_held_ranks()
+    if twice:
+        named = _some([f"rank {rank} of {comm}" for comm, rank in twice])
+        yield f"Two GPUs or more say that they are {named}: of their traffic with others only one's is shown."
+    groups = gpus.connected_groups()
+    if len(groups) > 1:
+        yield (
+            f"{len(groups):,} groups of GPUs share no communicator: several jobs, or one restarted; figures are of all "
+            "of them together."
+        )
+    if _times_are_known(recordings):
+        yield from _different_windows(recordings)
+
+
+def _different_windows(recordings: Iterable[dict[str, Any]]) -> Iterable[str]:
+    by_node: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in recordings:
+        if row["began_ns"] is not None and row["ended_ns"] is not None:
+            by_node[row["node"]].append(row)
+    windows = {node: _span(rows) for node, rows in by_node.items()}
+    if len(windows) < 2:
+        return
+    began, ended = zip(*windows.values(), strict=True)
+    apart_ns = max(max(began) - min(began), max(ended) - min(ended))
+    if apart_ns <= _APART * (max(ended) - min(began)):
+        return
+    lengths = sorted(((to - since) / _NS, node) for node, (since, to) in windows.items())
+    (shortest, short), (longest, long) = lengths[0], lengths[-1]
+    others = f" (the longest and the shortest of {len(lengths):,} nodes)" if len(lengths) > 2 else ""
+    yield (
+        f"{long} was recorded {span(longest)}, {short} {span(shortest)}{others}, up to {span(apart_ns / _NS)} apart: "
+        "figures that need several nodes are of different times."
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -224,7 +224,7 @@ class Regularity:
     period_seconds: float
     """Median over iterations."""
     duty_cycle: float | None
-    """Part of the time in which some call or operation was under way or followed within the gap of its burst."""
+    """Part of the time in which operations were under way, short gaps included; None: none of them has times."""
     recurrence: float
     """Part of iterations whose calls are those of the most frequent iteration, in the same order: 0 to 1."""
     iterations: int

@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.analysis.measurements import BY_NUMBER
 from agent.analysis.quantities import UNKNOWN, counted, digits, moment, rate, share, shortened, size, span, whole
+from agent.analysis.report import has_times
 from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report, SizeUse
 from agent.analysis.sizes import cdf, quantile_bytes
 from agent.text_tables import table
@@ -48,9 +49,9 @@ def _job(report: Report) -> list[str]:
     servers = Counter(gpu.server for gpu in report.gpus)
     of = f" on {counted(len(servers), 'server')}" if servers else ""
     made_up = "; simulated hardware" if report.simulated else ""
+    when = f"{span(report.seconds)} from {moment(report.began_seconds)}" if has_times(report) else "times are not known"
     return [
-        f"{counted(len(report.gpus), 'GPU')}{of}, {counted(len(report.communicators), 'communicator')}, "
-        f"{span(report.seconds)} from {moment(report.began_seconds)}{made_up}"
+        f"{counted(len(report.gpus), 'GPU')}{of}, {counted(len(report.communicators), 'communicator')}, {when}{made_up}"
     ]
 
 

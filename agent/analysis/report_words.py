@@ -7,6 +7,7 @@ from statistics import median
 
 from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import counted, moment, share, size, span, whole
+from agent.analysis.report import has_times
 from agent.analysis.report_facts import Report
 
 
@@ -25,10 +26,9 @@ def _job(report: Report) -> Iterator[str]:
     servers = len({gpu.server for gpu in report.gpus})
     calls = sum(use.calls for use in report.ops)
     payload = sum(use.payload_bytes for use in report.ops)
-    yield (
-        f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded for {span(report.seconds)} "
-        f"from {moment(report.began_seconds)}."
-    )
+    when = f"for {span(report.seconds)} from {moment(report.began_seconds)}"
+    told = when if has_times(report) else "at times that are not known"
+    yield f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded {told}."
     if report.ops:
         most = max(report.ops, key=lambda use: (use.payload_bytes, use.calls, use.op))
         yield (

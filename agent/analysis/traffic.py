@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.calls import NOTHING, CountedCalls, Integers, sums
-from agent.analysis.gpu_rails import rail_basis, rails_of
+from agent.analysis.gpu_rails import find_rails
 from agent.analysis.gpus import Communicator, Gpus
 from agent.analysis.leaf_map import LeafMap
 from agent.analysis.report_facts import PairTraffic, Traffic, Unknown
@@ -52,6 +52,8 @@ _ROOTED: Final = frozenset({"Broadcast", "Reduce", "Scatter", "Gather"})
 _DIRECT: Final = frozenset({"Send", "Recv", "PutSignal"})
 _SILENT: Final = frozenset({"Signal", "WaitSignal"})
 _MODELLED: Final = _RINGS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
+_MOST_RANKS: Final = 1_000_000
+"""A communicator that is said to have more is one of which the recording tells nonsense."""
 _ELEMENT_BYTES: Final = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
 """By name of the data type; what is not known is taken for bytes."""
 
@@ -119,7 +121,7 @@ def find_traffic(
     everything = _rows(gpus, counted)
     for communicator, places in _by_communicator(gpus, counted):
         rows = everything.of(places)
-        if communicator is None or communicator.nranks is None:
+        if communicator is None or communicator.nranks is None or communicator.nranks > _MOST_RANKS:
             unmodelled += int(rows.calls.sum())
             continue
         members = _Members(communicator, communicator.nranks, rows.rank)
@@ -136,7 +138,7 @@ def find_traffic(
         kept, moved = _close_ring(edges, members, observed.get(communicator.comm, {}), servers, pairs)
         confirmed += kept
         redirected += moved
-    return _result(gpus, servers, pairs, unmodelled, _basis(confirmed, redirected), leaf_map)
+    return _result(dataset, gpus, servers, pairs, unmodelled, _basis(confirmed, redirected), leaf_map)
 
 
 def ring_bytes(payload: Integers, element: Integers, members: int, place: Integers) -> Integers:
@@ -325,7 +327,13 @@ def _servers(gpus: Gpus) -> list[str]:
 
 
 def _result(
-    gpus: Gpus, servers: Sequence[str], pairs: _Pairs, unmodelled: int, basis: str, leaf_map: LeafMap | None
+    dataset: Dataset,
+    gpus: Gpus,
+    servers: Sequence[str],
+    pairs: _Pairs,
+    unmodelled: int,
+    basis: str,
+    leaf_map: LeafMap | None,
 ) -> tuple[Traffic, tuple[Unknown, ...]]:
     count = len(gpus.gpus)
     source, destination, moved, unobserved = pairs.total(count)
@@ -333,7 +341,9 @@ def _result(
     index = {name: place for place, name in enumerate(names)}
     server = np.array([index[name] for name in servers], dtype=np.int64)
     leaving = server[source] != server[destination] if count else np.zeros(0, dtype=np.bool_)
-    rails = rails_of(gpus.gpus)
+    talked = tuple(PairTraffic(*row) for row in zip(source.tolist(), destination.tolist(), moved.tolist(), strict=True))
+    told = find_rails(dataset, gpus.gpus, talked)
+    rails = told.of_gpu
     spine = None
     if leaf_map is not None and (rails is not None or not leaf_map.by_rail):
         places = [(name, rails[number] if rails else "") for number, name in enumerate(servers)]
@@ -342,9 +352,7 @@ def _result(
     rail = None if rails is None else np.array(rails, dtype=np.str_)
     traffic = Traffic(
         gpus=count,
-        pairs=tuple(
-            PairTraffic(*row) for row in zip(source.tolist(), destination.tolist(), moved.tolist(), strict=True)
-        ),
+        pairs=talked,
         sparsity=len(moved) / (count * (count - 1)) if count > 1 else None,
         unobserved_wire_bytes=unobserved,
         unmodelled_calls=unmodelled,
@@ -356,14 +364,12 @@ def _result(
         server_transmit_wire_bytes=tuple(
             zip(names, sums(server[source[leaving]], moved[leaving], len(names)).tolist(), strict=True)
         ),
-        basis=basis + rail_basis(gpus.gpus, rails),
+        basis=f"{basis}  {told.basis}".rstrip(),
     )
-    return traffic, tuple(_unknown(traffic, leaf_map, rails, names))
+    return traffic, tuple(_unknown(traffic, leaf_map, told.doubt, names))
 
 
-def _unknown(
-    traffic: Traffic, leaf_map: LeafMap | None, rails: tuple[str, ...] | None, servers: Sequence[str]
-) -> Iterable[Unknown]:
+def _unknown(traffic: Traffic, leaf_map: LeafMap | None, rail_doubt: str, servers: Sequence[str]) -> Iterable[Unknown]:
     if traffic.unobserved_wire_bytes:
         yield Unknown(
             3,
@@ -384,12 +390,8 @@ def _unknown(
             "What was imported does not say on which hosts it was recorded, and stands for one server: import each "
             "host's files with --node NAME.",
         )
-    if rails is None:
-        yield Unknown(
-            5,
-            "It is not known which rail a GPU uses: servers have different numbers of GPUs, and their connections were "
-            "not recorded.",
-        )
+    if rail_doubt:
+        yield Unknown(5, f"It is not known which rail a GPU uses: {rail_doubt}.")
     if leaf_map is None:
         yield Unknown(5, "What reaches the spine needs the leaf switch of each server: give --leaf-map FILE.")
     elif traffic.spine_wire_bytes is None:

@@ -71,7 +71,9 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_
     for used in report["ops"]:
         recorded[used["op"]] += used["calls"]
     assert recorded == did
-    assert report["losses"] == []
+    # Jobs of five patterns ran one after the other, and that is all there is to say.
+    assert len(report["losses"]) == 1
+    assert "share no communicator" in report["losses"][0]
     assert "</html>" in (tmp_path / "report.html").read_text()
 
 

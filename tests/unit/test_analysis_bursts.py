@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from agent.analysis.bursts import BurstCalendar, find_bursts
-from agent.analysis.bursts_command import add_bursts_arguments, run_bursts
-from agent.analysis.rail_bursts import Rhythm, find_rhythm
+from agent.analysis.bursts_command import add_bursts_arguments, as_text, run_bursts
+from agent.analysis.rail_bursts import Rhythm, by_chance, find_rhythm
 from agent.dataset.reader import open_dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, SECOND, ddp, inference
@@ -74,6 +74,26 @@ def test_bursts_at_random_have_no_rhythm(seed: int) -> None:
     found = find_rhythm(*counter(bursts, 30))
     assert isinstance(found, str)
     assert "no regular distance" in found
+
+
+def test_smoothed_noise_has_no_rhythm() -> None:
+    # Many bursts lie in each period that noise resembles, so that one of them is always near where one is due.
+    given = 0
+    for seed in range(30):
+        chance = np.random.default_rng(seed)
+        rate = np.exp(np.convolve(chance.normal(0, 1, 3000), np.ones(8), "same")) * 1e5
+        moments = BEGAN_NS + np.arange(3000) * 100 * MS
+        given += not isinstance(find_rhythm(moments, np.cumsum(rate).astype(np.int64)), str)
+    assert given == 0
+
+
+def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
+    # One burst a period: three in ten are followed by another one, by chance.
+    assert by_chance(4, 4, 1.0) == pytest.approx(0.3**4)
+    assert by_chance(0, 7, 2.5) == pytest.approx(1.0)
+    assert by_chance(50, 60, 5.0) > 0.1
+    assert by_chance(60, 60, 5.0) < 1e-4
+    assert by_chance(1000, 1000, 1e5) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +190,10 @@ def test_jobs_without_a_name_are_told_apart_by_their_gpus(tmp_path: Path) -> Non
             job.call(comm, 0, "AllReduce", 1 << 20, time_ns=BEGAN_NS + iteration * SECOND)
     calendar = find_bursts(job.open())
     assert [one.subject for one in calendar.jobs] == ["job (GPUs 0–1)", "job (GPUs 2–3)"]
-    assert all(one.duty_cycle is None for one in calendar.jobs)  # single calls have no duration
+    assert all(one.duty_cycle is None for one in calendar.jobs)  # calls have no duration
     assert all(one.basis == "moments of calls" for one in calendar.jobs)
+    assert not calendar.forecasts  # nobody knows how long they send
+    assert as_text(calendar).count("no operation has times, so nobody knows how long it sends") == 2
 
 
 def test_aperiodic_traffic_has_no_calendar(tmp_path: Path) -> None:
@@ -179,6 +201,24 @@ def test_aperiodic_traffic_has_no_calendar(tmp_path: Path) -> None:
     assert calendar.jobs == ()
     assert [one.subject for one in calendar.declined] == ["job (GPUs 0–1)"]
     assert "there is no period" in calendar.declined[0].reason
+
+
+def test_times_that_only_tell_the_order_make_no_calendar(tmp_path: Path) -> None:
+    job = with_rail(tmp_path)
+    job.recording["times_known"] = False
+    calendar = find_bursts(job.open())
+    assert not calendar.rails
+    assert not calendar.jobs
+    assert len(calendar.declined) == 3
+    assert all("has no times, only an order" in one.reason for one in calendar.declined)
+
+
+def test_a_recorded_name_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("one", (0, 1), job="al\x1b[2Jpha")
+    for iteration in range(6):
+        job.call("one", 0, "AllReduce", 1 << 20, time_ns=BEGAN_NS + iteration * SECOND)
+    assert "\n  al�[2Jpha: every 1 s" in as_text(find_bursts(job.open()))
 
 
 def with_rail(folder: Path, shuffle: int | None = None) -> JobDataset:
@@ -204,6 +244,7 @@ def test_the_command_shows_rails_jobs_and_what_it_declines(tmp_path: Path) -> No
     assert " duty cycle 2" in lines[1]
     assert lines[3] == "Jobs"
     assert lines[4].startswith("  job (GPUs 0–1): every ")
+    assert ", duty cycle –, " in lines[4]
     assert "6.0 bursts" not in lines[4]
     assert lines[6:8] == ["No calendar", "  node-0 mlx5_1 (rail 1): nothing passed"]
     out = io.StringIO()

@@ -156,6 +156,65 @@ def test_a_recording_equals_itself(sides: dict[str, Side]) -> None:
         assert figure["p"] in (None, 1.0)
 
 
+def test_sizes_that_print_alike_are_told_apart_to_the_byte(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("aa", (0, 1))
+    for number in range(60):
+        for place, (size, took) in enumerate(((26_214_400, MS), (26_214_656, 3 * MS))):
+            at = number * 10 * MS + place * 5 * MS
+            for rank in range(2):
+                job.call("aa", rank, "AllReduce", size, time_ns=BEGAN_NS + at)
+                job.operation("aa", rank, "AllReduce", size, at, took)
+    side = side_of(open_dataset([job.write()]), "same")
+    content = as_json(side, side)
+    figures = content["figures"]
+    assert len({figure["name"] for figure in figures if figure["row"] in (6, 13)}) == sum(
+        figure["row"] in (6, 13) for figure in figures
+    )
+    assert by_name(content)["median AllReduce of 26,214,400 B (proxy)"]["a"] == pytest.approx(0.001)
+    assert by_name(content)["median AllReduce of 26,214,656 B (proxy)"]["a"] == pytest.approx(0.003)
+    assert all(figure["a"] == figure["b"] for figure in figures), [figure["name"] for figure in figures]
+
+
+def test_what_a_side_without_calls_sent_is_not_known(sides: dict[str, Side], tmp_path: Path) -> None:
+    job = JobDataset(tmp_path / "silent", (2, 2))
+    job.communicator("aa", (0, 1, 2, 3))
+    silent = side_of(open_dataset([job.write()]), "silent")
+    compared = compare_sides(sides["usual"], silent)
+    sent = [figure for figure in compared.figures if figure.row in (3, 4, 5)]
+    assert sent
+    assert [figure.name for figure in sent if figure.b is not None] == []
+    assert "100 % less" not in as_text(compared)
+    assert "silent: no call was recorded, so nobody knows what it sent." in compared.notes
+
+
+def test_volumes_of_a_recording_without_calls_are_not_held_against_an_estimate(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    job = JobDataset(tmp_path / "silent", (4, 4))
+    job.communicator("aa", tuple(range(8)))
+    content = as_json(side_of(open_dataset([job.write()]), "silent", 3), folders["toml"])
+    assert {figure["row"] for figure in content["figures"]} == {17}
+    assert any(note.startswith("No call was recorded") for note in content["notes"])
+
+
+def test_different_numbers_of_gpus_are_said_first(sides: dict[str, Side]) -> None:
+    said = list(words(compare_sides(sides["usual"], sides["gpt"])))
+    assert said[0].startswith("The numbers of GPUs differ: 4 in A, 8 in B;")
+    assert not any(
+        sentence.startswith("The numbers") for sentence in words(compare_sides(sides["usual"], sides["slow"]))
+    )
+
+
+def test_an_accuracy_below_zero_comes_with_its_formula() -> None:
+    (wrong,) = compare_values(
+        [Value(17, "T_iter", Unit.SECONDS, 1.0)], [Value(17, "T_iter", Unit.SECONDS, 4.0)], predicted=True
+    )
+    text = as_text(Compared("a", "b", True, False, (wrong,), ()))
+    assert text.count("accuracy: 1 − |predicted − measured| / measured; below 0: off by more than was measured") == 1
+    assert "-200 %" in text
+
+
 def test_sides_swapped_turn_the_sign_and_keep_the_evidence(sides: dict[str, Side]) -> None:
     there = by_name(as_json(sides["usual"], sides["slow"]))
     back = by_name(as_json(sides["slow"], sides["usual"]))

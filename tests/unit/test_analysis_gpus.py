@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.analysis.gpus import find_gpus
+from agent.analysis.report import report_of
+from agent.analysis.report_text import as_text
 from tests.unit.datasets import JobDataset
 
 
@@ -90,3 +92,46 @@ def test_a_gpus_rail_is_the_one_network_device_that_it_uses(tmp_path: Path) -> N
     job.connection("all", 0, 1, net_device=3)
     job.connection("all", 1, 2, net_device=4)
     assert [gpu.rail for gpu in find_gpus(job.open()).gpus] == ["3", "", "4"]
+
+
+def test_communicators_without_a_name_are_nobody_elses(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    job.communicator("all", (0, 1, 2, 3))
+    job.communicator("a", (0, 1), comm=None)
+    job.communicator("b", (2, 3), comm=None)
+    gpus = find_gpus(job.open())
+    assert len(gpus.gpus) == 4
+    unnamed = [one for one in gpus.communicators if one.comm != "all"]
+    assert len({one.comm for one in unnamed}) == 4
+    assert [(dict(one.members), one.nranks, one.complete) for one in unnamed] == [
+        ({0: 0}, None, False),
+        ({1: 1}, None, False),
+        ({0: 2}, None, False),
+        ({1: 3}, None, False),
+    ]
+
+
+def test_calls_of_communicators_without_a_name_are_reported(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    job.communicator("all", (0, 1, 2, 3))
+    job.communicator("a", (0, 1), comm=None)
+    for _ in range(3):
+        job.collective("all", "AllReduce", 1 << 20)
+        job.collective("a", "AllReduce", 1 << 20)
+    report = report_of(job.open())
+    assert [(use.nranks, use.gpus, use.calls) for use in report.communicators] == [
+        (4, (0, 1, 2, 3), 12),
+        (None, (0,), 3),
+        (None, (1,), 3),
+    ]
+    assert sum(line.lstrip().startswith("unknown:") for line in as_text(report).splitlines()) == 2
+
+
+def test_ranks_of_one_process_that_no_index_tells_apart_are_gpus_each(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(4,))
+    job.communicator("all", (0, 1, 2, 3), pid=41, gpu=None)
+    job.communicator("again", (0, 1, 2, 3), pid=41, gpu=None)
+    job.row(0, "communicators", instance=99, comm="other", rank=0, nranks=1, pid=42)
+    gpus = find_gpus(job.open())
+    assert [gpu.pid for gpu in gpus.gpus] == [41] * 4 + [42]
+    assert [dict(one.members) for one in gpus.communicators] == [{0: 0, 1: 1, 2: 2, 3: 3}] * 2 + [{0: 4}]

@@ -164,6 +164,32 @@ def test_barriers_of_all_are_the_world_s(tmp_path: Path) -> None:
     assert shape_of(groups) == (2, 2, 2, 1, True)
 
 
+def test_a_restarted_job_is_no_job_of_twice_as_many_gpus_for_sure(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    job.communicator("aa", (0, 1), group_name="TENSOR_MODEL_PARALLEL_GROUP")
+    job.communicator("bb", (2, 3), group_name="TENSOR_MODEL_PARALLEL_GROUP", node_rank=0)
+    for comm in ("aa", "bb"):
+        job.collective(comm, "AllReduce", 1 << 17, times=8)
+    side_by_side = groups_of(job).parallelism
+    assert side_by_side is not None
+    assert side_by_side.certain
+    assert side_by_side.reason.endswith("2 groups of GPUs share no communicator: they may be several jobs")
+
+    again = JobDataset(tmp_path / "again", servers=(2,))
+    again.communicator("aa", (0, 1), group_name="TENSOR_MODEL_PARALLEL_GROUP")
+    again.communicator("restarted", (0, 1), comm="bb", group_name="TENSOR_MODEL_PARALLEL_GROUP")
+    for rows in again._rows.values():
+        for row in rows:
+            if row.get("comm") == "bb":
+                row["pid"] += 1000
+    for comm in ("aa", "restarted"):
+        again.collective(comm, "AllReduce", 1 << 17, times=8)
+    restarted = groups_of(again).parallelism
+    assert restarted is not None
+    assert not restarted.certain
+    assert "the same GPUs: jobs one after the other, or one restarted" in restarted.reason
+
+
 def test_a_job_without_calls_has_no_shape(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, (2,))
     job.communicator("aa", (0, 1))

@@ -76,6 +76,17 @@ def test_the_gpu_that_communicates_longest_speaks_for_all_iterations(tmp_path: P
     assert [one.comm_seconds for one in found] == [pytest.approx(0.010), pytest.approx(0.050)]
 
 
+def test_operations_at_the_same_time_make_no_gpu_the_busiest(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1))
+    # The first GPU's add up to 90 ms and are under way for 40, the second one's for 50; what lies outside is neither's.
+    for rank, begin, took in ((0, 0, 40), (0, 5, 30), (0, 10, 20), (1, 0, 25), (1, 50, 25), (0, 300, 90)):
+        job.operation("aa", rank, "AllReduce", 1 << 20, begin * MS, took * MS, source="cuda")
+    dataset = job.open()
+    (found,), _ = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    assert found.comm_seconds == pytest.approx(0.050)
+
+
 def test_calls_alone_have_no_duration(tmp_path: Path) -> None:
     iterations, unknown = overlap_of(ddp(tmp_path, iterations=6))
     assert iterations

@@ -191,6 +191,14 @@ def test_an_iteration_is_as_high_as_it_is_long() -> None:
     assert columns[2][1].width + 1 == pytest.approx(2 * (columns[2][0].width + 1))
 
 
+def test_communication_that_nobody_knows_is_not_drawn_as_none() -> None:
+    picture = pictures.iteration_strip([Iteration(float(place), 1.0, None, None, None, None, None) for place in (0, 1)])
+    assert picture is not None
+    assert not [word for word in words(picture) if "communication" in word]
+    assert "length of an iteration" in words(picture)
+    assert len([box for box in boxes(picture, "grid") if box.title]) == 2
+
+
 def test_thousands_of_iterations_are_put_together_and_the_picture_says_so() -> None:
     many = [Iteration(float(number), 1.0, 0.5, 0.5, None, None, None) for number in range(5000)]
     picture = pictures.iteration_strip(many)

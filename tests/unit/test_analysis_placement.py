@@ -37,7 +37,7 @@ from agent.model.nodes import Nodes
 from agent.model.shape import Mode, Shape
 from agent.model.traffic import traffic
 from agent.model.volumes import stage_volumes
-from tests.unit.datasets import JobDataset, gpt_job
+from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, inference_job
 from tests.unit.model_shapes import GPT_3B, shapes
 
@@ -161,24 +161,124 @@ def test_a_ring_visits_servers_one_after_the_other() -> None:
     assert ring_order([3, 3, 1]) == [0, 1, 2]
 
 
+def with_rails(job: JobDataset, rails: int = 2) -> JobDataset:
+    """Every server has so many rails of 50 GB/s."""
+    for server in range(len(job.servers)):
+        for rail in range(rails):
+            job.row(server, "rails", rail_id=rail, rail=str(rail), speed_bytes_per_second=50 * 10**9)
+    return job
+
+
+def ring_job(folder: Path, counted: tuple[int, int] | None) -> JobDataset:
+    """One ring of two servers of two GPUs, which by place sends on rail 1 and receives on rail 0.
+
+    By `counted` bytes the rails' counters grew, those that receive in the other order; None: they were not read.
+    """
+    job = JobDataset(folder, (2, 2))
+    with_rails(job).communicator("all", range(4))
+    job.collective("all", "AllReduce", 8 * MIB, times=4)
+    for server in (0, 1) if counted else ():
+        for rail, (sent, received) in enumerate(zip(counted or (), reversed(counted or ()), strict=True)):
+            for step in range(3):
+                totals = {"transmit_bytes": 7 + step * sent // 2, "receive_bytes": 9 + step * received // 2}
+                job.row(server, "rail_samples", time_ns=BEGAN_NS + step * SECOND_NS // 10, rail_id=rail, **totals)
+    return job
+
+
 def test_a_job_within_its_servers_could_do_without_links(tmp_path: Path) -> None:
-    shape = Shape(
-        layers=2, hidden=64, sequence=32, vocabulary=500, global_batch=4, micro_batch=2, pipeline=2, tensor=2, data=1
-    )
-    answer = placement_of(gpt_job(tmp_path, shape, default_mapping(shape), 4))
-    assert answer.links.removable == len(answer.links.links) == 4
+    job = with_rails(JobDataset(tmp_path, (2, 2)))
+    for number, gpus in enumerate(((0, 1), (2, 3))):
+        job.communicator(f"tp{number}", gpus)
+        job.collective(f"tp{number}", "AllReduce", MIB)
+    links = placement_of(job).links
+    assert links is not None
+    assert links.removable == len(links.links) == 4
+
+
+def test_of_one_server_s_links_nothing_is_said(tmp_path: Path) -> None:
+    answer = placement_of(with_rails(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 8)))
+    assert answer.links is None
+    assert "one server" in answer.no_links
+
+
+def test_without_rails_there_is_link_advice_only_where_a_nic_is_given(tmp_path: Path) -> None:
+    job = gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4)
+    answer = placement_of(job)
+    assert answer.links is None
+    assert "--c-nic" in answer.no_links
+    assert placement_of(job, PlaceRequest(None, 0.05, 1.0, 50e9, None)).links is not None
 
 
 def test_recorded_rails_give_the_links_and_their_rate(tmp_path: Path) -> None:
-    job = gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4)
-    for server in (0, 1):
-        for rail in range(5):
-            job.row(server, "rails", rail_id=rail, rail=str(rail), speed_bytes_per_second=50 * 10**9)
-    answer = placement_of(job)
+    answer = placement_of(with_rails(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4), 5))
+    assert answer.links is not None
     assert len(answer.links.links) == 10
     assert {link.rail for link in answer.links.links if not link.needed} == {"4"}
     assert answer.rates.nic_bytes_per_second == 50e9
-    assert answer.link_doubts == ()
+    (assumed,) = answer.link_doubts
+    assert assumed == "a GPU's rail is its place on its server, which no counter of a rail was recorded to check"
+
+
+def test_rails_of_which_the_counters_agree_with_the_gpus_places_are_used(tmp_path: Path) -> None:
+    answer = placement_of(ring_job(tmp_path, (400_000, 48 * MIB)))
+    assert answer.links is not None
+    assert {link.rail for link in answer.links.links if link.transmit_bytes} == {"1"}
+    (assumed,) = answer.link_doubts
+    assert "which agrees with what the rails' counters show" in assumed
+
+
+def test_a_counter_that_began_anew_counts_what_came_after(tmp_path: Path) -> None:
+    job = ring_job(tmp_path, (400_000, 48 * MIB))
+    job.row(0, "rail_samples", time_ns=BEGAN_NS + SECOND_NS // 4, rail_id=1, transmit_bytes=0, receive_bytes=0)
+    assert placement_of(job).links is not None
+
+
+def test_counters_that_were_read_once_check_nothing(tmp_path: Path) -> None:
+    job = ring_job(tmp_path, None)
+    for rail in (0, 1):
+        job.row(0, "rail_samples", time_ns=BEGAN_NS, rail_id=rail, transmit_bytes=MIB, receive_bytes=MIB)
+    answer = placement_of(job)
+    assert answer.links is not None
+    assert "no counter of a rail was recorded to check" in answer.link_doubts[0]
+
+
+@pytest.mark.parametrize(
+    "counted", [(48 * MIB, 48 * MIB), (5 * MIB, 48 * MIB), (48 * MIB, 0)], ids=["both alike", "a tenth", "the other"]
+)
+def test_a_link_whose_counter_shows_traffic_is_never_advised_away(tmp_path: Path, counted: tuple[int, int]) -> None:
+    answer = placement_of(ring_job(tmp_path, counted))
+    assert answer.links is None
+    assert "counters show traffic" in answer.no_links
+    assert not answer.rails_known
+    assert answer.mappings
+
+
+def test_the_text_says_why_there_is_no_link_advice_and_shows_no_bytes_across_rails(tmp_path: Path) -> None:
+    _, text = run(str(ring_job(tmp_path, (48 * MIB, 48 * MIB)).write()))
+    assert "Links: no advice, as it is not known which rail a GPU uses: the rails' counters show traffic" in text
+    assert "could go" not in text
+    content = json.loads(run(str(tmp_path), "--json")[1])
+    assert content["links"] is None
+    assert {one["cross_rail_bytes"] for one in content["mappings"]} == {None}
+
+
+def test_the_text_names_what_the_rails_were_told_by(tmp_path: Path) -> None:
+    _, text = run(str(ring_job(tmp_path, None).write()))
+    assert "  Assumed: a GPU's rail is its place on its server, which no counter" in text
+
+
+def test_a_rank_that_is_none_of_its_communicator_s_leaves_it_out(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2, 2))
+    job.communicator("all", range(4))
+    job.collective("all", "AllReduce", MIB)
+    for instance, rank in ((90, 0), (91, 5)):
+        end = {"comm": "odd", "nranks": 2, "rank": rank, "pid": 1000 + instance - 90, "gpu": str(instance - 90)}
+        job.row(0, "communicators", instance=instance, **end)
+        job.row(0, "calls", instance=instance, time_ns=BEGAN_NS, op="AllReduce", data_type="Int8", payload_bytes=MIB)
+    with job.open() as dataset:
+        gpus, counted = find_gpus(dataset), count_calls(dataset)
+        demands = find_demands(counted, gpus, find_groups(counted, gpus))
+    assert [ring.gpus for ring in demands.rings] == [(0, 1, 2, 3)]
 
 
 @settings(max_examples=15, deadline=None)
@@ -262,7 +362,7 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    return str(gpt_job(tmp_path / "job", SMALL, default_mapping(SMALL), 4).write())
+    return str(with_rails(gpt_job(tmp_path / "job", SMALL, default_mapping(SMALL), 4), 4).write())
 
 
 def test_the_command_s_text_names_the_shape_the_mapping_and_the_links(folder: str) -> None:

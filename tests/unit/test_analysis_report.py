@@ -21,12 +21,13 @@ from agent.analysis.report_facts import Regularity, Report
 from agent.analysis.report_json import KEYS, as_json, as_json_text
 from agent.analysis.report_options import add_report_arguments
 from agent.analysis.report_text import as_text
+from agent.analysis.report_words import summary
 from agent.analysis.scaling import Run, find_scaling
 from agent.dataset.reader import DatasetError
 from agent.model.mapping import default_mapping
 from agent.model.shape import Shape
 from agent.recording_store import save
-from tests.unit.datasets import SECOND_NS, JobDataset, gpt_job
+from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.recordings import recording
 
 SAMPLES = Path(__file__).parent / "data" / "imports"
@@ -189,6 +190,54 @@ def test_a_communicator_with_ranks_that_were_not_recorded_is_said(tmp_path: Path
     assert report_of(job.open()).losses == ("1 of 1 communicators have ranks that were not recorded.",)
 
 
+def test_what_was_removed_to_keep_the_folder_small_is_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1, 1), recording={"calls_removed": 5000, "operations_removed": 7})
+    job.communicator("all", (0, 1))
+    losses = report_of(job.open()).losses
+    assert losses == (
+        "10,000 calls were removed again by --max-size: counts and bytes are of the rest (on node-0, node-1).",
+        "14 completed operations were removed again by --max-size: latencies are of the rest (on node-0, node-1).",
+    )
+
+
+@pytest.mark.parametrize(("began", "said"), [(0.0, False), (0.4, False), (6.0, True)])
+def test_nodes_that_were_recorded_at_different_times_are_named(tmp_path: Path, began: float, said: bool) -> None:
+    folders = []
+    for server, since in ((0, 0.0), (1, began)):
+        times = {"began_ns": BEGAN_NS + int(since * SECOND_NS), "ended_ns": BEGAN_NS + 12 * SECOND_NS}
+        silent = frozenset({1 - server})
+        job = JobDataset(tmp_path / str(server), servers=(1, 1), silent_servers=silent, recording=times)
+        job.communicator("all", (0, 1))
+        folders.append(job.write())
+    assert make_report(folders, SMALL).losses == (
+        (
+            "node-0 was recorded 12 s, node-1 6 s, up to 6 s apart: figures that need several nodes are of different "
+            "times.",
+        )
+        if said
+        else ()
+    )
+
+
+def test_gpus_that_share_no_communicator_are_said_to_be_of_several_jobs(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(6,))
+    for comm, gpus in (("a", (0, 1)), ("b", (1, 2)), ("c", (3, 4)), ("d", (5,))):
+        job.communicator(comm, gpus)
+    assert report_of(job.open()).losses == (
+        "3 groups of GPUs share no communicator: several jobs, or one restarted; figures are of all of them together.",
+    )
+
+
+def test_a_rank_that_two_gpus_claim_is_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    job.communicator("aa", (0, 1))
+    job.communicator("another", (2, 3), comm="aa")
+    assert report_of(job.open()).losses == (
+        "Two GPUs or more say that they are rank 0 of aa, rank 1 of aa: of their traffic with others only one's is "
+        "shown.",
+    )
+
+
 def test_several_folders_are_servers_of_one_job(tmp_path: Path) -> None:
     for server in (0, 1):
         job = JobDataset(tmp_path / str(server), servers=(1, 1), silent_servers=frozenset({1 - server}))
@@ -268,6 +317,9 @@ def test_data_without_times_has_no_iterations_and_says_so() -> None:
     assert report.ops
     assert (report.regularity, report.iterations, report.receives) == (None, (), ())
     assert {9, 10, 11, 12, 16} <= {one.row for one in report.unknown if "no times, only an order" in one.reason}
+    heading = as_text(report).splitlines()[0]
+    assert heading.endswith(", times are not known")
+    assert summary(report)[0].endswith(" were recorded at times that are not known.")
 
 
 def test_data_that_names_no_host_is_not_said_to_stay_inside_one() -> None:

@@ -20,7 +20,7 @@ from agent.model.mapping import Mapping, custom_mapping, default_mapping
 from agent.model.nodes import Nodes
 from agent.model.shape import Shape
 from agent.model.traffic import ring_edge_bytes, traffic
-from tests.unit.datasets import JobDataset, gpt_job
+from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 
 SHAPE = Shape(
     layers=6,
@@ -229,6 +229,29 @@ def test_rails_are_places_on_servers_of_equal_size(tmp_path: Path) -> None:
     assert (traffic.between_servers_wire_bytes, traffic.cross_rail_wire_bytes) == (12, 7)
     assert traffic.server_transmit_wire_bytes == (("node-0", 12), ("node-1", 0))
     assert traffic.basis.endswith("A GPU's rail is its place on its server.")
+
+
+def test_rails_whose_counters_show_traffic_elsewhere_are_not_known(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    job.communicator("all", (0, 1, 2, 3))
+    job.collective("all", "AllReduce", 1 << 20)  # by place all is sent on rail 1
+    for rail in (0, 1):
+        job.row(0, "rails", rail_id=rail, rail=str(rail))
+        for step in (0, 1):
+            totals = dict.fromkeys(("transmit_bytes", "receive_bytes"), step << 20)
+            job.row(0, "rail_samples", time_ns=BEGAN_NS + step, rail_id=rail, **totals)
+    traffic, unknown = found(job)
+    assert traffic.cross_rail_wire_bytes is None
+    assert "A GPU's rail" not in traffic.basis
+    assert any(one.row == 5 and "the rails' counters show traffic" in one.reason for one in unknown)
+
+
+def test_a_communicator_of_more_ranks_than_there_can_be_is_not_modelled(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2,))
+    job.communicator("all", (0, 1), nranks=10**9)
+    job.collective("all", "AllReduce", 1 << 20)
+    traffic, _ = found(job)
+    assert (traffic.unmodelled_calls, traffic.pairs) == (2, ())
 
 
 def test_a_recorded_network_device_is_a_gpus_rail(tmp_path: Path) -> None:

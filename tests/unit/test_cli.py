@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
+
 import pytest
 
+from agent import cli
 from agent.cli import main
 
 
@@ -50,3 +56,32 @@ def test_a_folder_that_is_not_there_is_one_line_and_status_2(capsys: pytest.Capt
     assert capsys.readouterr().err == (
         "railscope agent: --path.procfs: /nonexistent is no folder; name where it is mounted\n"
     )
+
+
+@pytest.mark.parametrize("words", [["report"], ["place"], ["record", "--describe"], ["export", "--perfetto", "x"]])
+def test_a_file_name_that_is_too_long_is_one_line_and_status_2(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "n" * 300
+    assert main([*words, name]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("railscope")
+    assert f"{name}: {os.strerror(errno.ENAMETOOLONG)}" in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_an_error_that_is_of_no_named_file_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_parsed: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(cli, "_report", broken)
+    with pytest.raises(OSError, match="Invalid argument"):
+        main(["report", "x"])
+
+
+def test_what_the_terminal_s_encoding_lacks_is_shown_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(cli, "_report", lambda _parsed: print("–") or 0)
+    assert main(["report", "x"]) == 0
+    assert terminal.buffer.getvalue() == b"\\u2013\n"

@@ -164,3 +164,8 @@ def test_a_wrong_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
 )
 def test_amounts_are_short(size_bytes: float, shown: str) -> None:
     assert cost_text.amount(size_bytes) == shown
+
+
+def test_a_fleet_beyond_any_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dashboards", "cost", "--gpus", "9" * 400]) == 2
+    assert capsys.readouterr().err == "railscope: --gpus: a fleet has 1,000,000,000 GPUs at most\n"

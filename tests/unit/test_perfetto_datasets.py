@@ -160,3 +160,35 @@ def test_a_recording_and_the_dataset_made_of_it_give_the_same_trace(tmp_path: Pa
     assert {where[1:]: values for where, values in of_file.counters.items()} == {
         where[1:]: values for where, values in of_folder.counters.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"began_ns": None, "ended_ns": None}, "does not say when it began"),
+        ({"began_ns": -5}, "before 1970"),
+    ],
+)
+def test_a_recording_whose_times_no_trace_can_have_is_one_line(
+    tmp_path: Path, columns: dict[str, int | None], message: str
+) -> None:
+    job = JobDataset(tmp_path / "dataset", servers=(1,), recording=columns)
+    job.communicator("aa", (0,))
+    job.collective("aa", "AllReduce", 1 << 20)
+    with pytest.raises(RecordingError, match=message):
+        traced(job, tmp_path)
+
+
+def test_an_operation_before_1970_is_one_line(job: JobDataset, tmp_path: Path) -> None:
+    job.operation("aa", 0, "AllReduce", 1 << 20, -BEGAN_NS - 5, BEGAN_NS + SECOND_NS)
+    with pytest.raises(RecordingError, match="before 1970"):
+        traced(job, tmp_path)
+
+
+def test_recordings_that_say_nothing_of_their_clocks_share_none(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path / "dataset", servers=(1, 1), recording={"node": "imported", "clock_error_ns": None})
+    job.communicator("aa", (0, 1))
+    job.collective("aa", "AllReduce", 1 << 20)
+    _, said = traced(job, tmp_path)
+    assert "share one clock" not in said
+    assert "nobody knows how far apart the clocks are" in said
