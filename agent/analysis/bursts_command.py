@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from agent.analysis.missing import not_installed
 from agent.analysis.quantities import UNKNOWN
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
 from agent.text_tables import printable_lines
@@ -47,9 +48,7 @@ def run_bursts(parsed: Any, out: TextIO) -> int:
         from agent.analysis.engines import engine
         from agent.dataset.reader import DatasetError, open_dataset
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("duckdb", "ibis", "pyarrow"):
-            raise
-        print(f"railscope bursts: {error.name} is not installed: install railscope[analysis]", file=sys.stderr)
+        print(f"railscope bursts: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
     try:
         with as_datasets(parsed.paths, apart=False) as folders, engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:

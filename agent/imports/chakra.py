@@ -232,13 +232,9 @@ class _Trace:
             ImportedCall(
                 time_ns=begin_ns,
                 instance=instance,
-                tid=None,
-                stream=None,
                 op=op.name,
-                data_type=None,
                 payload_bytes=payload_bytes,
                 peer=peer,
-                sequence=None,
             ),
         )
         if not found.duration_us or not self._timed:
@@ -251,14 +247,10 @@ class _Trace:
                 begin_ns=begin_ns,
                 end_ns=begin_ns + found.duration_us * 1000,
                 op=op.name,
-                data_type=None,
                 payload_bytes=payload_bytes,
                 algorithm=said.algorithm or None,
                 protocol=said.protocol or None,
-                channels=None,
                 peer=peer,
-                sequence=None,
-                stream=None,
                 source="kernel",
             ),
         )

@@ -118,13 +118,8 @@ class _Log:
             ImportedCall(
                 time_ns=begin_ns,
                 instance=instance,
-                tid=None,
-                stream=None,
                 op=op.name,
-                data_type=None,
                 payload_bytes=payload_bytes,
-                peer=None,
-                sequence=None,
             ),
         )
         self._target.add(
@@ -134,14 +129,7 @@ class _Log:
                 begin_ns=begin_ns,
                 end_ns=begin_ns + length_ns,
                 op=op.name,
-                data_type=None,
                 payload_bytes=payload_bytes,
-                algorithm=None,
-                protocol=None,
-                channels=None,
-                peer=None,
-                sequence=None,
-                stream=None,
                 source="cuda",
             ),
         )

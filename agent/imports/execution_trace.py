@@ -157,13 +157,10 @@ class _Trace:
                 ImportedCall(
                     time_ns=self._base_ns + self._count * _STEP_NS,
                     instance=self._instances[key],
-                    tid=None,
-                    stream=None,
                     op=one.op.name,
                     data_type=kind.name,
                     payload_bytes=one.elements * type_bytes(kind),
                     peer=one.peer,
-                    sequence=None,
                 ),
             )
 

@@ -29,37 +29,37 @@ class ImportFailure(Exception):
 
 
 class ImportedCall(NamedTuple):
-    """One call of NCCL's API: a row of `calls`, with the names of its columns."""
+    """One call of NCCL's API: a row of `calls`, with the names of its columns.  None: not told."""
 
     time_ns: int
     instance: int
-    tid: int | None
-    stream: int | None
     op: str
-    data_type: str | None
     payload_bytes: int
     """With NCCL's meaning of count: what one rank sends in an AllGather, what it receives in a ReduceScatter, and
     what goes to one peer in an AllToAll."""
-    peer: int | None
-    sequence: int | None
+    data_type: str | None = None
+    tid: int | None = None
+    stream: int | None = None
+    peer: int | None = None
+    sequence: int | None = None
 
 
 class ImportedOperation(NamedTuple):
-    """One operation with its times: a row of `operations`."""
+    """One operation with its times: a row of `operations`.  None: not told."""
 
     instance: int
     begin_ns: int
     end_ns: int
     op: str
-    data_type: str | None
-    payload_bytes: int | None
-    algorithm: str | None
-    protocol: str | None
-    channels: int | None
-    peer: int | None
-    sequence: int | None
-    stream: int | None
     source: str
+    payload_bytes: int | None = None
+    data_type: str | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
+    peer: int | None = None
+    sequence: int | None = None
+    stream: int | None = None
 
 
 class ImportedKernel(NamedTuple):

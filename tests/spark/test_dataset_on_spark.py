@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyspark", reason="pyspark is not installed: install railscope[spark]")
+pytest.importorskip("pyspark", reason="Spark is 400 MB: run 'make test-spark'")
 if shutil.which("java") is None:
-    pytest.skip("Spark needs Java, and there is none", allow_module_level=True)
+    pytest.skip("Spark needs Java: run 'make test-spark'", allow_module_level=True)
 
 from agent.analysis.engines import engine
 from agent.analysis.report_options import SPARK
