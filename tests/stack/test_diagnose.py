@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -125,7 +126,8 @@ def test_the_text_names_the_rank_first_and_says_what_to_do(cluster: Cluster) -> 
     assert status == 1
     assert "rank 1 (pid 4001, stop1) is stopped" in " ".join(text.split("\n\n")[0].split())
     assert "stop1: kill -CONT 4001" in text
-    assert "rank 1 made 10.0 calls/s before the stall" in text
+    # Ten, less or more where a busy machine scrapes early or late.
+    assert re.search(r"rank 1 made (9|10|11)\.\d calls/s before the stall", " ".join(text.split()))
 
 
 @pytest.mark.usefixtures("seconds_until_named")
