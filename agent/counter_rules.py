@@ -10,6 +10,7 @@ and NVIDIA's description of mlx5's counters.  A counter's end is a fact of the d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from probes.rdma.widths import HW_COUNTERS, VPORT_PREFIX
@@ -85,6 +86,7 @@ _RULES: Final = (
 )
 
 
+@lru_cache(maxsize=4096)
 def rule_of(name: str) -> CounterRule:
     """The rule of a counter under the name that RdmaCounters gives it, of a virtual port as of a real one."""
     return _RULES.get(name.removeprefix(f"{HW_COUNTERS}/").removeprefix(VPORT_PREFIX), _UNKNOWN)

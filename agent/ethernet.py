@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from agent.configured import Remark
 from agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauges, rail_queue, rail_tcp
@@ -50,15 +50,26 @@ class _Inside(Generic[Source]):
         ways: Callable[[], Iterable[NetworkNamespace]],
         make: Callable[[], Source],
         prepare: Callable[[Source], None],
+        devices: Callable[[], tuple[str, ...]],
     ) -> None:
-        """`ways` are the same namespace, through each of its processes: one that has ended leads nowhere."""
+        """`ways` are the same namespace, through each of its processes: one that has ended leads nowhere.
+
+        `devices` are those to read, which `prepare` tells a source before it is read.
+        """
         self._ways = ways
         self._make = make
         self._prepare = prepare
+        self._devices = devices
         self.opened: Source | None = None
+        self.asked_for: tuple[str, ...] | None = None
+        """The devices of the last read, which may be under way; None: there was none yet."""
+        self.reads = 0
+        """Those that were begun."""
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
+        self.reads += 1
+        self.asked_for = self._devices()
         source = self.opened
         if source is None:
             source = self.opened = self._open()
@@ -103,6 +114,8 @@ class _Watched:
     connections: _Inside[TcpCounters] | None = None
     rails: tuple[tuple[str, str], ...] = ()
     """(rail, device)."""
+    sources: dict[str, _Inside[Any]] = field(default_factory=dict)
+    """All of them, by what they are called."""
     remarks: dict[str, Remark] = field(default_factory=dict)
 
     def key(self, source: str) -> str:
@@ -200,6 +213,17 @@ class EthernetWatch:
             result.collector_result(every_device=True) for result in results if result is not None and result.reads
         )
 
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly, since the rails of their namespace are known."""
+        state = self._sampler.state()
+        found = []
+        for watched in self._watched.values():
+            for key, source in watched.sources.items():
+                result = state.result(key)
+                if source.asked_for != watched.devices or (result is not None and result.reads < source.reads):
+                    found.append(key)
+        return tuple(found)
+
     def close(self) -> None:
         """Stop reading; the sampler goes on without."""
         for netns in list(self._watched):
@@ -214,11 +238,15 @@ class EthernetWatch:
                 watched.ways,
                 lambda: EthtoolStatistics(self._clock, use_of),
                 lambda source: source.watch(watched.devices),
+                lambda: watched.devices,
             )
             self._add(watched, "ethtool", watched.statistics)
         if self._queues:
             watched.queues = _Inside(
-                watched.ways, lambda: QueueCounters(self._clock), lambda source: source.watch(watched.devices)
+                watched.ways,
+                lambda: QueueCounters(self._clock),
+                lambda source: source.watch(watched.devices),
+                lambda: watched.devices,
             )
             self._add(watched, "qdisc", watched.queues)
         if self._tcp:
@@ -226,12 +254,14 @@ class EthernetWatch:
                 watched.ways,
                 lambda: TcpCounters(self._clock, self._procfs),
                 lambda source: source.watch(watched.devices, watched.processes),
+                lambda: watched.devices,
             )
             self._add(watched, "tcp", watched.connections)
         return watched
 
-    def _add(self, watched: _Watched, name: str, source: CounterSource) -> None:
+    def _add(self, watched: _Watched, name: str, source: _Inside[Any]) -> None:
         key = watched.key(name)
+        watched.sources[key] = source
         watched.remarks[key] = Remark(_log, key, "is read again")
         self._sampler.add(key, _BY_SOURCE, source, self._period_seconds)
 

@@ -172,8 +172,8 @@ class FlightRecorder:
             words[:, 0] = (read.before_ns + read.after_ns) // 2
             words[:, 1:3] = read.values.take(source.places)
             words[:, 3] = source.devices
-            if read.shape is not None:
-                words = words[read.shape.known.take(source.places).all(axis=1)]
+        if read.shape is not None:
+            words = words.compress(read.shape.known.take(source.places).all(axis=1), axis=-2)
         self._samples.add(words.view(RAIL_SAMPLE).reshape(-1))
 
     def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> _Source:

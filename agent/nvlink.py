@@ -56,6 +56,8 @@ class _Repeated:
         self._work = work
         self._wake = threading.Event()
         self.stopping = False
+        self.turns = 0
+        """Those that came to their end."""
         self.since_ns: int | None = None
         """When the call under way began; None: none is."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -91,6 +93,7 @@ class _Repeated:
             return self._work()
         finally:
             self.since_ns = None
+            self.turns += 1
 
     def _run(self) -> None:
         while not self.stopping:
@@ -195,6 +198,12 @@ class NvlinkWatch:
     def missing(self) -> str:
         """Why there is no NVML, on one line; empty: there is, or it was not looked for yet."""
         return self._missing
+
+    def awaited(self) -> tuple[str, ...]:
+        """Collectors that have no result yet, good or bad."""
+        if not self._keeper.turns:
+            return ("nvlink",)
+        return tuple(thread.collector for thread in self._threads if not thread.repeated.turns)
 
     def state(self) -> NvlinkState:
         """Everything known now."""

@@ -44,13 +44,16 @@ class GpuTotals:
 
         Another `counted` under the same key is another counter: a new baseline for the same total.
         """
+        known = self._totals.get(key)
         if value is None:
-            return self._totals.get(key)
-        before, last = self._last.get(key, (counted, value))
+            return known
+        seen = (counted, value)
+        if self._last.get(key) == seen:
+            return known
+        before, last = self._last.get(key, seen)
         step = value - last if before == counted else 0
         self.resets += step < 0
-        self._last[key] = (counted, value)
-        known = self._totals.get(key)
+        self._last[key] = seen
         self._totals[key] = total = value if known is None else known + max(0, step)
         return total
 

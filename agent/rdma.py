@@ -20,7 +20,7 @@ from agent.sampling import Sampler
 from agent.snapshot import CollectorResult, Histogram
 from probes.clock import Clock
 from probes.rdma.counters import RdmaCounters
-from probes.rdma.inventory import RdmaPort, class_folder, read_ports
+from probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
 from probes.rdma.netlink import RdmaNetlink
 from probes.rdma.port import only_bytes
 
@@ -110,6 +110,7 @@ class RdmaWatch:
         self._excluded = excluded
         self._use_netlink = netlink
         self._watching = False
+        self._inventory = RdmaInventory(sysfs)
         self._inventory_ns: int | None = None
         self._ports: tuple[RdmaPort, ...] = ()
         self._remark = Remark(_log, "RDMA counters", "all ports are read again")
@@ -119,7 +120,7 @@ class RdmaWatch:
         now_ns = self._clock.monotonic_ns()
         if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
             self._inventory_ns = now_ns
-            self._ports = read_ports(self._sysfs)
+            self._ports = self._inventory.read()
             if self._ports and not self._watching:
                 self._begin()
         if self._watching:

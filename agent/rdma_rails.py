@@ -176,6 +176,10 @@ class RdmaRails:
         """How reading goes; none on a host without RDMA."""
         return self._watch.collectors()
 
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly."""
+        return self._sampler.state().awaited
+
     def close(self) -> None:
         self._watch.close()
         self._sampler.stop()

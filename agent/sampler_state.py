@@ -89,6 +89,11 @@ class SamplerState:
         return tuple(frame.result for frame in self._frames.values())
 
     @property
+    def awaited(self) -> tuple[str, ...]:
+        """Keys of sources that were not read yet, well or badly."""
+        return tuple(result.key for result in self.results if not result.reads)
+
+    @property
     def ticks_missed(self) -> int:
         return sum(result.ticks_missed for result in self.results)
 
@@ -140,20 +145,25 @@ class Frame:
     def device(self, name: str) -> DeviceTotals:
         row = self.rows[name]
         values = dict(zip(self.fields, self.totals[row].tolist(), strict=True))
-        counted = set(self.fields if self.counted is None else itertools.compress(self.fields, self.counted[row]))
-        pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row]))
+        transmit_bytes, receive_bytes = values.pop("tx_bytes"), values.pop("rx_bytes")
+        counters = tuple(values.items())
+        bytes_counted = True
+        if self.counted is not None:
+            counted = set(itertools.compress(self.fields, self.counted[row].tolist()))
+            counters = tuple(counter for counter in counters if counter[0] in counted)
+            bytes_counted = counted.issuperset(("tx_bytes", "rx_bytes"))
+        pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row].tolist()))
+        transmitted, received = self.counts[row].tolist()
+        transmit_sum, receive_sum = self.sums[row].tolist()
         return DeviceTotals(
             netns=self.netns,
             device=name,
-            transmit_bytes=values.pop("tx_bytes"),
-            receive_bytes=values.pop("rx_bytes"),
-            counters=tuple((counter, value) for counter, value in values.items() if counter in counted),
-            transmit_rate=self._histogram(row, 0),
-            receive_rate=self._histogram(row, 1),
+            transmit_bytes=transmit_bytes,
+            receive_bytes=receive_bytes,
+            counters=counters,
+            transmit_rate=Histogram(RATE_BOUNDS, tuple(transmitted), transmit_sum),
+            receive_rate=Histogram(RATE_BOUNDS, tuple(received), receive_sum),
             present=name in self.present,
-            bytes_counted=counted.issuperset(("tx_bytes", "rx_bytes")),
+            bytes_counted=bytes_counted,
             pinned=pinned,
         )
-
-    def _histogram(self, row: int, direction: int) -> Histogram:
-        return Histogram(RATE_BOUNDS, tuple(self.counts[row, direction].tolist()), float(self.sums[row, direction]))

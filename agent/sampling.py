@@ -47,8 +47,6 @@ _MOST_WAITING: Final = 64
 _LONGEST_WAIT_NS: Final = 1_000_000_000
 _STATE_PATIENCE_SECONDS: Final = 0.01
 """A source may hang while somebody asks for the state, who then gets what was known before."""
-_NAP_NS: Final = 20_000_000
-"""Waits up to this long cannot be cut short, as sleeping is cheaper than waiting for an event."""
 _PR_SET_TIMERSLACK: Final = 29
 _TIMER_SLACK_NS: Final = 1_000
 
@@ -122,7 +120,7 @@ class _Entry:
         return ""
 
     def take_answer(self) -> bool:
-        """Ask a source whose answer may be understood later; False: that must not be now, or `refusal` says why not."""
+        """Ask a source whose answer may be understood later; False: it must be read, or `refusal` says why not."""
         self.refusal = ""
         if self.deferring is None or self.refresh or self.removed or not self.success:
             return False
@@ -130,6 +128,8 @@ class _Entry:
             answer = self.deferring.take()
         except (OSError, ValueError) as failure:
             self.refusal = _words(failure)
+            return False
+        if answer is None:
             return False
         self.waiting.append(answer)
         self.schedule(answer.before_ns, answer.after_ns)
@@ -193,7 +193,9 @@ class Sampler:
         """Shown every reading as it is understood, with the namespace of its devices; None: nobody asks."""
         self._listed: tuple[_Entry, ...] = ()
         """The same for `tick`: replaced, never changed."""
-        self._wake = threading.Event()
+        self._bell = threading.Lock()
+        """Held but for the moment between being rung and being heard: cheaper to wait for than an event."""
+        self._bell.acquire()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -213,7 +215,7 @@ class Sampler:
             due_ns = self._clock.monotonic_ns()
             self._entries[key] = _Entry(key, netns, source, round(period_seconds * 1e9), due_ns)
             self._listed = tuple(self._entries.values())
-        self._wake.set()
+        self._ring()
 
     def remove(self, key: str) -> None:
         """Stop reading a source, close it and forget its devices; unknown keys are ignored."""
@@ -239,7 +241,7 @@ class Sampler:
     def stop(self) -> None:
         """Stop the thread, if it runs, and close every source."""
         self._stopping = True
-        self._wake.set()
+        self._ring()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -255,10 +257,12 @@ class Sampler:
         """Read every source that is due; returns when the next one is, in monotonic nanoseconds, None without any."""
         next_ns: int | None = None
         for entry in self._listed:
-            if entry.due_ns <= now_ns:
+            due_ns = entry.due_ns
+            if due_ns <= now_ns:
                 self._read(entry)
-            if (next_ns is None or entry.due_ns < next_ns) and not entry.removed:
-                next_ns = entry.due_ns
+                due_ns = entry.due_ns
+            if (next_ns is None or due_ns < next_ns) and not entry.removed:
+                next_ns = due_ns
         return next_ns
 
     def state(self) -> SamplerState:
@@ -337,12 +341,16 @@ class Sampler:
         clock = self._clock
         while not self._stopping:
             next_ns = self.tick(clock.monotonic_ns())
-            pause_ns = None if next_ns is None else next_ns - clock.monotonic_ns()
-            if pause_ns is None or pause_ns > _NAP_NS:
-                self._wake.wait(None if pause_ns is None else pause_ns / 1e9)
-                self._wake.clear()
-            elif pause_ns > 0:
-                clock.sleep(pause_ns / 1e9)
+            if next_ns is None:
+                self._bell.acquire()
+            elif (pause_ns := next_ns - clock.monotonic_ns()) > 0:
+                self._bell.acquire(timeout=pause_ns / 1e9)
+
+    def _ring(self) -> None:
+        """Let the thread look at what there is to do."""
+        with self._lock:
+            if self._bell.locked():
+                self._bell.release()
 
 
 def _close(entry: _Entry) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agent.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals
-from probes.netdev.counters import CounterReading, Flags, Values
+from agent.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals, middles
+from probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
 
 _WIDEST: Final = np.uint64(2**64 - 1)
 
@@ -105,6 +105,41 @@ class ShapedTotals(Totals):
         self._counted[:count] |= shape.known
         self._pinned[:count] = shape.known & shape.saturating & (values >= shape.maxima)
         previous_ns[:] = now_ns
+
+    def add_block(self, block: CounterBlock, *, rates: bool) -> None:
+        """See `Totals.add_block`.
+
+        Raises:
+            ValueError: the block has no shape.
+        """
+        if not self._add_rising(block, rates=rates):
+            for number in range(len(block.times_ns)):
+                self.add(block.reading(number), rates=rates or number > 0)
+
+    def _add_rising(self, block: CounterBlock, *, rates: bool) -> bool:
+        """Take in readings that show what the last one did, if nothing in them falls; False: nothing was done."""
+        count, shape, values = len(block.names), block.shape, block.values
+        if count == 0 or shape is None or block.names != self.names or block.generations != self._generations:
+            return False
+        known, previous, previous_ns = shape.known, self._previous[:count], self._previous_ns[:count]
+        if (self._known[:count] != known).any() or (known & ~self._baseline[:count]).any() or previous_ns.min() < 0:
+            return False
+        if (known & ((values[0] < previous) | (values[1:] < values[:-1]).any(axis=0))).any():
+            return False
+        now_ns = middles(block.times_ns)
+        carrying = known[:, self._directions]
+        read_ns = np.concatenate((previous_ns[np.newaxis], np.repeat(now_ns[:, np.newaxis], count, axis=1)))
+        rate = np.where(carrying, self._rates(values, read_ns[1:] - read_ns[:-1]), 0.0)
+        totals = self.totals[:count]
+        risen = totals + np.where(known, values[-1] - previous, np.uint64(0))
+        if rate.max() > IMPLAUSIBLE_BYTES_PER_SECOND or (risen < totals).any():
+            return False
+        totals[:] = risen
+        previous[known] = values[-1][known]
+        previous_ns[:] = now_ns[-1]
+        self._pinned[:count] = known & shape.saturating & (values[-1] >= shape.maxima)
+        self._observe_many(rate if rates else rate[1:], np.asarray(carrying.all(axis=1)))
+        return True
 
     def _begun_anew(
         self,

@@ -152,6 +152,19 @@ class RankTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerTotal:
+    """What one rank sent to another rank of a communicator; never falls.  See agent/peer_bytes.py."""
+
+    comm: str
+    rank: str
+    peer: str
+    """The other rank, or `other`: all that have no total of their own."""
+    basis: str
+    """`call`: the calls name the peer; `ring`: it is the next one in a ring in the order of ranks."""
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CompletedTotal:
     """Completed operations of one kind and size on this node; never falls."""
 
@@ -403,6 +416,8 @@ class Snapshot:
     """The last ones, oldest first."""
     arrivals: tuple[RankArrivals, ...] = ()
     rank_times: tuple[RankTimes, ...] = ()
+    peers: tuple[PeerTotal, ...] = ()
+    """Empty unless they are asked for."""
     completed: tuple[CompletedTotal, ...] = ()
     monotonic_ns: int = 0
     """The same moment as `realtime_ns`, as events are stamped."""

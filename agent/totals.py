@@ -117,22 +117,33 @@ class Totals:
         """Take in readings of the last one's devices, if all of their counters only rise; False: nothing was done."""
         if count == 0:
             return False
-        now_ns = np.array(times_ns, dtype=np.int64).sum(axis=1) // 2
-        elapsed = np.maximum(np.diff(now_ns, prepend=self._read_ns), 1) / 1e9
-        before = np.concatenate((self._previous[np.newaxis, :count], values[:-1]))
-        if (values < before).any():
+        now_ns = middles(times_ns)
+        previous = self._previous[:count]
+        if (values[0] < previous).any() or (values[1:] < values[:-1]).any():
             return False
-        rate = (values - before)[:, :, self._directions] / elapsed[:, np.newaxis, np.newaxis]
+        rate = self._rates(values, np.diff(now_ns, prepend=self._read_ns)[:, np.newaxis])
         if rate.max() > IMPLAUSIBLE_BYTES_PER_SECOND:
             return False
-        self.totals[:count] += values[-1] - before[0]
-        self._previous[:count] = values[-1]
+        self.totals[:count] += values[-1] - previous
+        previous[:] = values[-1]
         self._read_ns = int(now_ns[-1])
-        shown = rate if rates else rate[1:]
-        buckets = np.searchsorted(self._bounds, shown, side="left") + self._first_bucket[:count]
-        self.counts.reshape(-1)[:] += np.bincount(buckets.reshape(-1), minlength=self.counts.size)
-        self.sums[:count] += shown.sum(axis=0)
+        self._observe_many(rate if rates else rate[1:])
         return True
+
+    def _rates(self, values: Values, elapsed_ns: Counts) -> Floats:
+        """Bytes per second (readings by rows by directions) over these times, of bytes that do not fall."""
+        carried = values[:, :, self._directions]
+        before = self._previous[np.newaxis, : values.shape[1], self._directions]
+        return np.diff(carried, axis=0, prepend=before) / (np.maximum(elapsed_ns, 1) / 1e9)[:, :, np.newaxis]
+
+    def _observe_many(self, rate: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
+        """Take in rates of many readings (readings by rows by directions), of these rows only; None: of all."""
+        count = rate.shape[1]
+        buckets = np.searchsorted(self._bounds, rate, side="left") + self._first_bucket[:count]
+        if rows is not None:
+            buckets = buckets[:, rows]
+        self.counts.reshape(-1)[:] += np.bincount(buckets.reshape(-1), minlength=self.counts.size)
+        self.sums[:count] += np.where(True if rows is None else rows[:, np.newaxis], rate.sum(axis=0), 0.0)
 
     def _add_some(self, fallen: npt.NDArray[np.bool_], delta: Values, rate: Floats, *, rates: bool) -> None:
         """As `add` when some device has no baseline or gets a new one."""
@@ -185,3 +196,9 @@ class Totals:
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
         """What belongs to a row and moves with it."""
         return self.totals, self.counts, self.sums, self._previous, self._previous_ns, self._generation
+
+
+def middles(times_ns: tuple[tuple[int, int], ...]) -> Counts:
+    """The time that each of these reads (began, ended) is taken to have happened at."""
+    found: Counts = np.array(times_ns, dtype=np.int64).sum(axis=1) // 2
+    return found

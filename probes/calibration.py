@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -203,4 +204,4 @@ def _call_ns(loop: Loop) -> float:
         before_ns = time.thread_time_ns()
         loop(_CALLS)
         rounds.append((time.thread_time_ns() - before_ns) / _CALLS)
-    return np.median(rounds)
+    return median(rounds)  # numpy.median loads its masked arrays, 2 MB

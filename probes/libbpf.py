@@ -9,7 +9,6 @@ probes/links.py.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import errno
 import fcntl
 import logging

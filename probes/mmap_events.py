@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import struct
 import threading
 from collections.abc import Sequence
@@ -167,10 +168,21 @@ def unwrapped(memory: mmap.mmap | bytes, start: int, size: int, tail: int, head:
 
 
 class MmapEvents:
-    """The open stream.  Wait for any of `fds` to become readable, let some time pass to gather more, then `read`."""
+    """The open stream.
+
+    Wait until it becomes readable, wait no more until some time has passed, then `read`: a process that starts maps
+    dozens of files one after the other, and each would wake whoever waits.
+    """
 
     def __init__(self, buffers: Sequence[_CpuBuffer]) -> None:
+        """
+        Raises:
+            OSError: there are no descriptors left to wait for all CPUs at once.
+        """
+        self._any_cpu = select.epoll()
         self._buffers = list(buffers)
+        for buffer in self._buffers:
+            self._any_cpu.register(buffer.fd, select.EPOLLIN)
         self.lost = 0
         """Records lost since the stream was opened."""
 
@@ -192,19 +204,20 @@ class MmapEvents:
                 except OSError:
                     os.close(fd)
                     raise
+            return cls(buffers)
         except OSError as error:
             for buffer in buffers:
                 buffer.close()
             raise MmapEventsError(_remedy(error)) from None
-        return cls(buffers)
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors to poll for reading, one a CPU."""
-        return [buffer.fd for buffer in self._buffers]
+    def fileno(self) -> int:
+        """Becomes readable when a record is written on any CPU."""
+        return self._any_cpu.fileno()
 
     def read(self) -> list[MmapEvent]:
         """All new events in the order of time; adds to `lost`.  Does not wait."""
+        # Takes back that there is something: what is written from here on becomes readable anew.
+        self._any_cpu.poll(0)
         events: list[MmapEvent] = []
         for buffer in self._buffers:
             records = parse_records(buffer.take())
@@ -214,6 +227,7 @@ class MmapEvents:
         return events
 
     def close(self) -> None:
+        self._any_cpu.close()
         while self._buffers:
             self._buffers.pop().close()
 

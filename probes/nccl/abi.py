@@ -7,6 +7,7 @@ its counters.  Sources: nccl.h of NCCL 2.32.3 and `ncclFunc_t` of src/include/nc
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import Final
 
 
@@ -67,6 +68,7 @@ DATA_TYPE_BYTES: Final = {
 """Bytes of one element."""
 
 
+@cache
 def op_name(number: int) -> str:
     """NCCL's name of an operation, or `unknown` for a number this table does not know."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, chosen_attributes, messages
 
 _RTM_NEWADDR: Final = 20
 _RTM_GETADDR: Final = 22
@@ -65,7 +65,7 @@ def parse_addresses(datagrams: Iterable[bytes]) -> list[LocalAddress]:
                     f"netlink: an address message of {len(payload)} bytes, expected {_ADDRESS_MESSAGE.size}"
                 )
             index = _ADDRESS_MESSAGE.unpack_from(payload)[4]
-            values = dict(attributes(payload[_ADDRESS_MESSAGE.size :]))
+            values = chosen_attributes(payload, _ADDRESS_MESSAGE.size, (_IFA_ADDRESS, _IFA_LOCAL))
             # Of a point-to-point link IFA_ADDRESS is the other end's.
             address = bytes(values.get(_IFA_LOCAL, values.get(_IFA_ADDRESS, b"")))
             if len(address) in _LENGTHS:

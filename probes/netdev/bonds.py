@@ -27,16 +27,16 @@ class BondMember:
     """Whether the bond takes its link for up; None where it cannot be known."""
 
 
-def bond_members(class_net: Path, bond: str) -> tuple[BondMember, ...]:
+def bond_members(class_net: Path | str, bond: str) -> tuple[BondMember, ...]:
     """The members of a bond in `SYSFS/class/net`, as the bond lists them; none where `bond` is no bond."""
-    names = text_of(class_net / bond / "bonding" / "slaves").split()
-    return tuple(BondMember(name, member_link(class_net / name)) for name in names if "/" not in name)
+    names = text_of(f"{class_net}/{bond}/bonding/slaves").split()
+    return tuple(BondMember(name, member_link(f"{class_net}/{name}")) for name in names if "/" not in name)
 
 
-def member_link(folder: Path) -> bool | None:
+def member_link(folder: Path | str) -> bool | None:
     """Whether the bond that a device belongs to takes its link for up.
 
     `folder` is the device's in `SYSFS/class/net`.  None: it belongs to no bond, or sysfs does not say.
     """
-    status = text_of(folder / "bonding_slave" / "mii_status")
+    status = text_of(f"{folder}/bonding_slave/mii_status")
     return status == "up" if status else None

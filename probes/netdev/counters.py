@@ -98,7 +98,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CounterBlock:
-    """Readings of the same devices, one after the other; every device counts everything, with 64 bits."""
+    """Readings of the same devices, one after the other."""
 
     times_ns: tuple[tuple[int, int], ...]
     """(before, after) of each reading, as in `CounterReading`."""
@@ -107,11 +107,14 @@ class CounterBlock:
     fields: tuple[str, ...]
     values: Values
     """Readings by rows by columns."""
+    shape: CounterShape | None = None
+    """Of every one of them, as in `CounterReading`."""
 
     def reading(self, number: int) -> CounterReading:
         """One of the readings."""
         before_ns, after_ns = self.times_ns[number]
-        return CounterReading(before_ns, after_ns, self.names, self.generations, self.fields, self.values[number])
+        values = self.values[number]
+        return CounterReading(before_ns, after_ns, self.names, self.generations, self.fields, values, shape=self.shape)
 
 
 @runtime_checkable
@@ -121,8 +124,8 @@ class DeferringSource(CounterSource, Protocol):
     `read` is `take` and `understand` in one; no two of them may run at the same time.
     """
 
-    def take(self) -> Answer:
-        """Ask now, understand later.
+    def take(self) -> Answer | None:
+        """Ask now, understand later; None: this time it has to be `read`.
 
         Raises:
             OSError, ValueError: nothing at all can be read.

@@ -5,6 +5,8 @@ Source: the kernel's include/uapi/linux/if_link.h and rtnetlink.h, and rtnetlink
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from probes.netdev.bonds import LINK_UP
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, chosen_attributes, messages
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
@@ -37,6 +39,22 @@ _IFLA_INFO_KIND: Final = 1
 _IFLA_INFO_SLAVE_KIND: Final = 4
 _IFLA_INFO_SLAVE_DATA: Final = 5
 _IFLA_BOND_SLAVE_MII_STATUS: Final = 2
+
+_WANTED: Final = frozenset(
+    {
+        _IFLA_IFNAME,
+        _IFLA_MTU,
+        _IFLA_MASTER,
+        _IFLA_LINKINFO,
+        _IFLA_CARRIER,
+        _IFLA_CARRIER_CHANGES,
+        _IFLA_PHYS_PORT_NAME,
+    }
+)
+
+_SIOCGIFINDEX: Final = 0x8933
+_INDEX_REQUEST: Final = struct.Struct("=16si20x")
+"""struct ifreq: name, index."""
 
 _RTEXT_FILTER_SKIP_STATS: Final = 8
 _REQUEST: Final = _INFO.pack(_AF_UNSPEC, 0, 0, 0, 0) + struct.pack("=HHI", 8, _IFLA_EXT_MASK, _RTEXT_FILTER_SKIP_STATS)
@@ -104,6 +122,26 @@ def read_links(netlink: NetlinkSocket) -> dict[int, Link]:
     return {link.index: link for link in parse_links(netlink.dump(_RTM_GETLINK, _REQUEST))}
 
 
+def device_indexes(netlink: NetlinkSocket, names: Iterable[str]) -> dict[str, int]:
+    """The kernel's numbers of these devices of the socket's namespace; those that are not there are left out.
+
+    A fraction of what the list of all devices takes (SIOCGIFINDEX, netdevice(7)).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    found: dict[str, int] = {}
+    for name in names:
+        try:
+            answer = fcntl.ioctl(netlink.fileno(), _SIOCGIFINDEX, _INDEX_REQUEST.pack(name.encode(), 0))
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+        else:
+            found[name] = _INDEX_REQUEST.unpack(answer)[1]
+    return found
+
+
 def parse_links(datagrams: Iterable[bytes]) -> list[Link]:
     """The links in the answer to RTM_GETLINK; other messages are passed over.
 
@@ -129,7 +167,7 @@ def parse_link(payload: memoryview) -> Link | None:
     family, hardware_type, index, flags, _changed = _INFO.unpack_from(payload)
     if family != _AF_UNSPEC:
         return None
-    found = dict(attributes(payload[_INFO.size :]))
+    found = chosen_attributes(payload, _INFO.size, _WANTED)
     name = _text(found.get(_IFLA_IFNAME))
     if index <= 0 or not name:
         raise MalformedNetlink(f"netlink: a link message with index {index} and name {name[:40]!r}")

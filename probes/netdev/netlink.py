@@ -9,10 +9,11 @@ pyroute2 knows all of netlink, but importing any part of it imports the whole pa
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 NETLINK_ROUTE: Final = 0
@@ -78,6 +79,30 @@ def attributes(payload: memoryview) -> Iterator[tuple[int, memoryview]]:
         at += (length + 3) & ~3
 
 
+def chosen_attributes(payload: memoryview, start: int, kinds: Container[int]) -> dict[int, memoryview]:
+    """The attributes of these kinds from `start` on, as `attributes` tells them; the last one of a kind counts.
+
+    Of the fifty attributes of a link a handful matters, and to put each into hands takes longest.
+
+    Raises:
+        MalformedNetlink: a length points outside the payload.
+    """
+    found: dict[int, memoryview] = {}
+    end = len(payload)
+    last = end - _ATTRIBUTE.size
+    unpack = _ATTRIBUTE.unpack_from
+    at = start
+    while at <= last:
+        length, kind = unpack(payload, at)
+        if length < _ATTRIBUTE.size or length > end - at:
+            raise MalformedNetlink(f"netlink: an attribute of {length} bytes in {end - at}")
+        kind &= _NLA_TYPE_MASK
+        if kind in kinds:
+            found[kind] = payload[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
 class NetlinkSocket:
     """A netlink socket in the network namespace of the thread that makes it; usable from any thread since.
 
@@ -98,9 +123,14 @@ class NetlinkSocket:
         except OSError:
             self._socket.close()
             raise
-        self._buffer = bytearray(_RECEIVE_BYTES)
+        # Of a mapping only the pages that answers fill are ever there, mostly one; a bytearray takes them all.
+        self._buffer: mmap.mmap | bytearray = mmap.mmap(-1, _RECEIVE_BYTES)
         self._sequence = 0
         self._unfinished = False
+        self._asked: tuple[int, bytes] | None = None
+        """The last question, if it was for a table and was answered with one datagram."""
+        self._request = self._end = b""
+        """What was sent then, and how the answer ended: the same question ends so again."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -117,6 +147,8 @@ class NetlinkSocket:
             OSError: the kernel refuses, or does not answer within five seconds.
             MalformedNetlink: the answer is not netlink.
         """
+        if (kind, body) == self._asked and (whole := self._ask_again()) is not None:
+            return [whole]
         for _ in range(_DUMP_ATTEMPTS):
             datagrams, consistent = self._exchange(kind, body, _NLM_F_DUMP)
             if consistent:
@@ -136,15 +168,19 @@ class NetlinkSocket:
         if self._unfinished:
             self._discard()
         self._unfinished = True
+        self._asked = None
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         header = _HEADER.pack(_HEADER.size + len(body), kind, _NLM_F_REQUEST | flags, self._sequence, 0)
-        self._socket.send(header + body)
+        request = header + body
+        self._socket.send(request)
         datagrams: list[bytes] = []
         consistent = True
         for _ in range(_DUMP_LIMIT):
             data = self._receive()
             if not datagrams and self._is_whole(data):
                 self._unfinished = False
+                if flags == _NLM_F_DUMP:
+                    self._asked, self._request, self._end = (kind, body), request, data[-_DONE_BYTES:]
                 return [data], True
             ours, done, interrupted = self._scan(data)
             if not ours:
@@ -155,6 +191,22 @@ class NetlinkSocket:
                 self._unfinished = False
                 return datagrams, consistent
         raise MalformedNetlink(f"netlink: no end of the table after {_DUMP_LIMIT} datagrams")
+
+    def _ask_again(self) -> bytes | None:
+        """Send the last question as it was, which is cheap; None: the answer is another one than a whole table.
+
+        It bears the same number.  Nothing of the earlier answer can be left over, as that was whole.
+        """
+        asked, self._asked = self._asked, None
+        self._unfinished = True
+        self._socket.send(self._request)
+        count = self._socket.recv_into(self._buffer)
+        data = bytes(memoryview(self._buffer)[:count])
+        if not data.endswith(self._end):
+            return None
+        self._asked = asked
+        self._unfinished = False
+        return data
 
     def _discard(self) -> None:
         """Read away the rest of an answer that was given up on; until then the kernel answers EBUSY."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from probes.clock import Clock
 from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
-from probes.netdev.links import read_links
+from probes.netdev.links import device_indexes
 from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 _RTM_NEWQDISC: Final = 36
@@ -118,7 +118,7 @@ class QueueCounters:
         datagrams = self._netlink.dump(_RTM_GETQDISC, _REQUEST)
         after_ns = self._clock.monotonic_ns()
         roots = {queue.index: queue for queue in parse_queues(datagrams) if queue.root}
-        indexes = {link.name: link.index for link in read_links(self._netlink).values()}
+        indexes = device_indexes(self._netlink, devices)
         rows: list[tuple[str, QueueDiscipline]] = []
         failed: list[DeviceFailure] = []
         for device in devices:

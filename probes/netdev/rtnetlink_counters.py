@@ -56,7 +56,7 @@ class NetlinkCounters:
 
     def __init__(self, clock: Clock) -> None:
         """Raises OSError when the kernel refuses a socket."""
-        self._clock = clock
+        self._monotonic_ns = clock.monotonic_ns
         self._netlink = NetlinkSocket()
         self._names: tuple[str, ...] = ()
         self._indexes: tuple[int, ...] = ()
@@ -76,9 +76,9 @@ class NetlinkCounters:
 
     def take(self) -> Answer:
         """See `DeferringSource.take`."""
-        before_ns = self._clock.monotonic_ns()
+        before_ns = self._monotonic_ns()
         datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
-        return Answer(before_ns, self._clock.monotonic_ns(), datagrams)
+        return Answer(before_ns, self._monotonic_ns(), datagrams)
 
     def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         """See `DeferringSource.understand`."""

@@ -22,7 +22,7 @@ import numpy as np
 from probes.clock import Clock
 from probes.netdev.addresses import read_addresses
 from probes.netdev.counters import CounterReading, DeviceFailure, Values
-from probes.netdev.links import read_links
+from probes.netdev.links import device_indexes
 from probes.netdev.netlink import NetlinkSocket
 from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
 from probes.netdev.tcp_info import (
@@ -164,7 +164,7 @@ class TcpCounters:
         failed: list[DeviceFailure] = []
         ports: dict[str, list[int]] = {}
         if devices:
-            names = {link.index: link.name for link in read_links(self._route).values() if link.name in devices}
+            names = {index: name for name, index in device_indexes(self._route, devices).items()}
             places = {
                 local.address: names[local.index] for local in read_addresses(self._route) if local.index in names
             }

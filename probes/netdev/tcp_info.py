@@ -14,6 +14,7 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -164,6 +165,12 @@ def read_sockets(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> list[Tcp
 
 def question(family: int, addresses: Sequence[bytes]) -> bytes:
     """The request for sockets of a family with one of these local addresses."""
+    return _question(family, tuple(addresses))
+
+
+@lru_cache(maxsize=16)
+def _question(family: int, addresses: tuple[bytes, ...]) -> bytes:
+    """As a rule that of a second ago."""
     body = _QUESTION.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _STATES)
     if not 0 < len(addresses) <= MAXIMUM_ADDRESSES:
         return body

@@ -12,9 +12,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 """Found as every library is: ld.so.cache, LD_LIBRARY_PATH."""
@@ -208,7 +210,9 @@ class NvmlSession:
 
     def link_state(self, gpu: Handle, link: int) -> int:
         """0 inactive, 1 active, 2 asleep."""
-        return int(self._call("nvmlDeviceGetNvLinkState", gpu, link))
+        state = ctypes.c_uint()
+        self._ask("nvmlDeviceGetNvLinkState", gpu, ctypes.c_uint(link), ctypes.byref(state))
+        return state.value
 
     def remote_pci_address(self, gpu: Handle, link: int) -> str:
         """Of the GPU or NVSwitch at the other end, as sysfs writes it."""
@@ -235,16 +239,9 @@ class NvmlSession:
         Values that are not unsigned integers count as not supported.
         """
         # The bindings go through the array in Python, field by field, which takes longer than all else.
-        answers = np.zeros(len(wanted), _FIELD_VALUE)
-        questions = np.array(wanted, np.uint32).reshape(-1, 2)
-        answers["field"], answers["scope"] = questions[:, 0], questions[:, 1]
-        try:
-            ask = self._library.nvmlDeviceGetFieldValues
-        except AttributeError:  # an old driver
-            raise NvmlError("nvmlDeviceGetFieldValues", _FUNCTION_NOT_FOUND, self.text(_FUNCTION_NOT_FOUND)) from None
-        code = ask(gpu, ctypes.c_int(len(wanted)), ctypes.c_void_p(answers.ctypes.data))
-        if code:
-            raise NvmlError("nvmlDeviceGetFieldValues", code, self.text(code))
+        answers = _questions(tuple(wanted)).copy()
+        room = ctypes.c_void_p(answers.ctypes.data)
+        self._ask("nvmlDeviceGetFieldValues", gpu, ctypes.c_int(len(wanted)), room)
         masks = _MASKS[np.minimum(answers["kind"], len(_MASKS) - 1)]
         codes = np.where((answers["code"] == SUCCESS) & (masks == 0), np.uint32(_NOT_SUPPORTED), answers["code"])
         return FieldValues(
@@ -252,6 +249,16 @@ class NvmlSession:
             tuple((answers["value"] & masks).tolist()),
             tuple((masks == _MASKS[_UNSIGNED_LONG_LONG]).tolist()),
         )
+
+    def _ask(self, function: str, *arguments: object) -> None:
+        """Call the library itself: for what is asked so often that the bindings' own steps would count."""
+        try:
+            ask = getattr(self._library, function)
+        except AttributeError:  # an old driver
+            raise NvmlError(function, _FUNCTION_NOT_FOUND, self.text(_FUNCTION_NOT_FOUND)) from None
+        code = ask(*arguments)
+        if code:
+            raise NvmlError(function, code, self.text(code))
 
     def text(self, code: int) -> str:
         """NVML's words for a return code."""
@@ -265,6 +272,15 @@ class NvmlSession:
             return call(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlError(function, error.value, str(error)) from None
+
+
+@lru_cache(maxsize=32)
+def _questions(wanted: tuple[tuple[int, int], ...]) -> npt.NDArray[Any]:
+    """The array in which NVML is asked for (field, scope) pairs; to be copied.  Most are asked for again and again."""
+    found = np.zeros(len(wanted), _FIELD_VALUE)
+    pairs = np.array(wanted, np.uint32).reshape(-1, 2)
+    found["field"], found["scope"] = pairs[:, 0], pairs[:, 1]
+    return found
 
 
 def _sysfs_address(info: Any) -> str:

@@ -4,10 +4,14 @@
 says so in the reading's `shape`.  All other columns are what the kernel shows, under its own names.  Devices that
 come, go or are registered again are noticed within a second: a device's folder then has another inode, which is the
 row's generation.
+
+As long as every file of every port can be read, they are read one after the other and understood later, many readings
+at once.  With the first that cannot, or shows no number, everything is looked at one by one again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,8 +24,17 @@ import numpy.typing as npt
 
 from probes.attributes import link_name
 from probes.clock import Clock
-from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
+from probes.netdev.counters import (
+    Answer,
+    CounterBlock,
+    CounterReading,
+    CounterShape,
+    DeviceFailure,
+    Flags,
+    Values,
+)
 from probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
+from probes.rdma.kept_files import KeptFiles
 from probes.rdma.netlink import RdmaNetlink
 from probes.rdma.port import (
     RECEIVE,
@@ -41,7 +54,7 @@ _COLUMNS_LIMIT: Final = 4096
 _INODE_MASK: Final = (1 << 63) - 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Port:
     name: str
     device: str
@@ -50,6 +63,8 @@ class _Port:
     generation: int
     counters: PortCounters | None = None
     """None while the device cannot be opened."""
+    settled: bool = False
+    """Whether it still was as it was opened when the devices were looked at again."""
     failures: int = 0
     retry_ns: int = 0
     reason: str = ""
@@ -104,6 +119,10 @@ class RdmaCounters:
         self._layout = _NO_LAYOUT
         self._names: tuple[str, ...] = ()
         self._generations: tuple[int, ...] = ()
+        self._kept: KeptFiles | None = None
+        """Everything, while all of it can be read."""
+        self._taken: KeptFiles | None = None
+        """Where the last answer came from."""
         self._folder.stat()
 
     def close(self) -> None:
@@ -119,10 +138,36 @@ class RdmaCounters:
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
-        before_ns = self._clock.monotonic_ns()
-        if self._looked_ns is None or before_ns - self._looked_ns >= _LOOK_PERIOD_NS:
-            self._look()
-            self._looked_ns = before_ns
+        self._look_when_due()
+        answer = self.take()
+        return self._read_one_by_one() if answer is None else self.understand([answer])[0].reading(0)
+
+    def take(self) -> Answer | None:
+        """See `DeferringSource.take`."""
+        if self._kept is not None:
+            self._look_when_due()
+        kept, before_ns = self._kept, self._clock.monotonic_ns()
+        if kept is None:
+            return None
+        try:
+            texts = kept.read()
+        except OSError:
+            texts = None
+        if texts is None:
+            self._kept = None
+            return None
+        self._taken = kept
+        return Answer(before_ns, self._clock.monotonic_ns(), (texts,))
+
+    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+        """See `DeferringSource.understand`."""
+        kept = self._taken
+        assert kept is not None, "nothing was taken"
+        times_ns = tuple((answer.before_ns, answer.after_ns) for answer in answers)
+        values = kept.values([answer.datagrams[0] for answer in answers])
+        return [CounterBlock(times_ns, kept.names, kept.generations, kept.fields, values, kept.shape)]
+
+    def _read_one_by_one(self) -> CounterReading:
         before_ns = self._clock.monotonic_ns()
         rows: list[tuple[_Port, PortCounters, PortValues]] = []
         failed: list[DeviceFailure] = []
@@ -137,7 +182,12 @@ class RdmaCounters:
         after_ns = self._clock.monotonic_ns()
         if failed and not rows:
             raise OSError(f"{failed[0].device}: {failed[0].reason}")
-        return self._reading(before_ns, after_ns, rows, failed)
+        reading = self._reading(before_ns, after_ns, rows, failed)
+        files = [counters.files() for _port, counters, _values in rows]
+        known = [found for found in files if found is not None]
+        if reading.shape is not None and not failed and len(known) == len(files) > 0:
+            self._kept = KeptFiles.of(known, reading.names, reading.generations, reading.fields, reading.shape)
+        return reading
 
     def _read(self, port: _Port, now_ns: int) -> PortValues | None:
         if port.counters is None and now_ns < port.retry_ns:
@@ -182,16 +232,23 @@ class RdmaCounters:
             return None
         return None if index is None else partial(self._netlink.port_counters, index, port.number)
 
+    def _look_when_due(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_PERIOD_NS:
+            self._look()
+            self._looked_ns = now_ns
+
     def _look(self) -> None:
         """Compare the devices with those known: open what is new, close what has gone or is another one by now."""
         self._folder.stat()
+        root = str(self._folder)
         found: dict[str, _Port] = {}
         for device in device_names(self._sysfs):
             if any(fnmatchcase(device, pattern) for pattern in self._excluded):
                 continue
-            folder = self._folder / device
+            folder = f"{root}/{device}"
             try:
-                generation = folder.stat().st_ino & _INODE_MASK
+                generation = os.stat(folder).st_ino & _INODE_MASK  # noqa: PTH116 -- a Path takes longer than the call
             except OSError:
                 continue  # gone since it was listed, or a link to nothing
             for position, number in enumerate(port_numbers(folder)):
@@ -199,18 +256,32 @@ class RdmaCounters:
                 known = self._ports.get(name)
                 if known is not None and known.generation == generation:
                     found[name] = known
+                    self._settle(known)
                 else:
                     found[name] = _Port(name, device, number, position == 0, generation)
         for name, port in self._ports.items():
             if found.get(name) is not port and port.counters is not None:
                 port.counters.close()
+        if list(found.values()) != list(self._ports.values()):
+            self._kept = None
         self._ports = found
+
+    def _settle(self, port: _Port) -> None:
+        """Let a port be opened anew that was opened before all of its counters were there."""
+        if port.settled or port.counters is None:
+            return
+        port.settled = port.counters.whole
+        if not port.settled:
+            port.counters.close()
+            port.counters = None
+            self._kept = None
 
     def _close_ports(self) -> None:
         for port in self._ports.values():
             if port.counters is not None:
                 port.counters.close()
         self._ports = {}
+        self._kept = None
 
     def _reading(
         self,

@@ -7,6 +7,7 @@ network device is the bond.  What cannot be known is None, an empty string or `u
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,43 +100,91 @@ def read_ports(sysfs: Path) -> tuple[RdmaPort, ...]:
 
     Raises nothing: what one file does not say is unknown, and a device that goes while it is read has no ports.
     """
-    return tuple(port for device in device_names(sysfs) for port in _device_ports(sysfs, device))
+    return RdmaInventory(sysfs).read()
 
 
-def _device_ports(sysfs: Path, device: str) -> list[RdmaPort]:
-    # Plain strings: with Path, putting names together takes as long as reading the files.
-    folder = f"{class_folder(sysfs)}/{device}"
-    hardware = f"{folder}/device"
-    pci = pci_address(hardware)
-    node_type = _after_number(text_of(f"{folder}/node_type"))
-    driver = link_name(f"{hardware}/driver")
-    physical_function = pci_address(f"{hardware}/physfn") if link_name(f"{hardware}/physfn") else ""
-    firmware = text_of(f"{folder}/fw_ver")
-    ports = []
-    for number in port_numbers(folder):
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What stays as it is while a device is registered."""
+
+    registered: tuple[int, int]
+    """The number of its folder, and when that last changed."""
+    node_type: str
+    pci: str
+    numa_node: int | None
+    driver: str
+    physical_function: str
+    firmware: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is known: a device that is being registered shows it bit by bit."""
+        return self.node_type != UNKNOWN and "" not in (self.pci, self.driver, self.firmware)
+
+
+class RdmaInventory:
+    """`read_ports` for those who ask again and again, and need not hear anew what does not change."""
+
+    def __init__(self, sysfs: Path) -> None:
+        self._sysfs = sysfs
+        # Plain strings: with Path, putting names together takes as long as reading the files.
+        self._folder = str(class_folder(sysfs))
+        self._class_net = str(sysfs / "class" / "net")
+        self._devices: dict[str, _Device] = {}
+
+    def read(self) -> tuple[RdmaPort, ...]:
+        """See `read_ports`."""
+        known, self._devices = self._devices, {}
+        ports: list[RdmaPort] = []
+        for name in device_names(self._sysfs):
+            folder = f"{self._folder}/{name}"
+            try:
+                status = os.stat(folder)  # noqa: PTH116
+            except OSError:
+                continue  # gone since it was listed
+            device = known.get(name)
+            if device is None or device.registered != (status.st_ino, status.st_ctime_ns):
+                device = _device(folder, status)
+            if device.whole:
+                self._devices[name] = device
+            ports += [self._port(name, folder, number, device) for number in port_numbers(folder)]
+        return tuple(ports)
+
+    def _port(self, name: str, folder: str, number: int, device: _Device) -> RdmaPort:
         port = f"{folder}/ports/{number}"
         netdevs = _netdevs(folder, port, number)
-        ports.append(
-            RdmaPort(
-                device=device,
-                port=number,
-                node_type=node_type,
-                state=_after_number(text_of(f"{port}/state")),
-                physical_state=_after_number(text_of(f"{port}/phys_state")),
-                rate_bytes_per_second=parse_rate(text_of(f"{port}/rate")),
-                link_layer=_one_of(text_of(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
-                netdev=netdevs[0] if netdevs else "",
-                netdevs=netdevs,
-                bond_members=bond_members(sysfs / "class" / "net", netdevs[0]) if netdevs else (),
-                pci=pci,
-                numa_node=numa_node(hardware) if pci else None,
-                driver=driver,
-                physical_function=physical_function,
-                firmware=firmware,
-                has_counters=Path(port, "counters").is_dir(),
-            )
+        return RdmaPort(
+            device=name,
+            port=number,
+            node_type=device.node_type,
+            state=_after_number(text_of(f"{port}/state")),
+            physical_state=_after_number(text_of(f"{port}/phys_state")),
+            rate_bytes_per_second=parse_rate(text_of(f"{port}/rate")),
+            link_layer=_one_of(text_of(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
+            netdev=netdevs[0] if netdevs else "",
+            netdevs=netdevs,
+            bond_members=bond_members(self._class_net, netdevs[0]) if netdevs else (),
+            pci=device.pci,
+            numa_node=device.numa_node,
+            driver=device.driver,
+            physical_function=device.physical_function,
+            firmware=device.firmware,
+            has_counters=os.path.isdir(f"{port}/counters"),  # noqa: PTH112
         )
-    return ports
+
+
+def _device(folder: str, status: os.stat_result) -> _Device:
+    hardware = f"{folder}/device"
+    pci = pci_address(hardware)
+    return _Device(
+        registered=(status.st_ino, status.st_ctime_ns),
+        node_type=_after_number(text_of(f"{folder}/node_type")),
+        pci=pci,
+        numa_node=numa_node(hardware) if pci else None,
+        driver=link_name(f"{hardware}/driver"),
+        physical_function=pci_address(f"{hardware}/physfn") if link_name(f"{hardware}/physfn") else "",
+        firmware=text_of(f"{folder}/fw_ver"),
+    )
 
 
 def parse_rate(text: str) -> int | None:

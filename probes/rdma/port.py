@@ -95,6 +95,16 @@ class PortValues:
     """What could not be read though it should be there, a line each."""
 
 
+@dataclass(frozen=True, slots=True)
+class PortFiles:
+    """Where all that a port counts comes from, while nothing but files is read and all of them can be."""
+
+    descriptors: tuple[int, ...]
+    """One a file."""
+    columns: tuple[tuple[str, int, tuple[int, ...]], ...]
+    """(column, unit, files by their place in `descriptors`): units times the sum of what the files show."""
+
+
 class PortGone(OSError):
     """The device has gone, or is another one by now."""
 
@@ -115,6 +125,11 @@ class _File:
         self._descriptor = -1
         self._failures = 0
         self._retry_ns = 0
+
+    @property
+    def descriptor(self) -> int:
+        """To read it from; -1 while that does not work."""
+        return -1 if self._failures else self._descriptor
 
     def supported(self) -> bool:
         """First look: whether this can ever be read.  Raises PortGone."""
@@ -182,6 +197,8 @@ class PortCounters:
         self._wanted = wanted
         self._hw_counters = hw_counters
         self._files: list[_File] = []
+        self._listed: dict[Path, list[str]] = {}
+        """Names in each folder, whether they are counters or not."""
         self._overflow = ""
         self._columns: dict[_Key, str] = {}
         self._widths: dict[str, Width] = {TRANSMIT: WIDE, RECEIVE: WIDE}
@@ -227,11 +244,27 @@ class PortCounters:
         for column, (unit, keys) in self._bytes.items():
             if all(key in raw for key in keys):
                 values[column] = sum(raw[key] for key in keys) * unit & _MASK
-        taken = {key for _unit, keys in self._bytes.values() for key in keys}
+        taken = _taken(self._bytes)
         for key, value in raw.items():
             if key not in taken:
                 values[self._column(key)] = value
         return PortValues(values, tuple(failed))
+
+    @property
+    def whole(self) -> bool:
+        """Whether its folders list what they did when it was opened: a port that is being registered gets more."""
+        return all(entries(folder) == names for folder, names in self._listed.items())
+
+    def files(self) -> PortFiles | None:
+        """What to read for the same as the last `read` gave; None: not only files are read, or some cannot be."""
+        places = {file.key: place for place, file in enumerate(self._files)}
+        descriptors = tuple(file.descriptor for file in self._files)
+        if self._hw_counters is not None or self._overflow or self._bytes is None or min(descriptors, default=-1) < 0:
+            return None
+        columns = [(column, unit, tuple(places[key] for key in keys)) for column, (unit, keys) in self._bytes.items()]
+        taken = _taken(self._bytes)
+        columns += [(self._column(key), 1, (place,)) for key, place in places.items() if key not in taken]
+        return PortFiles(descriptors, tuple(columns))
 
     def _read_at_once(self, hw_counters: HwCounters) -> dict[_Key, int]:
         try:
@@ -252,7 +285,8 @@ class PortCounters:
 
     def _open(self, group: str, folder: Path) -> None:
         present = {file.key for file in self._files}
-        names = [name for name in entries(folder) if self._counts(group, name) and (group, name) not in present]
+        listed = self._listed[folder] = entries(folder)
+        names = [name for name in listed if self._counts(group, name) and (group, name) not in present]
         if len(names) > COUNTERS_LIMIT:
             self._overflow = _overflow(group)
         for name in names[:COUNTERS_LIMIT]:
@@ -287,3 +321,8 @@ def _byte_sources(present: Iterable[_Key]) -> dict[str, tuple[int, tuple[_Key, .
         for column, sources in _BYTE_SOURCES.items()
         if any(there.issuperset(keys) for _unit, keys in sources)
     }
+
+
+def _taken(byte_sources: Mapping[str, tuple[int, tuple[_Key, ...]]]) -> frozenset[_Key]:
+    """Counters that are shown as bytes, and not under their own names."""
+    return frozenset(key for _unit, keys in byte_sources.values() for key in keys)

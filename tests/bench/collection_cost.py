@@ -8,6 +8,8 @@ also learns anew which NVLinks a GPU has, what they count and who is at their ot
 What is read is simulated: RDMA from files in a folder, NVLink from a library that plays NVML (tests/nvml/stub.c), so
 that what firmware and driver take to answer is not in it.  Ethernet are links of a namespace host, without connections.
 
+What other work on the machine adds to the time it does not add to the processor's, which stands beside it.
+
 `python -m tests.bench.collection_cost FOLDER NAMESPACE ROUNDS` prints the times of every round as JSON; its
 environment must lead to the simulated NVML.
 """
@@ -55,9 +57,10 @@ _PAUSE_SECONDS: Final = 0.05
 _LIFETIME_NS: Final = 60_000_000_000
 _COUNTERS: Final = "netdev"
 _RDMA, _ETHERNET, _NVLINK = "RDMA", "Ethernet", "NVLink"
+_PROCESSOR: Final = "processor time"
 
 Milliseconds = Mapping[str, float]
-"""One collection, by what was read."""
+"""One collection, by what was read, and the processor's time for all of it."""
 
 
 class JumpingClock(SystemClock):
@@ -102,12 +105,15 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 def lines_of(usual: Sequence[Milliseconds], learning: Sequence[Milliseconds]) -> list[Line]:
     """The table's lines; the whole is summed up collection by collection."""
     what = f"RDMA, Ethernet and NVLink of {GPUS} GPUs and {CARDS} NICs (simulated)"
-    whole = [sum(each.values()) for each in usual]
     return [
-        figure(PART, what, "ms", whole, target=Limit(Bound.AT_MOST, 20)),
+        figure(PART, what, "ms", [_whole(each) for each in usual], target=Limit(Bound.AT_MOST, 20)),
         *(figure(PART, f"of it {name}", "ms", [each[name] for each in usual]) for name in usual[0]),
-        figure(PART, "the same when NVLinks are learnt anew", "ms", [sum(each.values()) for each in learning]),
+        figure(PART, "the same when NVLinks are learnt anew", "ms", [_whole(each) for each in learning]),
     ]
+
+
+def _whole(each: Milliseconds) -> float:
+    return sum(value for name, value in each.items() if name != _PROCESSOR)
 
 
 def _simulate_rdma(sysfs: Path) -> None:
@@ -176,10 +182,10 @@ class CollectedHost:
     def collect(self, later_ns: int) -> Milliseconds:
         """Read everything that is due so much later."""
         self._clock.ahead_ns += later_ns
-        return {
-            name: _milliseconds(work)
-            for name, work in ((_RDMA, self._read_rdma), (_ETHERNET, self._read_ethernet), (_NVLINK, self._read_gpus))
-        }
+        works = {_RDMA: self._read_rdma, _ETHERNET: self._read_ethernet, _NVLINK: self._read_gpus}
+        before_ns = time.thread_time_ns()
+        taken = {name: _milliseconds(work) for name, work in works.items()}
+        return taken | {_PROCESSOR: (time.thread_time_ns() - before_ns) / 1e6}
 
     def _read_rdma(self) -> None:
         self._rdma.tick()

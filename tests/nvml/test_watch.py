@@ -212,6 +212,18 @@ def test_a_gpu_that_fails_shows_in_its_own_collector_and_every_other_source_goes
     assert [line for line in done.stderr.splitlines() if "level=warn" in line and "nvlink gpu0" in line]
 
 
+def test_a_gpu_that_hangs_is_named_by_a_single_look_which_ends_all_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("\n".join(["gpus 2", *link_lines(0, [0]), *link_lines(1, [0]), "hang 0", ""]))
+    build_stub(tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
+    command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", "0s", "--no-collector.collective"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    (line,) = [line for line in done.stderr.splitlines() if "not read within" in line]
+    assert 'left out: nvlink gpu0"' in line
+    assert 'railscope_collector_success{collector="nvlink gpu1"} 1' in done.stdout.splitlines()
+
+
 class TestDoctor:
     def test_a_missing_library_is_one_note(self, tmp_path: Path) -> None:
         (finding,) = check_nvlink(tmp_path, SystemClock(), library="libnvidia-none.so.1")

@@ -13,6 +13,9 @@ from tests.trees.rdma import RdmaTree
 
 pytestmark = [pytest.mark.root]
 
+COUNTERS = "--series.detail=counters"
+"""Traffic is counted by more than a port's bytes, and is shown on request."""
+
 
 def raised(file: Path, by: int) -> None:
     """Let a counter rise, as a device would."""
@@ -50,7 +53,7 @@ def test_bytes_of_a_port_are_those_of_its_driver_and_rise_with_them(
 def test_a_driver_that_is_loaded_anew_lowers_nothing_and_counts_on(tmp_path: Path) -> None:
     tree = rdma.reset(tmp_path)
     before = 4 * 10**12
-    with AgentProcess("--path.sysfs", str(tmp_path), "--no-collector.collective") as agent:
+    with AgentProcess("--path.sysfs", str(tmp_path), "--no-collector.collective", COUNTERS) as agent:
         agent.until(lambda: value(agent, "rail_transmit_bytes_total", device="mlx5_0") == before)
         agent.until(lambda: value(agent, "rail_events_total", counter="rx_write_requests") == 2**32 - 10)
         tree.set("mlx5_0/1", "hw_counters/rx_write_requests", 5)  # through its end
@@ -101,7 +104,7 @@ def rail_numbers(agent: AgentProcess) -> list[tuple[str, str]]:
 
 def test_a_device_that_counts_no_bytes_shows_none_and_its_packets(tmp_path: Path) -> None:
     rdma.rxe(tmp_path)
-    with AgentProcess("--path.sysfs", str(tmp_path), "--no-collector.collective") as agent:
+    with AgentProcess("--path.sysfs", str(tmp_path), "--no-collector.collective", COUNTERS) as agent:
         agent.until(lambda: value(agent, "rail_up", device="rxe0") == 1)
         agent.until(lambda: value(agent, "rail_events_total", device="rxe0", counter="sent_pkts") == 10)
         raised(tmp_path / "class/infiniband/rxe0/ports/1/hw_counters/sent_pkts", 7)

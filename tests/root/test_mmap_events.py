@@ -21,8 +21,7 @@ pytestmark = pytest.mark.root
 def events_of(stream: MmapEvents, inode: int) -> list[MmapEvent]:
     """Wait for the events of one file, for ten seconds at most."""
     poll = select.poll()
-    for fd in stream.fds:
-        poll.register(fd, select.POLLIN)
+    poll.register(stream, select.POLLIN)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         poll.poll(1000)
@@ -37,11 +36,34 @@ def map_executable(path: Path, times: int = 1) -> None:
             mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
 
 
+def wakes(stream: MmapEvents, milliseconds: int) -> bool:
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    return bool(poll.poll(milliseconds))
+
+
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
     path = tmp_path / "library of a test.so"
     path.write_bytes(b"the library")
     return path
+
+
+def test_what_was_gathered_before_reading_wakes_nobody_again_and_what_comes_after_does(library: Path) -> None:
+    inode = library.stat().st_ino
+    with MmapEvents.open() as stream:
+
+        def silent_after_reading() -> bool:
+            map_executable(library)
+            assert wakes(stream, 10_000)
+            map_executable(library, times=5)  # nobody waits now
+            assert len([event for event in stream.read() if event.inode == inode]) == 6
+            return not wakes(stream, 0)
+
+        # Other processes of the host map something, too, now and then just in between.
+        assert any(silent_after_reading() for _ in range(20))
+        map_executable(library)
+        assert events_of(stream, inode)
 
 
 def test_a_mapping_by_another_process_wakes_the_reader_and_leads_to_the_file(library: Path) -> None:

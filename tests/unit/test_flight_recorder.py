@@ -212,6 +212,22 @@ def test_a_block_of_readings_is_the_same_as_its_readings(clock: Clock) -> None:
     assert len(frozen(one).rail_samples) == 8
 
 
+def test_ports_that_do_not_count_bytes_have_no_samples_in_a_block_either(clock: Clock) -> None:
+    one, other = recorder_of(clock), recorder_of(clock)
+    names = ("mlx5_0/1", "mlx5_1/1", "mlx5_2/1")
+    known = np.array([[True, True, True], [True, False, True], [True, True, False]])
+    shape = CounterShape(known, np.full((3, 3), 2**64 - 1, np.uint64), np.zeros((3, 3), np.bool_))
+    times_ns = tuple((clock.now_ns + n * 1000, clock.now_ns + n * 1000 + 100) for n in range(4))
+    values = np.arange(4 * 3 * 3, dtype=np.uint64).reshape(4, 3, 3)
+    block = CounterBlock(times_ns, names, (0, 0, 0), FIELDS, values, shape)
+    one.add_samples(0, block)
+    for number in range(4):
+        other.add_samples(0, block.reading(number))
+    clock.sleep(1)
+    assert frozen(one).rail_samples.tobytes() == frozen(other).rail_samples.tobytes()
+    assert len(frozen(one).rail_samples) == 8
+
+
 def test_a_device_that_becomes_a_rail_or_comes_back_is_sampled_from_then_on(
     clock: Clock, recorder: FlightRecorder
 ) -> None:

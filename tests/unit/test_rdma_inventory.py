@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probes.attributes import text_of
 from probes.netdev.bonds import BondMember
-from probes.rdma.inventory import RdmaPort, parse_rate, read_ports
+from probes.rdma.inventory import RdmaInventory, RdmaPort, parse_rate, read_ports
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, break_kind, break_open, write
 
@@ -168,3 +168,40 @@ def test_text_of_a_file_does_not_wait_and_leaves_nothing_open(tmp_path: Path) ->
     write(tmp_path / "file", " text ")
     assert [text_of(tmp_path / name) for name in ("pipe", "file", "absent", "")] == ["", "text", "", ""]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+class TestAskedAgain:
+    """What does not change is not read again; what can is."""
+
+    def test_a_port_that_goes_down_is_seen_and_so_is_a_device_that_comes(self, tmp_path: Path) -> None:
+        tree = rdma.mlx5_ib_ndr(tmp_path)
+        inventory = RdmaInventory(tree.sysfs)
+        (before,) = inventory.read()
+        folder = tree.sysfs / "class/infiniband/ibp24s0/ports/1"
+        (folder / "state").write_text("1: DOWN\n")
+        (folder / "rate").write_text("10 Gb/sec (4X SDR)\n")
+        tree.port(tree.device("mlx5_9", pci="0000:99:00.0"), counters={}, hw_counters={})
+        after, other = inventory.read()
+        assert (before.state, after.state, after.rate_bytes_per_second) == ("ACTIVE", "DOWN", 1_250_000_000)
+        assert (after.pci, after.driver, other.device) == (before.pci, before.driver, "mlx5_9")
+        assert (after, other) == read_ports(tree.sysfs)
+
+    def test_a_device_that_is_registered_anew_is_read_anew(self, tmp_path: Path) -> None:
+        tree = rdma.mlx5_ib_ndr(tmp_path)
+        inventory = RdmaInventory(tree.sysfs)
+        inventory.read()
+        tree.unplug("ibp24s0")
+        assert inventory.read() == ()
+        tree.port(tree.device("ibp24s0", pci="0000:40:00.0"), counters={}, hw_counters={})
+        (again,) = inventory.read()
+        assert again.pci == "0000:40:00.0"
+
+    def test_what_a_device_does_not_show_yet_is_looked_for_again(self, tmp_path: Path) -> None:
+        tree = rdma.mlx5_ib_ndr(tmp_path)
+        firmware = tree.sysfs / "class/infiniband/ibp24s0/fw_ver"
+        text = firmware.read_text()
+        firmware.write_text("")
+        inventory = RdmaInventory(tree.sysfs)
+        assert inventory.read()[0].firmware == ""
+        firmware.write_text(text)
+        assert inventory.read()[0].firmware == text.strip()

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,33 @@ def test_a_record_of_another_size_is_an_error_and_is_not_taken() -> None:
         with pytest.raises(RingCorrupted, match="instead of 32"):
             ring.read()
         assert kernel.consumed() == 0
+
+
+def mapped_bytes() -> int:
+    """How much of rings this process has mapped."""
+    ranges = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if ":ring" in line
+    ]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+
+def test_the_data_are_mapped_while_there_is_something_to_read_and_not_for_long_after() -> None:
+    with rings() as (kernel, ring):
+        positions = mapped_bytes()
+        assert positions == 2 * PAGE
+        assert numbers(ring) == []
+        assert mapped_bytes() == positions
+        for number in range(3):
+            kernel.write(number)
+            assert numbers(ring) == [number]
+            assert mapped_bytes() == positions + 2 * 4096
+            # A short pause is none; a long one gives the memory back.
+            for _ in range(10):
+                assert numbers(ring) == []
+            assert mapped_bytes() == positions + 2 * 4096
+            for _ in range(100):
+                assert numbers(ring) == []
+            assert mapped_bytes() == positions
 
 
 def test_sizes_that_no_ring_has_are_refused() -> None:

@@ -58,9 +58,10 @@ class Deferring(Prompt):
     understood: list[int] = field(default_factory=list)
     """How many answers at a time."""
     nonsense: bool = False
+    must_be_read: bool = False
 
-    def take(self) -> Answer:
-        return self.ask()
+    def take(self) -> Answer | None:
+        return None if self.must_be_read else self.ask()
 
     def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         self.understood.append(len(answers))
@@ -177,6 +178,20 @@ def test_an_answer_that_makes_no_sense_is_a_failure_and_the_source_comes_back() 
     assert (result.success, result.error) == (True, "")
     assert sampled.device().transmit_bytes == 60
     assert sampled.source.refreshed == 1, "names are learnt anew after a failure"
+
+
+def test_a_source_that_must_be_read_is_read_after_what_it_answered_before() -> None:
+    sampled = Sampled()
+    sampled.beat(10, 20, 30)
+    assert isinstance(sampled.source, Deferring)
+    sampled.source.must_be_read = True
+    sampled.beat(40)
+    assert (sampled.source.reads, sampled.understood) == (2, [2])
+    sampled.source.must_be_read = False
+    sampled.beat(50)
+    assert sampled.device().transmit_bytes == 50
+    assert sum(sampled.device().transmit_rate.counts) == 4
+    assert (sampled.result().failures, sampled.result().reads) == (0, 5)
 
 
 def test_what_was_answered_before_a_failure_counts() -> None:
