@@ -11,8 +11,9 @@ The figures are nccl-tests' (doc/PERFORMANCE.md), of operations whose times were
   every rank sends for itself (AllToAll, and Send and Recv of communicators with one rank a server) it is that speed
   divided by the communicator's ranks on the server.  What stays inside a server crosses no rail: not known.
 
-Each figure is the median over operations.  Times of the GPU's kernels are taken before those of CUDA events, and these
-before those of NCCL's network threads.  A Recv's duration contains its waiting for the sender (row 16).
+Each figure is the median over operations of one size, or of like sizes (`size_classes`).  Times of the GPU's kernels
+are taken before those of CUDA events, and these before those of NCCL's network threads.  A Recv's duration contains its
+waiting for the sender (row 16).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow as pa
 from agent.analysis.gpu_rows import SOURCES
 from agent.analysis.gpus import Gpus, Instance
 from agent.analysis.report_facts import BandwidthRow, Unknown
+from agent.analysis.size_classes import SizeClasses, find_size_classes
 from agent.dataset.reader import Dataset
 from agent.operation_times import bus_factor
 from probes.nccl.abi import Op
@@ -35,15 +37,24 @@ _OF_ALL_RANKS: Final = (Op.AllGather, Op.ReduceScatter, Op.AllToAll, Op.Gather, 
 _EACH_FOR_ITSELF: Final = (Op.AllToAll, Op.Send, Op.Recv)
 
 
-def find_bandwidth(dataset: Dataset, gpus: Gpus) -> tuple[tuple[BandwidthRow, ...], tuple[Unknown, ...]]:
-    """Bandwidth by operation and size, in this order."""
+def find_bandwidth(
+    dataset: Dataset, gpus: Gpus, classes: SizeClasses | None = None
+) -> tuple[tuple[BandwidthRow, ...], tuple[Unknown, ...]]:
+    """Bandwidth by operation and size, in this order.
+
+    `classes` are the dataset's, where somebody has found them already.
+    """
+    classes = find_size_classes(dataset) if classes is None else classes
     known = sorted(op.name for op in Op if _factors(op, 2) is not None)
     operations = dataset["operations"]
     operations = operations.filter(
         operations["op"].isin(known) & (operations.payload_bytes > 0) & (operations.end_ns > operations.begin_ns)
     )
     timed = operations.join(_factor_table(dataset, gpus, known), ["recording", "instance", "op"])
-    timed = timed.mutate(rate=timed.payload_bytes * 1e9 / (timed.end_ns - timed.begin_ns))
+    timed = timed.mutate(
+        rate=timed.payload_bytes * 1e9 / (timed.end_ns - timed.begin_ns),
+        payload_bytes=classes.of(timed["op"], timed.payload_bytes),
+    )
     found = _medians(dataset, timed)
     if not found:
         reason = (
@@ -64,6 +75,7 @@ def find_bandwidth(dataset: Dataset, gpus: Gpus) -> tuple[tuple[BandwidthRow, ..
             algbw_bytes_per_second=row["algbw"],
             busbw_bytes_per_second=row["busbw"],
             utilisation=row["utilisation"],
+            over_bytes=classes.over(op, size),
         )
         for (op, size), row in sorted(best.items())
     )

@@ -1,8 +1,9 @@
-"""All calls of a dataset, counted once: the one pass over `calls` that the pattern's figures share.
+"""All calls of a dataset, counted once: what the pattern's figures share.
 
-Equal calls of one end of a communicator (same operation, data type, payload, root or peer) become one row with their
-number.  A training job repeats itself, so millions of calls make a few hundred rows; only a job whose every message
-has another size makes many.  What the figures of rows 1 to 5 and 7 need is in them, and nothing of time.
+Calls of one end of a communicator with the same operation, data type and root or peer are of one *kind*; of each kind
+there is a row for every payload, with its number of calls.  A training job repeats itself, so millions of calls make a
+few hundred rows; a job whose every message has another size makes as many as it has calls, and still few kinds: what
+does not need single sizes goes by kinds.  What the figures of rows 1 to 5 and 7 need is in them, and nothing of time.
 """
 
 from __future__ import annotations
@@ -11,37 +12,57 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+import ibis
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from agent.analysis.gpus import Instance
+from agent.analysis.grouping import Integers
 from agent.dataset.reader import Dataset
-
-Integers = NDArray[np.int64]
 
 NOTHING: Final = -1
 """In `payload_bytes` and `peer`: not known, or none."""
-_KEYS: Final = ("recording", "instance", "op", "data_type", "payload_bytes", "peer")
+_KEYS: Final = ("recording", "instance", "op", "data_type", "peer")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallKinds:
+    """Calls by end, operation, data type and peer; columns of equal length, in this order."""
+
+    end: Integers
+    """Index in `CountedCalls.ends`."""
+    op: Integers
+    """Index in `CountedCalls.op_names`."""
+    data_type: Integers
+    """Index in `CountedCalls.type_names`."""
+    peer: Integers
+    """Rank in the communicator, or `NOTHING`."""
+    calls: Integers
+    moved_bytes: Integers
+    """Payload of all calls; those of unknown payload count as none."""
+    unsized_calls: Integers
+    """Of unknown payload."""
+    first: Integers
+    """The first row of each kind; its rows follow each other."""
+    rows: Integers
+    """How many there are of each."""
+
+    def __len__(self) -> int:
+        return len(self.end)
 
 
 @dataclass(frozen=True, eq=False)
 class CountedCalls:
-    """Calls by end, operation, data type, payload and peer; columns of equal length, in a fixed order."""
+    """Calls by kind and payload; columns of equal length, in this order."""
 
     ends: tuple[Instance, ...]
     """Every end that called."""
-    end: Integers
-    """Index in `ends`."""
     op_names: tuple[str, ...]
-    op: Integers
-    """Index in `op_names`."""
     type_names: tuple[str, ...]
-    data_type: Integers
-    """Index in `type_names`."""
+    kinds: CallKinds
     payload_bytes: Integers
     """Of one call, or `NOTHING`."""
-    peer: Integers
-    """Rank in the communicator, or `NOTHING`."""
     calls: Integers
     of_operations: bool
     """Counted from `operations`, as there are no calls."""
@@ -49,61 +70,101 @@ class CountedCalls:
     def __len__(self) -> int:
         return len(self.calls)
 
+    def by_row(self, of_kind: NDArray[Any]) -> NDArray[Any]:
+        """What each row's kind has."""
+        return np.repeat(of_kind, self.kinds.rows)
+
+    @cached_property
+    def end(self) -> Integers:
+        return self.by_row(self.kinds.end)
+
+    @cached_property
+    def op(self) -> Integers:
+        return self.by_row(self.kinds.op)
+
+    @cached_property
+    def data_type(self) -> Integers:
+        return self.by_row(self.kinds.data_type)
+
+    @cached_property
+    def peer(self) -> Integers:
+        return self.by_row(self.kinds.peer)
+
     @cached_property
     def moved_bytes(self) -> Integers:
         """Payload of all calls of each row; those of unknown payload count as none."""
         product: Integers = self.calls * np.maximum(self.payload_bytes, 0)
         return product
 
-    @cached_property
+    @property
     def total_calls(self) -> int:
-        return int(self.calls.sum())
+        return int(self.kinds.calls.sum())
 
-    @cached_property
+    @property
     def calls_of_unknown_payload(self) -> int:
-        return int(self.calls[self.payload_bytes == NOTHING].sum())
+        return int(self.kinds.unsized_calls.sum())
 
 
 def count_calls(dataset: Dataset) -> CountedCalls:
     """Count the calls of a dataset; where it has none, the operations, each of which somebody called."""
-    counted = _counted(dataset, "calls")
-    of_operations = not counted.num_rows
+    rows = _rows(dataset, "calls")
+    found = dataset.rows(rows.select(*_KEYS).distinct())
+    of_operations = not found.num_rows
     if of_operations:
-        counted = _counted(dataset, "operations")
-    recording, instance = _numbers(counted["recording"]), _numbers(counted["instance"])
-    begins = np.ones(len(recording), dtype=np.bool_)
-    begins[1:] = (recording[1:] != recording[:-1]) | (instance[1:] != instance[:-1])
-    op_names, op = _names(counted["op"])
-    type_names, data_type = _names(counted["data_type"])
+        rows = _rows(dataset, "operations")
+        found = dataset.rows(rows.select(*_KEYS).distinct())
+    op_names, op = _names(found["op"])
+    type_names, data_type = _names(found["data_type"])
+    columns = [*(_numbers(found[key]) for key in ("recording", "instance")), op, data_type, _numbers(found["peer"])]
+    # Engines return rows in any order, and figures must not follow.
+    order = np.lexsort(columns[::-1])
+    recording, instance, op, data_type, peer = (column[order] for column in columns)
+    begins = np.ones(len(order), dtype=np.bool_)
+    begins[1:] = (np.diff(recording) != 0) | (np.diff(instance) != 0)
+    kind, payload_bytes, calls = _counted(dataset, rows, found, order)
+    first = np.searchsorted(kind, np.arange(len(order)))
+    moved = calls * np.maximum(payload_bytes, 0)
     return CountedCalls(
         ends=tuple(zip(recording[begins].tolist(), instance[begins].tolist(), strict=True)),
-        end=np.cumsum(begins) - 1,
         op_names=op_names,
-        op=op,
         type_names=type_names,
-        data_type=data_type,
-        payload_bytes=_numbers(counted["payload_bytes"]),
-        peer=_numbers(counted["peer"]),
-        calls=_numbers(counted["calls"]),
-        of_operations=of_operations and bool(counted.num_rows),
+        kinds=CallKinds(
+            end=np.cumsum(begins) - 1,
+            op=op,
+            data_type=data_type,
+            peer=peer,
+            calls=np.add.reduceat(calls, first) if len(first) else calls,
+            moved_bytes=np.add.reduceat(moved, first) if len(first) else moved,
+            # What is not known comes first of each kind.
+            unsized_calls=np.where(payload_bytes[first] == NOTHING, calls[first], 0),
+            first=first,
+            rows=np.diff(first, append=len(kind)),
+        ),
+        payload_bytes=payload_bytes,
+        calls=calls,
+        of_operations=of_operations and bool(found.num_rows),
     )
 
 
-def sums(places: Integers, values: Integers, size: int) -> Integers:
-    """Sums of `values` by place, in whole numbers (bincount would make floats)."""
-    result = np.zeros(size, dtype=np.int64)
-    np.add.at(result, places, values)
-    return result
-
-
-def _counted(dataset: Dataset, name: str) -> Any:
-    """Groups and their calls, in order of the groups: engines return them in any order, and figures must not follow."""
+def _rows(dataset: Dataset, name: str) -> Any:
     rows = dataset[name]
-    rows = rows.select(
+    return rows.select(
         **{key: rows[key].fill_null(NOTHING) for key in ("recording", "instance", "payload_bytes", "peer")},
         **{key: rows[key].fill_null("unknown") for key in ("op", "data_type")},
     )
-    return dataset.rows(rows.group_by(list(_KEYS)).agg(calls=rows.count()).order_by(list(_KEYS)))
+
+
+def _counted(
+    dataset: Dataset, rows: Any, kinds: pa.Table, order: Integers
+) -> tuple[NDArray[np.int32], Integers, Integers]:
+    """Kind, payload and calls of each row, in order; `order` are the places of the kinds in their order."""
+    number = np.empty(len(order), dtype=np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    numbered = ibis.memtable(kinds.append_column("kind", pa.array(number)))
+    joined = rows.join(numbered, list(_KEYS))
+    keys = ("kind", "payload_bytes")
+    found = dataset.rows(joined.group_by(list(keys)).agg(calls=joined.count()).order_by(list(keys)))
+    return found["kind"].to_numpy(), _numbers(found["payload_bytes"]), _numbers(found["calls"])
 
 
 def _numbers(column: Any) -> Integers:

@@ -4,16 +4,22 @@ Both sides make the same figures; a figure that one side lacks stays with the ot
 one iteration, so that recordings of different length can be held against each other.  Figures that vary from iteration
 to iteration, or from one stretch of time to the next, are tested for significance (`significance`).
 
+Such a test knows the spread within the two recordings only.  The same job started again, on other machines or in
+another hour, may differ by more; where several recordings of a side are given, each figure is the median of theirs, and
+what is tested is the spread between them.
+
 Against an estimate, A is what was measured and B what was predicted, and each figure has its accuracy
 1 − |predicted − measured| / measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -24,11 +30,13 @@ from agent.analysis.composition import find_composition
 from agent.analysis.engines import engine
 from agent.analysis.gpus import find_gpus
 from agent.analysis.iteration_count import count_iterations
+from agent.analysis.leaf_map import LeafMap
 from agent.analysis.ops import find_ops
 from agent.analysis.report import report_of
 from agent.analysis.report_facts import Composition, OpUse, Report, Traffic
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.significance import LEVEL, RankTest, adjusted, rank_test
+from agent.analysis.significance import LEVEL, ChanceTest, adjusted, mean_test, rank_test
+from agent.analysis.size_classes import find_size_classes
 from agent.analysis.traffic import find_traffic
 from agent.dataset.reader import Dataset, open_dataset
 
@@ -73,7 +81,7 @@ class Figure:
     unit: Unit
     a: float | None
     b: float | None
-    test: RankTest | None
+    test: ChanceTest | None
     """None: nothing that varies, or too few values."""
     p: float | None
     """Of the test, adjusted for all that were tested together."""
@@ -128,21 +136,24 @@ class Compared:
     simulated: bool
     figures: tuple[Figure, ...]
     notes: tuple[str, ...]
+    between_runs: bool = False
+    """Whether figures are tested by the spread between recordings, and not within two of them."""
 
 
-def read_side(folder: Path, name: str, iterations: int | None = None) -> Side:
+def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:
     """One recording, which is called `name`; `iterations` is how many it holds, where the user knows.
 
     Raises:
         DatasetError: the folder is no dataset.
+        ConfigError: the leaf map lacks a server of the dataset.
     """
     with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
-        return side_of(open_dataset([folder], backend), name, iterations)
+        return side_of(open_dataset([folder], backend), name, iterations, leaf_map)
 
 
-def side_of(dataset: Dataset, name: str, iterations: int | None = None) -> Side:
+def side_of(dataset: Dataset, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:
     """As `read_side`, of an open dataset."""
-    report = report_of(dataset)
+    report = report_of(dataset, leaf_map)
     gpus, counted = find_gpus(dataset), count_calls(dataset)
     whole = count_iterations(dataset, gpus, counted, report.regularity, report.iterations, iterations)
     usual = Side(
@@ -161,17 +172,34 @@ def side_of(dataset: Dataset, name: str, iterations: int | None = None) -> Side:
         usual,
         ops=find_ops(whole.counted),
         composition=find_composition(dataset, gpus, whole.counted)[0],
-        traffic=find_traffic(dataset, gpus, whole.counted)[0],
+        traffic=find_traffic(dataset, gpus, whole.counted, leaf_map)[0],
         notes=(whole.note, *report.losses),
     )
 
 
-def compare_values(a: Sequence[Value], b: Sequence[Value], *, predicted: bool = False) -> tuple[Figure, ...]:
+def median_values(runs: Sequence[Sequence[Value]]) -> list[Value]:
+    """The figures of several recordings of a side: the median, with the value of each recording that knows it."""
+    together: defaultdict[tuple[int, str, int | None], list[Value]] = defaultdict(list)
+    for values in runs:
+        for value in values:
+            together[_key(value)].append(value)
+    medians = []
+    for found in together.values():
+        known = [value.value for value in found if value.value is not None]
+        middle = median(known) if known else None
+        medians.append(replace(found[0], value=middle, samples=np.array(known, dtype=float)))
+    return medians
+
+
+def compare_values(
+    a: Sequence[Value], b: Sequence[Value], *, predicted: bool = False, between_runs: bool = False
+) -> tuple[Figure, ...]:
     """Pair figures of the same row, name and size, in A's order, then those that only B has."""
     others = {_key(value): value for value in b}
     pairs: list[tuple[Value | None, Value | None]] = [(value, others.pop(_key(value), None)) for value in a]
     pairs += [(None, value) for value in others.values()]
-    figures = [_figure(*pair, predicted=predicted) for pair in pairs]
+    test = mean_test if between_runs else rank_test
+    figures = [_figure(*pair, test, predicted=predicted) for pair in pairs]
     tested = [place for place, figure in enumerate(figures) if figure.test is not None]
     surer = adjusted([figures[place].p or 0.0 for place in tested])
     for place, p in zip(tested, surer, strict=True):
@@ -190,12 +218,18 @@ def _key(value: Value) -> tuple[int, str, int | None]:
     return value.row, value.name, value.payload_bytes
 
 
-def _figure(a: Value | None, b: Value | None, *, predicted: bool) -> Figure:
+def _figure(
+    a: Value | None,
+    b: Value | None,
+    tested: Callable[[NDArray[Any], NDArray[Any]], ChanceTest | None],
+    *,
+    predicted: bool,
+) -> Figure:
     known = a if a is not None else b
     assert known is not None
     test = None
     if a is not None and b is not None and a.samples is not None and b.samples is not None:
-        test = rank_test(a.samples, b.samples)
+        test = tested(a.samples, b.samples)
     left, right = (None if one is None else one.value for one in (a, b))
     return Figure(
         row=known.row,
@@ -223,7 +257,7 @@ def _latencies(dataset: Dataset, report: Report) -> dict[Kind, NDArray[Any]]:
     timed = operations.filter(took >= 0).select(
         "begin_ns",
         op=operations["op"].fill_null(""),
-        payload=operations["payload_bytes"].fill_null(-1),
+        payload=find_size_classes(dataset).of(operations["op"], operations["payload_bytes"]).fill_null(-1),
         source=operations["source"].fill_null(""),
         took_ns=took,
     )

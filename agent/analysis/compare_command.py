@@ -22,6 +22,8 @@ _EXAMPLE: Final = """\
 examples:
   railscope compare tcp/ roce/          the same job twice: what differs, and whether by chance
   railscope compare recording/ job.toml how well the model predicts it
+  railscope compare tcp/ roce/ --a-again tcp-2/ tcp-3/ --b-again roce-2/ roce-3/
+                                        several recordings of each: what differs by more than they do
 
 job.toml has the options of 'railscope estimate' as keys.
 """
@@ -34,7 +36,16 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="A", help="a recorded dataset, or a file to import")
     parser.add_argument("b", type=Path, metavar="B", help="another one, or a TOML file of 'estimate'")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--leaf-map", type=Path, metavar="FILE", help="which leaf switch each server is at: CSV")
     for side in "ab":
+        parser.add_argument(
+            f"--{side}-again",
+            nargs="+",
+            type=Path,
+            default=[],
+            metavar="DIR|FILE",
+            help=f"more recordings of {side.upper()}: differences are then held against those between recordings",
+        )
         parser.add_argument(
             "--iterations" if side == "a" else "--iterations-b",
             type=_iterations,
@@ -48,9 +59,10 @@ def run_compare(parsed: Any, out: TextIO) -> int:
     try:
         from agent.analysis.compare import read_side
         from agent.analysis.compare_estimate import compare_with_estimate
-        from agent.analysis.compare_figures import compare_sides
+        from agent.analysis.compare_figures import compare_runs
         from agent.analysis.compare_text import as_json_text, as_text
         from agent.analysis.datasets_of import as_datasets
+        from agent.analysis.leaf_map import read_leaf_map
         from agent.dataset.reader import DatasetError
         from agent.estimate_answer import estimate_of
     except ModuleNotFoundError as error:
@@ -58,13 +70,24 @@ def run_compare(parsed: Any, out: TextIO) -> int:
     try:
         # A file that describes a job is read first: a typing error in it is told before a long recording is read.
         estimate = estimate_of(request_from(_as_estimate(parsed))) if parsed.b.suffix == ".toml" else None
-        recorded = [parsed.a] if estimate is not None else [parsed.a, parsed.b]
-        with as_datasets(recorded, apart=True) as folders:
-            a = read_side(folders[0], str(parsed.a), parsed.iterations)
-            if estimate is not None:
-                compared = compare_with_estimate(a, estimate, str(parsed.b))
-            else:
-                compared = compare_sides(a, read_side(folders[1], str(parsed.b), parsed.iterations_b))
+        if estimate is not None and (parsed.a_again or parsed.b_again):
+            return _refused("--a-again and --b-again are of recordings: an estimate is held against one of them")
+        leaf_map = None if parsed.leaf_map is None else read_leaf_map(parsed.leaf_map)
+        of_a, of_b = [parsed.a, *parsed.a_again], [] if estimate is not None else [parsed.b, *parsed.b_again]
+        with as_datasets([*of_a, *of_b], apart=True) as folders:
+            sides = [
+                read_side(folder, str(path), iterations, leaf_map)
+                for folder, path, iterations in zip(
+                    folders,
+                    [*of_a, *of_b],
+                    [parsed.iterations] * len(of_a) + [parsed.iterations_b] * len(of_b),
+                    strict=True,
+                )
+            ]
+        if estimate is not None:
+            compared = compare_with_estimate(sides[0], estimate, str(parsed.b))
+        else:
+            compared = compare_runs(sides[: len(of_a)], sides[len(of_a) :])
     except (ConfigError, DatasetError, ShapeError) as error:
         return _refused(str(error))
     out.write(as_json_text(compared) if parsed.json else as_text(compared))

@@ -103,7 +103,7 @@ def _measured_volumes(side: Side, times: int) -> Iterator[Value]:
         yield Value(7, f"{name} payload of all ranks", Unit.BYTES, 0 if own is None else own.payload_bytes / times)
         yield Value(7, f"{name} calls of all ranks", Unit.COUNT, 0 if own is None else own.calls / times)
     yield Value(8, "pairs that talk", Unit.COUNT, len(traffic.pairs))
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     yield Value(8, "wire bytes between GPUs", Unit.BYTES, total / times)
     yield Value(8, "wire bytes between servers", Unit.BYTES, traffic.between_servers_wire_bytes / times)
     crossing = traffic.cross_rail_wire_bytes

@@ -3,39 +3,85 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
+from typing import Final
 
 import numpy as np
 
-from agent.analysis.compare import Compared, Kind, Side, Unit, Value, compare_values
+from agent.analysis.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
 from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import size
+from agent.analysis.quantities import counted, size, size_class
 from agent.analysis.report_facts import Iteration
-from agent.analysis.sizes import cdf, quantile_bytes
+from agent.analysis.report_options import STRONG, WEAK
+from agent.analysis.scaling import find_scaling, run_of
+from agent.analysis.sizes import cdf
+
+_WITHIN: Final = (
+    "p is of the spread within the two recordings: the same job started again may differ by more than that.  Give more "
+    "recordings of a side with --a-again and --b-again, and p is of the spread between them."
+)
+_BETWEEN: Final = (
+    "p is of the spread between recordings: figures are medians of a side's recordings, and what varies within one is "
+    "not looked at."
+)
 
 
 def compare_sides(a: Side, b: Side) -> Compared:
     """Two recordings."""
-    by_iteration = a.iterations is not None and b.iterations is not None
-    kinds = {kind for side in (a, b) for kind in side.latencies}
+    return compare_runs([a], [b])
+
+
+def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
+    """One recording or more of each side; each side is called as its first one."""
+    sides = [*a, *b]
+    between_runs = len(sides) > 2
+    by_iteration = all(side.iterations is not None for side in sides)
+    kinds = {kind for side in sides for kind in side.latencies}
     notes = (
         [] if by_iteration else ["Iterations were not found on both sides: counts and bytes are of whole recordings."]
     )
-    for side in (a, b):
+    for side in sides:
         if not side.has_calls:
             notes.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
         notes += [f"{side.name}: {note}" for note in side.notes]
-    return Compared(
-        a=a.name,
-        b=b.name,
-        predicted=False,
-        simulated=a.report.simulated or b.report.simulated,
-        figures=compare_values(
-            list(values_of(a, kinds, by_iteration=by_iteration)), list(values_of(b, kinds, by_iteration=by_iteration))
-        ),
-        notes=tuple(notes),
+    values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
+    first, second = (median_values(runs) if between_runs else runs[0] for runs in values)
+    scaled = _scaling(a[0], b[0])
+    figures = compare_values(
+        [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
     )
+    if any(figure.test is not None for figure in figures):
+        notes.append(_BETWEEN if between_runs else _WITHIN)
+    return Compared(
+        a=_name(a),
+        b=_name(b),
+        predicted=False,
+        simulated=any(side.report.simulated for side in sides),
+        figures=figures,
+        notes=tuple(notes),
+        between_runs=between_runs,
+    )
+
+
+def _name(runs: Sequence[Side]) -> str:
+    again = len(runs) - 1
+    return runs[0].name if not again else f"{runs[0].name}, and {counted(again, 'recording')} more"
+
+
+def _scaling(first: Side, second: Side) -> list[Value]:
+    """Of sides with different numbers of GPUs: the second one's scaling factor, or both where nothing tells which."""
+    found = find_scaling([run_of(side.name, side.report) for side in (first, second)])
+    if len(found) < 2 or found[0].gpus == found[1].gpus:
+        return []
+    factors = ((WEAK, found[1].weak_factor), (STRONG, found[1].strong_factor))
+    doubt = "" if found[1].kind else "if it is "
+    return [
+        Value(14, f"scaling factor, {doubt}{kind} scaling", Unit.SHARE, factor)
+        for kind, factor in factors
+        if found[1].kind in (kind, None)
+    ]
 
 
 def values_of(side: Side, kinds: set[Kind], *, by_iteration: bool) -> Iterator[Value]:
@@ -68,9 +114,9 @@ def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
         yield Value(1, f"{op} payload{suffix}", Unit.BYTES, sum(use.payload_bytes for use in uses) / times)
     points = cdf(report.sizes)
     for share, name in ((0.5, "median size of calls"), (0.9, "90 % of calls are at most")):
-        yield Value(2, name, Unit.BYTES, quantile_bytes(points, share) if points else None)
+        yield Value(2, name, Unit.BYTES, points.quantile_bytes(share))
     known = side.has_calls
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times if known else None)
     yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs) if known else None)
     yield Value(4, "sparsity", Unit.SHARE, traffic.sparsity if known else None)
@@ -88,7 +134,7 @@ def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
         kind = (row.op, row.payload_bytes, row.source)
         if kind in kinds:
             payload = row.payload_bytes
-            name = f"{row.op}{'' if payload is None else f' of {shown[payload]}'} ({row.source})"
+            name = f"{row.op}{'' if payload is None else f' of {_of(shown, payload, row.over_bytes)}'} ({row.source})"
             yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind), payload)
             yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds, payload_bytes=payload)
     if side.report.latency.rows:
@@ -125,7 +171,7 @@ def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
     for row in side.report.bandwidth:
         if (row.op, row.payload_bytes) not in compared:
             continue
-        name = f"{row.op} of {shown[row.payload_bytes]}"
+        name = f"{row.op} of {_of(shown, row.payload_bytes, row.over_bytes)}"
         yield Value(
             13,
             f"bus bandwidth of {name}",
@@ -160,6 +206,11 @@ def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
     )
     ratios = [use.bubble_ratio for use in receives if use.bubble_ratio is not None]
     yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
+
+
+def _of(shown: Mapping[int, str], payload: int, over: int | None) -> str:
+    """A size, or sizes that are put together."""
+    return shown[payload] if over is None else size_class(payload, over)
 
 
 def _shown_sizes(kinds: set[Kind]) -> dict[int, str]:

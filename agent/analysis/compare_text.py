@@ -67,6 +67,7 @@ def as_json_text(compared: Compared) -> str:
         "b": compared.b,
         "b_is_estimate": compared.predicted,
         "simulated": compared.simulated,
+        "p_is_of_the_spread": "between recordings" if compared.between_runs else "within recordings",
         "words": list(words(compared)),
         "figures": [
             {

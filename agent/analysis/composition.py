@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.analysis.calls import CountedCalls, count_calls
 from agent.analysis.gpus import Gpus
-from agent.analysis.group_evidence import grouped
+from agent.analysis.grouping import grouped
 from agent.analysis.groups import ROLES, UNKNOWN, Groups, find_groups
 from agent.analysis.report_facts import Composition, RankUse, Role, Unknown
 from agent.dataset.reader import Dataset
@@ -60,15 +60,18 @@ def _rank_uses(counted: CountedCalls, gpus: Gpus, groups: Groups) -> tuple[RankU
         name = UNKNOWN if communicator is None else groups.roles.get(communicator.comm, UNKNOWN)
         gpu_of_end.append(gpus.gpu_of.get(end, -1))
         role_of_end.append(numbers[name])
-    gpu = np.array(gpu_of_end, dtype=np.int64)[counted.end]
-    role = np.array(role_of_end, dtype=np.int64)[counted.end]
+    kinds = counted.kinds
+    gpu = np.array(gpu_of_end, dtype=np.int64)[kinds.end]
+    role = np.array(role_of_end, dtype=np.int64)[kinds.end]
     known = gpu >= 0
     keys, (calls, payload) = grouped(
-        (gpu[known], role[known], counted.op[known]), counted.calls[known], counted.moved_bytes[known]
+        (gpu[known], role[known], kinds.op[known]), kinds.calls[known], kinds.moved_bytes[known]
     )
     return tuple(
         RankUse(own_gpu, ROLES[own_role], counted.op_names[op], count, size)
-        for (own_gpu, own_role, op), count, size in zip(keys.tolist(), calls.tolist(), payload.tolist(), strict=True)
+        for own_gpu, own_role, op, count, size in zip(
+            *(column.tolist() for column in (*keys, calls, payload)), strict=True
+        )
     )
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls, Integers
+from agent.analysis.calls import CountedCalls
+from agent.analysis.fact_columns import PairTraffic
 from agent.analysis.gpus import Gpus
-from agent.analysis.group_evidence import grouped
+from agent.analysis.grouping import Integers, grouped
 from agent.analysis.groups import DP, EMBEDDING, TP, Groups
-from agent.analysis.report_facts import PairTraffic
 from agent.analysis.traffic import ring_bytes
 from agent.model.mapping import Mapping as RankMapping
 from agent.model.traffic import ring_edge_bytes
@@ -136,8 +136,8 @@ def _ring_bytes(counted: CountedCalls, rows: Integers, ranks: Integers, members:
 
 def _direct(counted: CountedCalls, rows: Integers, ranks: Integers, members: int) -> dict[tuple[int, int], int]:
     found: defaultdict[tuple[int, int], int] = defaultdict(int)
-    distinct, (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
-    for (op, rank, peer), count in zip(distinct.tolist(), moved.tolist(), strict=True):
+    keys, (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
+    for op, rank, peer, count in zip(*(column.tolist() for column in (*keys, moved)), strict=True):
         name = counted.op_names[op]
         if name == "AllToAll" or (name == "Scatter" and peer == rank):
             destinations: Iterable[int] = range(members)

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import ibis
+import numpy as np
 
-from agent.analysis.report_facts import GpuFacts, PairTraffic
+from agent.analysis.fact_columns import Pairs
+from agent.analysis.grouping import sums
+from agent.analysis.report_facts import GpuFacts
 from agent.dataset.reader import Dataset
 
 NEXT_TO_NOTHING: Final = 0.05
@@ -47,7 +50,7 @@ class Rails:
     """What was assumed, the end of a sentence; empty: nothing was."""
 
 
-def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Sequence[PairTraffic]) -> Rails:
+def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs) -> Rails:
     """The rails of a dataset's GPUs, which sent each other `pairs`."""
     rails = rails_of(gpus)
     if rails is None:
@@ -127,16 +130,17 @@ def _counted(dataset: Dataset, servers: set[str]) -> _Sent:
     return out, into
 
 
-def _given(gpus: Sequence[GpuFacts], rails: Sequence[str], pairs: Sequence[PairTraffic]) -> _Sent:
+def _given(gpus: Sequence[GpuFacts], rails: Sequence[str], pairs: Pairs) -> _Sent:
     """What the rails carry if these are the GPUs' rails."""
-    out: defaultdict[Link, int] = defaultdict(int)
-    into: defaultdict[Link, int] = defaultdict(int)
-    for pair in pairs:
-        source, destination = gpus[pair.source], gpus[pair.destination]
-        if source.server != destination.server:
-            out[source.server, rails[pair.source]] += pair.wire_bytes
-            into[destination.server, rails[pair.destination]] += pair.wire_bytes
-    return out, into
+    own = [(gpu.server, rail) for gpu, rail in zip(gpus, rails, strict=True)]
+    links = sorted(set(own))
+    servers = sorted({server for server, _ in links})
+    link_of, server_of = ({one: place for place, one in enumerate(found)} for found in (links, servers))
+    link = np.array([link_of[one] for one in own], dtype=np.int32)
+    server = np.array([server_of[name] for name, _ in own], dtype=np.int32)
+    out = sums(link, pairs.sent_apart(len(gpus), server), len(links)).tolist()
+    into = sums(link, pairs.received_apart(len(gpus), server), len(links)).tolist()
+    return dict(zip(links, out, strict=True)), dict(zip(links, into, strict=True))
 
 
 def _contradicted(given: _Sent, counted: _Sent) -> bool:

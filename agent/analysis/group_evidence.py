@@ -8,14 +8,15 @@ begin a job or feed it, in groups of every kind, and are no evidence either.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from agent.analysis.calls import CountedCalls, Integers, sums
+from agent.analysis.calls import CountedCalls
 from agent.analysis.gpus import Communicator, Gpus
+from agent.analysis.grouping import Integers, grouped, sums
 
 CONTROL_BYTES: Final = 1024
 """Largest payload of a control message."""
@@ -93,11 +94,11 @@ def find_evidence(counted: CountedCalls, gpus: Gpus) -> tuple[CommEvidence, ...]
     numbers = {one.comm: number for number, one in enumerate(wanted)}
     comm_of_end = np.array([_number(gpus, numbers, end) for end in counted.ends], dtype=np.int64)
     rank_of_end = np.array([gpus.rank_of.get(end, -1) for end in counted.ends], dtype=np.int64)
-    comm = comm_of_end[counted.end]
+    comm = counted.by_row(comm_of_end[counted.kinds.end].astype(np.int32))
     largest = int(counted.payload_bytes.max(initial=0))
     counts = (comm >= 0) & (counted.payload_bytes > (CONTROL_BYTES if largest > CONTROL_BYTES else 0))
     ops = _op_evidence(counted, comm, np.flatnonzero(counts))
-    links = _links(counted, comm, rank_of_end, np.flatnonzero(counts))
+    links = _links(counted, comm_of_end, rank_of_end, counts)
     control = sums(comm[(comm >= 0) & ~counts], counted.calls[(comm >= 0) & ~counts], len(wanted))
     callers = np.bincount(comm_of_end[comm_of_end >= 0], minlength=len(wanted))
     return tuple(
@@ -118,51 +119,26 @@ def _number(gpus: Gpus, numbers: dict[str, int], end: tuple[int, int]) -> int:
     return -1 if communicator is None else numbers.get(communicator.comm, -1)
 
 
-def grouped(columns: Sequence[Integers], *values: Integers) -> tuple[Integers, list[Integers]]:
-    """The distinct rows of the columns, in order, and for each of them the sums of the values."""
-    order = _order(columns)
-    sorted_columns = [column[order] for column in columns]
-    differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
-    for column in sorted_columns:
-        differs |= column[1:] != column[:-1]
-    starts = np.concatenate([np.zeros(min(len(order), 1), dtype=np.int64), np.flatnonzero(differs) + 1])
-    # reduceat takes no empty list of values.
-    totals = [np.add.reduceat(each[order], starts) if len(starts) else each for each in values]
-    return np.stack([column[starts] for column in sorted_columns], axis=1), totals
-
-
-def _order(columns: Sequence[Integers]) -> Integers:
-    """What puts the rows in order; by one number each where 63 bits are enough for it, which is much faster."""
-    if not len(columns[0]):
-        return np.empty(0, dtype=np.int64)
-    key, room = np.zeros(len(columns[0]), dtype=np.int64), 1
-    for column in columns:
-        lowest = int(column.min())
-        width = int(column.max()) - lowest + 1
-        room *= width
-        if room >= 1 << 63:
-            return np.lexsort(columns[::-1])
-        key = key * width + (column - lowest)
-    return np.argsort(key, kind="stable")
-
-
-def _op_evidence(counted: CountedCalls, comm: Integers, rows: Integers) -> defaultdict[int, dict[str, OpEvidence]]:
+def _op_evidence(
+    counted: CountedCalls, comm: NDArray[np.int32], rows: Integers
+) -> defaultdict[int, dict[str, OpEvidence]]:
     wide_types = np.array([name in _WIDE for name in counted.type_names], dtype=bool)
     own_calls = counted.calls[rows]
-    keys, (calls, wide) = grouped(
-        (comm[rows], counted.op[rows], counted.payload_bytes[rows]),
+    op, wide_kind = counted.kinds.op.astype(np.int32), wide_types[counted.kinds.data_type]
+    (numbers, ops, payloads), (calls, wide) = grouped(
+        (comm[rows], counted.by_row(op)[rows], counted.payload_bytes[rows]),
         own_calls,
-        own_calls * wide_types[counted.data_type[rows]],
+        own_calls * counted.by_row(wide_kind)[rows],
     )
     found: defaultdict[int, dict[str, OpEvidence]] = defaultdict(dict)
-    if not len(keys):
+    if not len(calls):
         return found
-    starts = np.flatnonzero(np.any(np.diff(keys[:, :2], axis=0, prepend=-1), axis=1))
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(keys)], strict=True):
-        number, op, _ = keys[start].tolist()
-        payload, own = keys[start:end, 2], calls[start:end]
-        common = int(np.lexsort((payload, own))[-1])
-        found[number][counted.op_names[op]] = OpEvidence(
+    starts = np.flatnonzero((np.diff(numbers, prepend=-1) != 0) | (np.diff(ops, prepend=-1) != 0))
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(calls)], strict=True):
+        payload, own = payloads[start:end], calls[start:end]
+        # Of several that are as frequent the largest, which is the last one.
+        common = len(own) - 1 - int(np.argmax(own[::-1]))
+        found[int(numbers[start])][counted.op_names[ops[start]]] = OpEvidence(
             calls=int(own.sum()),
             payload_bytes=int((own * payload).sum()),
             sizes=end - start,
@@ -175,18 +151,20 @@ def _op_evidence(counted: CountedCalls, comm: Integers, rows: Integers) -> defau
 
 
 def _links(
-    counted: CountedCalls, comm: Integers, rank_of_end: Integers, rows: Integers
+    counted: CountedCalls, comm_of_end: Integers, rank_of_end: Integers, counts: NDArray[np.bool_]
 ) -> defaultdict[int, dict[tuple[int, int], int]]:
+    """Sends and receives by communicator and pair of ranks; of the rows that count."""
     found: defaultdict[int, dict[tuple[int, int], int]] = defaultdict(dict)
+    kinds = counted.kinds
+    calls = np.add.reduceat(counted.calls * counts, kinds.first) if len(kinds) else kinds.calls
     for name in ("Send", "Recv"):
         if name not in counted.op_names:
             continue
-        own = rows[counted.op[rows] == counted.op_names.index(name)]
-        rank, peer = rank_of_end[counted.end[own]], counted.peer[own]
-        own, rank, peer = (column[(rank >= 0) & (peer >= 0)] for column in (own, rank, peer))
-        ends = (rank, peer) if name == "Send" else (peer, rank)
-        keys, (calls,) = grouped((comm[own], *ends), counted.calls[own])
-        for (number, source, destination), count in zip(keys.tolist(), calls.tolist(), strict=True):
+        rank = rank_of_end[kinds.end]
+        own = np.flatnonzero((kinds.op == counted.op_names.index(name)) & (calls > 0) & (rank >= 0) & (kinds.peer >= 0))
+        ends = (rank[own], kinds.peer[own])
+        keys, (many,) = grouped((comm_of_end[kinds.end[own]], *(ends if name == "Send" else ends[::-1])), calls[own])
+        for number, source, destination, count in zip(*(column.tolist() for column in (*keys, many)), strict=True):
             links = found[number]
             links[source, destination] = max(links.get((source, destination), 0), count)
     return found

@@ -6,9 +6,9 @@ from typing import Final
 
 from agent.analysis.html_page import Element, table
 from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, span, whole
+from agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, size_class, span, whole
 from agent.analysis.report_facts import Iteration, Report
-from agent.analysis.report_words import median_of
+from agent.analysis.report_words import median_of, scaling_rows, used_of_link
 
 _MOST: Final = 12
 
@@ -29,19 +29,17 @@ def operations(report: Report) -> list[Element]:
 
 
 def sizes(report: Report) -> list[Element]:
-    calls = sum(use.calls for use in report.sizes) or 1
-    most = sorted(report.sizes, key=lambda use: (-use.calls, use.op, use.bytes))
+    calls = report.sizes.total_calls or 1
     rows = [
-        (use.op, size(use.bytes), f"{use.bytes:,}", whole(use.calls), share(use.calls / calls)) for use in most[:_MOST]
+        (use.op, size(use.bytes), f"{use.bytes:,}", whole(use.calls), share(use.calls / calls))
+        for use in report.sizes.most_frequent(_MOST)
     ]
-    return table(
-        "Most frequent sizes", ("operation", "payload", "bytes", "calls", "part of calls"), rows, "<>>>>", len(most)
-    )
+    header = ("operation", "payload", "bytes", "calls", "part of calls")
+    return table("Most frequent sizes", header, rows, "<>>>>", len(report.sizes))
 
 
 def pairs(report: Report) -> list[Element]:
-    total = sum(pair.wire_bytes for pair in report.matrix.pairs) or 1
-    busiest = sorted(report.matrix.pairs, key=lambda pair: (-pair.wire_bytes, pair.source, pair.destination))
+    total = report.matrix.pairs.total_bytes or 1
     servers = [gpu.server for gpu in report.gpus]
     rows = [
         (
@@ -50,14 +48,15 @@ def pairs(report: Report) -> list[Element]:
             size(pair.wire_bytes),
             share(pair.wire_bytes / total),
         )
-        for pair in busiest[:_MOST]
+        for pair in report.matrix.pairs.busiest(_MOST)
     ]
-    return table("Busiest directed pairs", ("from", "to", "wire bytes", "part of all"), rows, "<<>>", len(busiest))
+    header = ("from", "to", "wire bytes", "part of all")
+    return table("Busiest directed pairs", header, rows, "<<>>", len(report.matrix.pairs))
 
 
 def edges(report: Report) -> list[Element]:
     traffic = report.matrix
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     leaving = traffic.between_servers_wire_bytes
     rows = [("between GPUs in all", size(total), "")]
     rows.append(("between servers", size(leaving), f"{share(leaving / total if total else None)} of all"))
@@ -75,7 +74,7 @@ def latency(report: Report) -> list[Element]:
     rows = [
         (
             row.op,
-            size(row.payload_bytes),
+            size_class(row.payload_bytes, row.over_bytes),
             row.source,
             whole(row.count),
             *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
@@ -196,7 +195,7 @@ def bandwidth(report: Report) -> list[Element]:
     rows = [
         (
             row.op,
-            size(row.payload_bytes),
+            size_class(row.payload_bytes, row.over_bytes),
             whole(row.count),
             rate(row.algbw_bytes_per_second),
             rate(row.busbw_bytes_per_second),
@@ -209,8 +208,34 @@ def bandwidth(report: Report) -> list[Element]:
 
 
 def scaling(report: Report) -> list[Element]:
-    rows = [(one.name, whole(one.gpus), digits(one.throughput), f"{one.factor:.3f}") for one in report.scaling]
-    return table("Runs", ("run", "GPUs", "iterations/s × GPUs", "scaling factor"), rows, "<>>>", len(rows))
+    rows = scaling_rows(report)
+    header = ("run", "GPUs", "iterations/s", "scaling", "weak factor", "strong factor")
+    return table("Runs", header, rows, "<>><>>", len(rows))
+
+
+def rails(report: Report) -> list[Element]:
+    busiest = sorted(
+        report.rails, key=lambda use: (-(use.transmit_bytes + use.receive_bytes), use.server, use.rail, use.device)
+    )
+    rows = [
+        (
+            use.server,
+            use.rail or UNKNOWN,
+            use.device,
+            size(use.transmit_bytes),
+            rate(use.transmit_bytes_per_second),
+            rate(use.peak_transmit_bytes_per_second),
+            size(use.receive_bytes),
+            rate(use.receive_bytes_per_second),
+            rate(use.peak_receive_bytes_per_second),
+            rate(use.speed_bytes_per_second),
+            used_of_link(use),
+        )
+        for use in busiest[:_MOST]
+    ]
+    directions = [f"{which}{what}" for which in ("sent", "received") for what in ("", " a second", " at most")]
+    header = ("server", "rail", "device", *directions, "link", "part of the link")
+    return table("Port bytes of rails, the busiest first", header, rows, "<<<>>>>>>>>", len(busiest))
 
 
 def receives(report: Report) -> list[Element]:

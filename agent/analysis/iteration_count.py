@@ -45,7 +45,8 @@ def count_iterations(
     if regularity is None or not regularity.calls_per_iteration or not len(counted) or not iterations:
         return None
     of_gpu = np.array([gpus.gpu_of.get(end) == regularity.gpu for end in counted.ends])
-    number, rest = divmod(int(counted.calls[of_gpu[counted.end]].sum()), regularity.calls_per_iteration)
+    kinds = counted.kinds
+    number, rest = divmod(int(kinds.calls[of_gpu[kinds.end]].sum()), regularity.calls_per_iteration)
     if number and not rest:
         return CountedIterations(number, counted)
     calls = dataset["calls"]

@@ -2,7 +2,8 @@
 
 A duration is from begin to end of a recorded operation; what begins and ends is said by its source: NCCL's network
 threads (`proxy`), events of the GPU (`cuda`) or a trace's kernels (`kernel`).  Quantiles are interpolated linearly
-between the two nearest operations.
+between the two nearest operations.  Where hardly two operations are of one size, like sizes go together
+(`size_classes`).
 
 An operation is an anomaly if it took longer than ten times the median of its like — same communicator, operation, size
 and source — and longer than a millisecond: below that, what looks slow is mostly the clock.  Stalls that railscope
@@ -18,6 +19,7 @@ import ibis
 
 from agent.analysis.gpus import Gpus
 from agent.analysis.report_facts import Anomaly, Latency, LatencyRow, Unknown
+from agent.analysis.size_classes import SizeClasses, find_size_classes
 from agent.dataset.reader import Dataset
 
 TIMES_OF_MEDIAN: Final = 10
@@ -29,10 +31,16 @@ _QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _NS: Final = 1e9
 
 
-def find_latency(dataset: Dataset, gpus: Gpus, most: int = WORST) -> tuple[Latency, tuple[Unknown, ...]]:
-    """Durations by operation, size and source, and at most so many anomalies, the worst first."""
-    timed = _timed(dataset)
-    rows = _rows(dataset, timed)
+def find_latency(
+    dataset: Dataset, gpus: Gpus, most: int = WORST, classes: SizeClasses | None = None
+) -> tuple[Latency, tuple[Unknown, ...]]:
+    """Durations by operation, size and source, and at most so many anomalies, the worst first.
+
+    `classes` are the dataset's, where somebody has found them already.
+    """
+    classes = find_size_classes(dataset) if classes is None else classes
+    timed = _timed(dataset, classes)
+    rows = _rows(dataset, timed, classes)
     slow, slow_count = _slow(dataset, timed, gpus, most)
     stalls = _stalls(dataset)
     anomalies = [*(_with_cause(anomaly, stalls) for anomaly in slow), *stalls]
@@ -49,38 +57,44 @@ def find_latency(dataset: Dataset, gpus: Gpus, most: int = WORST) -> tuple[Laten
     )
 
 
-def _timed(dataset: Dataset) -> Any:
-    """Operations with a duration; an unknown payload is −1, so that it joins and groups as a value."""
+def _timed(dataset: Dataset, classes: SizeClasses) -> Any:
+    """Operations with a duration; an unknown payload is −1, so that it joins and groups as a value.
+
+    `like` is the size of those that an operation is put together with.
+    """
     operations = dataset["operations"]
     took = operations["end_ns"] - operations["begin_ns"]
+    op, payload = operations["op"].fill_null(""), operations["payload_bytes"].fill_null(_NOT_KNOWN)
     return operations.filter(took >= 0).select(
         "recording",
         "instance",
         "begin_ns",
-        op=operations["op"].fill_null(""),
-        payload=operations["payload_bytes"].fill_null(_NOT_KNOWN),
+        op=op,
+        payload=payload,
+        like=classes.of(op, payload),
         source=operations["source"].fill_null(""),
         took_ns=took,
     )
 
 
-def _rows(dataset: Dataset, timed: Any) -> tuple[LatencyRow, ...]:
+def _rows(dataset: Dataset, timed: Any, classes: SizeClasses) -> tuple[LatencyRow, ...]:
     took = timed["took_ns"]
     found = dataset.rows(
-        timed.group_by("op", "payload", "source").agg(
+        timed.group_by("op", "like", "source").agg(
             count=took.count(), max=took.max(), **{name: took.quantile(share) for name, share in _QUANTILES}
         )
     ).to_pylist()
     rows = [
         LatencyRow(
             op=row["op"],
-            payload_bytes=_payload(row["payload"]),
+            payload_bytes=_payload(row["like"]),
             source=row["source"],
             count=row["count"],
             p50_seconds=_seconds(row["p50"]),
             p90_seconds=_seconds(row["p90"]),
             p99_seconds=_seconds(row["p99"]),
             max_seconds=_seconds(row["max"]),
+            over_bytes=classes.over(row["op"], _payload(row["like"])),
         )
         for row in found
     ]
@@ -91,7 +105,7 @@ def _slow(dataset: Dataset, timed: Any, gpus: Gpus, most: int) -> tuple[list[Ano
     """Operations that took far longer than their like."""
     ends = dataset["communicators"].select("recording", "instance", "comm").distinct()
     named = timed.join(ends, ["recording", "instance"])
-    like = ["comm", "op", "payload", "source"]
+    like = ["comm", "op", "like", "source"]
     typical = named.group_by(like).agg(typical_ns=named["took_ns"].median())
     with_typical = named.join(typical, like)
     slow = with_typical.filter(

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from agent.analysis.report_facts import PairTraffic
+from agent.analysis.fact_columns import PairTraffic
 
 _T = TypeVar("_T")
 

@@ -74,6 +74,8 @@ def run_matrix(parsed: Any, out: TextIO) -> int:
     except (ConfigError, DatasetError, ShapeError) as error:
         return _refused(str(error))
     out.write(as_json_text(matrix) if parsed.json else as_text(matrix, maps=parsed.output is None))
+    if parsed.output is not None and not parsed.json:
+        out.write(f"\nwrote {parsed.output}\n")
     return FINE
 
 

@@ -18,7 +18,7 @@ from agent.analysis.matrix import Comparison, Matrix, PairBytes
 from agent.analysis.picture_heat import HeatMap, byte_limits, draw_heat_map, heat_levels, heat_map, heat_map_of
 from agent.analysis.picture_parts import Picture, beside
 from agent.analysis.quantities import UNKNOWN, counted, share, size
-from agent.text_tables import table
+from agent.text_tables import printable_lines, table
 
 _COLUMNS: Final = 80
 _MOST_CELLS: Final = 36
@@ -37,7 +37,7 @@ def as_text(matrix: Matrix, *, maps: bool = True) -> str:
         lines += ["", *_differences(matrix.comparison)]
     for note in matrix.notes:
         lines += textwrap.wrap(note, _COLUMNS - 2, initial_indent="- ", subsequent_indent="  ")
-    return "\n".join(lines) + "\n"
+    return printable_lines("\n".join(lines) + "\n")
 
 
 def as_json_text(matrix: Matrix) -> str:
@@ -146,7 +146,7 @@ def _key(low: int, high: int) -> list[str]:
 
 def _pattern(matrix: Matrix) -> list[str]:
     traffic = matrix.traffic
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     possible = traffic.gpus * (traffic.gpus - 1)
     lines = [f"pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"]
     if total:

@@ -40,13 +40,15 @@ MEASUREMENTS: Final = (
     Measurement(
         5,
         "traffic between servers, rails and leaves",
-        "wire bytes between servers; of those between different rails; of those between different leaf switches",
+        "wire bytes between servers; of those between different rails; of those between different leaf switches; and "
+        "port bytes, which the rails' NICs counted themselves",
         (PAPER_A, PAPER_B),
     ),
     Measurement(
         6,
         "latency",
-        "how long operations take, by operation and size; those that take far longer than usual",
+        "how long operations take, by operation and size (of an operation with more than 1,000 sizes, by powers of "
+        "two); those that take far longer than usual",
         (PAPER_A,),
     ),
     Measurement(
@@ -73,7 +75,13 @@ MEASUREMENTS: Final = (
         12, "non-overlapped ratio", "communication while nothing is computed / length of the iteration", (PAPER_B,)
     ),
     Measurement(13, "bandwidth utilisation", "bus bandwidth / rate of the links, by operation and size", (PAPER_B,)),
-    Measurement(14, "scaling factor", "throughput a GPU / throughput a GPU of the first run", (PAPER_B,)),
+    Measurement(
+        14,
+        "scaling factor",
+        "throughput a GPU / throughput a GPU of the first run; throughput is iterations a second × GPUs where the "
+        "batch grows with them (weak scaling), and iterations a second where it stays the same (strong scaling)",
+        (PAPER_B,),
+    ),
     Measurement(15, "comparison", "the same report of two runs, side by side", (PAPER_B,)),
     Measurement(
         16,

@@ -33,6 +33,8 @@ from agent.dataset.reader import Dataset
 ROW: Final = 10
 _PIPELINES_REACH_ALL: Final = 3
 """Ranks up to which a pipeline's neighbours may be everybody (three stages in a ring)."""
+_MOST_SLOTS: Final = 64
+"""Of an iteration."""
 _POINT_TO_POINT: Final = ("Send", "Recv")
 
 
@@ -40,13 +42,13 @@ def find_non_uniformity(
     dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]
 ) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
     """The iterations with the inequality of their all-to-alls."""
-    groups = _groups(dataset, gpus)
+    groups, exchanging = _groups(dataset, gpus)
     if not groups:
         reason = "There is no all-to-all: neither AllToAll nor Sends from every rank of a communicator to every other."
         return tuple(iterations), (Unknown(ROW, reason),)
     if not iterations:
-        return (), (Unknown(ROW, "There are all-to-alls, but no iterations were found: see row 9."),)
-    volumes = _volumes(dataset, gpus, groups, iterations)
+        return (), (Unknown(ROW, "There are all-to-alls, but no iterations were found: see regularity."),)
+    volumes = _volumes(dataset, gpus, groups, exchanging, iterations)
     pairs = sum(_observed_pairs(group) for group in groups)
     return tuple(
         replace(one, all_to_all=_figures(*volumes[place], pairs) if place in volumes else None)
@@ -66,8 +68,8 @@ def _figures(least: int, most: int, total: int, active: int, pairs: int) -> NonU
     )
 
 
-def _groups(dataset: Dataset, gpus: Gpus) -> list[Communicator]:
-    """The communicators that make all-to-alls."""
+def _groups(dataset: Dataset, gpus: Gpus) -> tuple[list[Communicator], frozenset[str]]:
+    """The communicators that make all-to-alls, and which ones send to single ranks, too."""
     calls = dataset["calls"]
     calls = calls.filter(calls["op"].isin(("AllToAll", *_POINT_TO_POINT)))
     found = dataset.rows(
@@ -96,7 +98,8 @@ def _groups(dataset: Dataset, gpus: Gpus) -> list[Communicator]:
             continue
         if n > _PIPELINES_REACH_ALL or communicator.comm in varied:
             several.add(communicator.comm)
-    return [one for one in gpus.communicators if one.comm in several and (one.nranks or 0) > 1]
+    groups = [one for one in gpus.communicators if one.comm in several and (one.nranks or 0) > 1]
+    return groups, frozenset(comm for comm, pairs in sent.items() if pairs)
 
 
 def _observed_pairs(group: Communicator) -> int:
@@ -106,7 +109,11 @@ def _observed_pairs(group: Communicator) -> int:
 
 
 def _volumes(
-    dataset: Dataset, gpus: Gpus, groups: list[Communicator], iterations: Sequence[Iteration]
+    dataset: Dataset,
+    gpus: Gpus,
+    groups: list[Communicator],
+    exchanging: frozenset[str],
+    iterations: Sequence[Iteration],
 ) -> dict[int, tuple[int, int, int, int]]:
     """By iteration: least, most and total bytes of pairs that sent something, and how many did."""
     number = {group.comm: place for place, group in enumerate(groups)}
@@ -118,6 +125,35 @@ def _volumes(
         gpus, group=(pa.int32(), of_group), rank=(pa.int32(), {end: gpus.rank_of[end] for end in ends})
     )
     cut = in_iterations(calls, calls.time_ns, iterations).join(who, ["recording", "instance"])
+    called = cut.filter(cut["op"] == "AllToAll").group_by(["iteration", "group", "rank"])
+    called = called.agg(sent=ibis._.payload_bytes.sum().cast("int64"))
+    mixed = [place for place, group in enumerate(groups) if group.comm in exchanging]
+    parts = []
+    if len(mixed) < len(groups):
+        # Where all is sent by AllToAll, a rank sends as much to each other one: they need not be written out.
+        alike = called.join(_others(groups, mixed), "group")
+        parts.append(alike.filter(alike.sent > 0).select("iteration", "sent", "times"))
+    if mixed:
+        pairs = _pairs_of(cut, called, groups, mixed)
+        parts.append(pairs.filter(pairs.sent > 0).select("iteration", "sent", times=ibis.literal(1, "int64")))
+    volumes = ibis.union(*parts) if len(parts) > 1 else parts[0]
+    found = dataset.rows(
+        volumes.group_by("iteration").agg(
+            least=volumes.sent.min(),
+            most=volumes.sent.max(),
+            total=(volumes.sent * volumes.times).sum().cast("int64"),
+            active=volumes.times.sum().cast("int64"),
+        )
+    )
+    columns = [found[name].to_pylist() for name in ("iteration", "least", "most", "total", "active")]
+    return {
+        place: (int(least), int(most), int(total), int(active))
+        for place, least, most, total, active in zip(*columns, strict=True)
+    }
+
+
+def _pairs_of(cut: Any, called: Any, groups: list[Communicator], mixed: list[int]) -> Any:
+    """What each pair of these groups sent in each iteration, by AllToAll and by Send."""
     sums = []
     exchanged = cut.filter(cut["op"].isin(_POINT_TO_POINT) & cut.peer.notnull() & (cut.peer != cut["rank"]))
     recorded = {(place, rank) for place, group in enumerate(groups) for rank in group.members}
@@ -128,21 +164,9 @@ def _volumes(
             _ranks(recorded), ["group", ("peer", "recorded_rank")]
         )
         sums.append(_summed(receives, receives.peer, receives["rank"]))
-    together = cut.filter(cut["op"] == "AllToAll")
-    others = together.join(_all_ranks(groups), "group").filter(lambda row: row["rank"] != row.other_rank)
-    sums.append(_summed(others, others["rank"], others.other_rank))
-    pairs = ibis.union(*sums).group_by(["iteration", "group", "source", "destination"]).agg(sent=ibis._.sent.sum())
-    pairs = pairs.filter(pairs.sent > 0)
-    found = dataset.rows(
-        pairs.group_by("iteration").agg(
-            least=pairs.sent.min(), most=pairs.sent.max(), total=pairs.sent.sum().cast("int64"), active=pairs.count()
-        )
-    )
-    columns = [found[name].to_pylist() for name in ("iteration", "least", "most", "total", "active")]
-    return {
-        place: (int(least), int(most), int(total), int(active))
-        for place, least, most, total, active in zip(*columns, strict=True)
-    }
+    others = called.join(_all_ranks(groups, mixed), "group").filter(lambda row: row["rank"] != row.other_rank)
+    sums.append(others.select("iteration", "group", source=others["rank"], destination=others.other_rank, sent="sent"))
+    return ibis.union(*sums).group_by(["iteration", "group", "source", "destination"]).agg(sent=ibis._.sent.sum())
 
 
 def _summed(rows: Any, source: Any, destination: Any) -> Any:
@@ -162,9 +186,9 @@ def _ranks(recorded: set[tuple[int, int]]) -> Any:
     )
 
 
-def _all_ranks(groups: list[Communicator]) -> Any:
-    """Every rank of every group, recorded or not: whom an AllToAll sends to."""
-    pairs = [(place, rank) for place, group in enumerate(groups) for rank in range(group.nranks or 0)]
+def _all_ranks(groups: list[Communicator], chosen: list[int]) -> Any:
+    """Every rank of these groups, recorded or not: whom an AllToAll sends to."""
+    pairs = [(place, rank) for place in chosen for rank in range(groups[place].nranks or 0)]
     return ibis.memtable(
         pa.table(
             {
@@ -175,22 +199,47 @@ def _all_ranks(groups: list[Communicator]) -> Any:
     )
 
 
+def _others(groups: list[Communicator], left_out: list[int]) -> Any:
+    """How many others a rank of each group has; without these groups."""
+    chosen = [place for place in range(len(groups)) if place not in left_out]
+    return ibis.memtable(
+        pa.table(
+            {
+                "group": pa.array(chosen, pa.int32()),
+                "times": pa.array([(groups[place].nranks or 0) - 1 for place in chosen], pa.int64()),
+            }
+        )
+    )
+
+
 def in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
     """The rows that lie in an iteration, with its place in the column `iteration`.
 
-    Iterations are joined by slots of time as long as the shortest usual one, so that engines need compare a row with
-    very few of them.
+    Iterations are joined by slots of time as long as the usual one, so that engines need compare a row with very few
+    of them.  One that is much longer, as there was a pause in it, is joined by longer slots: an hour has hundreds of
+    thousands of short ones.
     """
     from_ns = np.array([one.from_ns for one in iterations], np.int64)
     to_ns = np.array([one.to_ns for one in iterations], np.int64)
-    origin, slot_ns = int(from_ns[0]), max(1, int(np.median(to_ns - from_ns)))
-    first, last = (from_ns - origin) // slot_ns, (to_ns - 1 - origin) // slot_ns
-    place: Integers = np.repeat(np.arange(len(iterations)), last - first + 1)
-    slot = first[place] + np.arange(len(place)) - np.searchsorted(place, place)
-    slots = ibis.memtable(
-        pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})
-    )
+    origin = int(from_ns[0])
     within = rows.mutate(moment=time_ns).filter(lambda row: (row.moment >= origin) & (row.moment < int(to_ns[-1])))
-    within = within.mutate(slot=((within.moment - origin) // slot_ns).cast("int64"))
-    joined = within.join(slots, "slot")
-    return joined.filter((joined.moment >= joined.iteration_from) & (joined.moment < joined.iteration_to))
+    joined = []
+    slot_ns = max(1, int(np.median(to_ns - from_ns)))
+    left = np.arange(len(iterations))
+    while len(left):
+        first, last = (from_ns[left] - origin) // slot_ns, (to_ns[left] - 1 - origin) // slot_ns
+        few = last - first < _MOST_SLOTS
+        if few.any():
+            slots = ibis.memtable(_slots(left[few], first[few], last[few], from_ns, to_ns))
+            own = within.mutate(slot=((within.moment - origin) // slot_ns).cast("int64")).join(slots, "slot")
+            joined.append(own.filter((own.moment >= own.iteration_from) & (own.moment < own.iteration_to)))
+        left, slot_ns = left[~few], slot_ns * _MOST_SLOTS
+    return ibis.union(*joined) if len(joined) > 1 else joined[0]
+
+
+def _slots(places: Integers, first: Integers, last: Integers, from_ns: Integers, to_ns: Integers) -> pa.Table:
+    """Each slot from the first to the last of each iteration."""
+    many = last - first + 1
+    place = np.repeat(places, many)
+    slot = np.repeat(first - (np.cumsum(many) - many), many) + np.arange(len(place))
+    return pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls, Integers, sums
+from agent.analysis.calls import CountedCalls
 from agent.analysis.gpus import Gpus
+from agent.analysis.grouping import Integers, grouped
 from agent.analysis.report_facts import CommunicatorUse, OpUse, Unknown
 
 
 def find_ops(counted: CountedCalls) -> tuple[OpUse, ...]:
     """Calls by operation and data type, the most frequent first."""
-    return _uses(counted, np.arange(len(counted)))
+    return _uses(counted, np.arange(len(counted.kinds)))
 
 
 def find_communicators(counted: CountedCalls, gpus: Gpus, roles: Mapping[str, str]) -> tuple[CommunicatorUse, ...]:
@@ -26,21 +27,22 @@ def find_communicators(counted: CountedCalls, gpus: Gpus, roles: Mapping[str, st
     names = [communicator.comm for communicator in gpus.communicators]
     place = {comm: index for index, comm in enumerate(names)}
     of_end = np.array([_place(place, gpus, counted.ends[index]) for index in range(len(counted.ends))], dtype=np.int64)
-    own = of_end[counted.end] if len(counted) else np.empty(0, dtype=np.int64)
+    kinds = counted.kinds
+    own = of_end[kinds.end] if len(kinds) else np.empty(0, dtype=np.int64)
     order = np.argsort(own, kind="stable")
     bounds = np.searchsorted(own[order], np.arange(len(names) + 1))
     uses = []
     for index, communicator in enumerate(gpus.communicators):
-        rows = order[bounds[index] : bounds[index + 1]]
+        chosen = order[bounds[index] : bounds[index + 1]]
         uses.append(
             CommunicatorUse(
                 comm=communicator.comm,
                 nranks=communicator.nranks,
                 gpus=tuple(communicator.members[rank] for rank in sorted(communicator.members)),
                 role=roles.get(communicator.comm, "unknown"),
-                calls=int(counted.calls[rows].sum()),
-                payload_bytes=int(counted.moved_bytes[rows].sum()),
-                ops=_uses(counted, rows),
+                calls=int(kinds.calls[chosen].sum()),
+                payload_bytes=int(kinds.moved_bytes[chosen].sum()),
+                ops=_uses(counted, chosen),
             )
         )
     return tuple(sorted(uses, key=lambda use: (-use.payload_bytes, -use.calls, use.gpus, use.comm)))
@@ -76,13 +78,16 @@ def _place(places: Mapping[str, int], gpus: Gpus, end: tuple[int, int]) -> int:
     return -1 if communicator is None else places[communicator.comm]
 
 
-def _uses(counted: CountedCalls, rows: Integers) -> tuple[OpUse, ...]:
-    types = len(counted.type_names)
-    keys, places = np.unique(counted.op[rows] * types + counted.data_type[rows], return_inverse=True)
-    calls = sums(places, counted.calls[rows], len(keys))
-    moved = sums(places, counted.moved_bytes[rows], len(keys))
+def _uses(counted: CountedCalls, chosen: Integers) -> tuple[OpUse, ...]:
+    """Calls of these kinds by operation and data type."""
+    kinds = counted.kinds
+    (op, data_type), (calls, moved) = grouped(
+        (kinds.op[chosen], kinds.data_type[chosen]), kinds.calls[chosen], kinds.moved_bytes[chosen]
+    )
     uses = [
-        OpUse(counted.op_names[key // types], counted.type_names[key % types], int(number), int(count))
-        for key, number, count in zip(keys.tolist(), calls, moved, strict=True)
+        OpUse(counted.op_names[own_op], counted.type_names[own_type], number, count)
+        for own_op, own_type, number, count in zip(
+            op.tolist(), data_type.tolist(), calls.tolist(), moved.tolist(), strict=True
+        )
     ]
     return tuple(sorted(uses, key=lambda use: (-use.calls, use.op, use.dtype)))

@@ -32,7 +32,7 @@ _NO_TIMES: Final = (
     "No operation has times, only calls, and when a call is enqueued says nothing of its duration: record at the level "
     "'completion', or import a trace of the GPU."
 )
-_NO_ITERATIONS: Final = "No iterations were found to take shares of: see row 9."
+_NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
 _NO_COMPUTE: Final = (
     "Kernels that compute were not recorded, so nobody knows what communication they hide: import a trace of the GPU "
     "(PyTorch's Kineto) of the same job."

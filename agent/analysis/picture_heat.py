@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis import quantities
+from agent.analysis.fact_columns import in_parts
 from agent.analysis.picture_parts import HEAT_LEVELS, Box, Cells, Line, Part, Picture, Words, text_width
 from agent.analysis.report_facts import Traffic
 
@@ -55,8 +56,8 @@ class HeatMap:
 
 def heat_map(
     gpus: int,
-    sources: NDArray[np.int64],
-    destinations: NDArray[np.int64],
+    sources: NDArray[Any],
+    destinations: NDArray[Any],
     moved: NDArray[np.int64],
     servers: Sequence[str] = (),
     most_cells: int = MOST_CELLS,
@@ -65,16 +66,15 @@ def heat_map(
     each = max(1, -(-gpus // most_cells))
     side = -(-gpus // each)
     cells = np.zeros((side, side), dtype=np.int64)
-    np.add.at(cells, (sources // each, destinations // each), moved)
+    for part in in_parts(len(moved)):
+        np.add.at(cells, (sources[part] // each, destinations[part] // each), moved[part])
     return HeatMap(gpus, each, cells, tuple(servers) if len(servers) == gpus else ())
 
 
 def heat_map_of(traffic: Traffic, servers: Sequence[str] = (), most_cells: int = MOST_CELLS) -> HeatMap:
     """The heat map of what was observed."""
-    columns = np.array(
-        [(pair.source, pair.destination, pair.wire_bytes) for pair in traffic.pairs], dtype=np.int64
-    ).reshape(-1, 3)
-    return heat_map(traffic.gpus, columns[:, 0], columns[:, 1], columns[:, 2], servers, most_cells)
+    pairs = traffic.pairs
+    return heat_map(traffic.gpus, pairs.source, pairs.destination, pairs.wire_bytes, servers, most_cells)
 
 
 def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = None) -> Picture:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.analysis import quantities
+from agent.analysis.fact_columns import Sizes
 from agent.analysis.picture_axes import Axis, Scale, around, horizontal, linear_ticks, log_ticks, time_ticks, vertical
 from agent.analysis.picture_charts import WIDTH, Bar, Piece, Series, line_chart, stacked_bars
 from agent.analysis.picture_parts import SERIES, Box, Line, Part, Picture, Words, text_width
@@ -23,9 +25,9 @@ from agent.analysis.report_facts import (
     Iteration,
     LatencyRow,
     ReceiveUse,
-    SizeUse,
     Traffic,
 )
+from agent.analysis.sizes import shares
 
 _MOST_POINTS: Final = 360
 """Columns of a picture over time; more iterations are put together."""
@@ -42,26 +44,24 @@ ROLE_NAMES: Final = {
 }
 
 
-def size_cdf(sizes: Sequence[SizeUse]) -> Picture | None:
+def size_cdf(sizes: Sizes) -> Picture | None:
     """Which part of an operation's calls is at most so large (row 2)."""
-    by_op: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for use in sizes:
-        by_op[use.op][use.bytes] += use.calls
+    by_op = {op: sizes.of_op(number) for number, op in enumerate(sizes.op_names)}
+    by_op = {op: found for op, found in by_op.items() if len(found[0])}
     if not by_op:
         return None
-    ops = _most_frequent({op: sum(uses.values()) for op, uses in by_op.items()})
-    positive = [float(max(size, 1)) for op in ops for size in by_op[op]]
-    low, high = around(positive, 2.0)
+    ops = _most_frequent({op: int(calls.sum()) for op, (_, calls) in by_op.items()})
+    ends = [float(max(size, 1)) for op in ops for size in (by_op[op][0][0], by_op[op][0][-1])]
+    low, high = around(ends, 2.0)
     low, high = low / 2, high * 2
     series = []
     for place, op in enumerate(ops):
         points, last = [(low, 0.0)], 0.0
-        total = sum(by_op[op].values())
-        for size, part in _cumulative(by_op[op], total):
+        for size, part in _cumulative(*by_op[op]):
             points += [(float(max(size, 1)), last), (float(max(size, 1)), part)]
             last = part
         points.append((high, 1.0))
-        series.append(Series(f"{_short(op)} ({total:,} calls)", f"series{place}", tuple(points)))
+        series.append(Series(f"{_short(op)} ({int(by_op[op][1].sum()):,} calls)", f"series{place}", tuple(points)))
     left_out = len(by_op) - len(ops)
     title = "Calls by size, cumulative" + (f" (without {left_out} rarer operations)" if left_out else "")
     return line_chart(
@@ -151,7 +151,10 @@ def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
     if len(shown) < len(usable):
         title += f": the {len(shown)} most frequent of {len(usable)} operations and sizes"
     low, high = around([max(value, 1e-9) for row in shown for value in (row.p50_seconds, row.max_seconds)], 10.0)
-    labels = [f"{_short(row.op)}, {quantities.size(row.payload_bytes)} ({_short(row.source)})" for row in shown]
+    labels = [
+        f"{_short(row.op)}, {quantities.size_class(row.payload_bytes, row.over_bytes)} ({_short(row.source)})"
+        for row in shown
+    ]
     left = max(text_width(label) for label in labels) + 12
     top = 56.0
     bottom = top + 22 * len(shown) + 6
@@ -203,7 +206,8 @@ def bandwidth_lines(rows: Sequence[BandwidthRow]) -> Picture | None:
                 tuple((float(max(row.payload_bytes, 1)), row.busbw_bytes_per_second) for row in found),
                 marked=len(found) <= 64,
                 titles=tuple(
-                    f"{op}, {quantities.size(row.payload_bytes)}: {quantities.rate(row.busbw_bytes_per_second)}, "
+                    f"{op}, {quantities.size_class(row.payload_bytes, row.over_bytes)}: "
+                    f"{quantities.rate(row.busbw_bytes_per_second)}, "
                     f"{quantities.share(row.utilisation)} of the link"
                     for row in found
                 )
@@ -269,13 +273,11 @@ def _most_frequent(calls: dict[str, int]) -> list[str]:
     return sorted(calls, key=lambda op: (-calls[op], op))[:SERIES]
 
 
-def _cumulative(uses: dict[int, int], total: int) -> list[tuple[int, float]]:
+def _cumulative(sizes: NDArray[np.int64], calls: NDArray[np.int64]) -> list[tuple[int, float]]:
     """Size and the part of calls up to it; of sizes that would lie on one pixel only the last."""
-    sizes = np.array(sorted(uses), dtype=np.int64)
-    parts = np.cumsum([uses[size] for size in sizes.tolist()]) / total
     columns = np.floor(np.log2(np.maximum(sizes, 1)) * 16)
     last = np.append(np.diff(columns) > 0, True)
-    return list(zip(sizes[last].tolist(), parts[last].tolist(), strict=True))
+    return list(zip(sizes[last].tolist(), shares(calls)[last].tolist(), strict=True))
 
 
 def _size_axis(low: float, high: float, title: str) -> Axis:

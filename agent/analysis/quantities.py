@@ -25,6 +25,11 @@ def size(count: float | None) -> str:
     return _scaled(count, 1024.0, _BINARY)
 
 
+def size_class(count: float | None, over: float | None) -> str:
+    """As `size`; of sizes that are put together `64 MiB–128 MiB`."""
+    return size(count) if over is None else f"{size(over)}–{size(count)}"
+
+
 def rate(bytes_per_second: float | None) -> str:
     """`45 GB/s`."""
     if bytes_per_second is None:

@@ -1,7 +1,8 @@
 """What receives do: transfer, or wait for the sender (row 16; paper B: active and idle part of pipeline receives).
 
 A Recv begins when the GPU is ready for the data and ends when it has them.  Part of that is transfer; how long that
-takes is learned from the fastest receives of the same size: the 5th percentile of their durations.  Of each receive
+takes is learned from the fastest receives of the same size, or of like sizes (`size_classes`): the 5th percentile of
+their durations by byte.  Of each receive
 the last so much is transfer, and what comes before is waiting.  Several receives of one GPU at a time count once: the
 active time is the union of the transfers, the idle time the union of the waiting in which nothing is transferred.
 
@@ -16,10 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from agent.analysis.gpu_rows import SOURCES, of_gpu, rows_by_gpu
+from agent.analysis.gpu_rows import SOURCES, instances_table
 from agent.analysis.gpus import Gpus
 from agent.analysis.intervals import union
 from agent.analysis.report_facts import Iteration, ReceiveUse, Unknown
+from agent.analysis.size_classes import SizeClasses, find_size_classes
 from agent.dataset.reader import Dataset
 
 ROW: Final = 16
@@ -27,9 +29,12 @@ _FASTEST: Final = 0.05
 
 
 def find_receives(
-    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration] = ()
+    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration] = (), classes: SizeClasses | None = None
 ) -> tuple[tuple[ReceiveUse, ...], tuple[Unknown, ...]]:
-    """What the receives of each GPU did, by GPU; GPUs without timed receives are left out."""
+    """What the receives of each GPU did, by GPU; GPUs without timed receives are left out.
+
+    `classes` are the dataset's, where somebody has found them already.
+    """
     operations = dataset["operations"]
     receives = operations.filter(
         (operations["op"] == "Recv") & (operations.end_ns >= operations.begin_ns) & operations.payload_bytes.notnull()
@@ -43,26 +48,33 @@ def find_receives(
         return (), (Unknown(ROW, reason),)
     source = min(sources, key=lambda name: (SOURCES.index(name) if name in SOURCES else len(SOURCES), str(name)))
     receives = receives.filter(receives.source.isnull() if source is None else receives.source == source)
-    duration = receives.end_ns - receives.begin_ns
-    fastest = dataset.rows(receives.group_by("payload_bytes").agg(fastest=duration.quantile(_FASTEST)))
-    order = np.argsort(fastest["payload_bytes"].to_numpy())
-    sizes, transfer = fastest["payload_bytes"].to_numpy()[order], fastest["fastest"].to_numpy()[order]
+    classes = find_size_classes(dataset) if classes is None else classes
+    receives = receives.join(instances_table(gpus), ["recording", "instance"]).select(
+        "gpu",
+        "begin_ns",
+        "end_ns",
+        counts=receives.payload_bytes.clip(lower=1),
+        like=classes.of(receives["op"], receives.payload_bytes),
+    )
+    per_byte = (receives.end_ns - receives.begin_ns) / receives.counts
+    fastest = dataset.rows(receives.group_by("like").agg(fastest=per_byte.quantile(_FASTEST)))
+    order = np.argsort(fastest["like"].to_numpy())
+    sizes, pace = fastest["like"].to_numpy()[order], fastest["fastest"].to_numpy()[order]
+    found = dataset.rows(receives)
+    gpu, begin_ns, end_ns, counts, like = (found[name].to_numpy() for name in found.column_names)
+    transfer_ns = np.rint(pace[np.searchsorted(sizes, like)] * counts).astype(np.int64)
+    from_transfer_ns = np.maximum(begin_ns, end_ns - transfer_ns)
     from_ns = np.array([one.from_ns for one in iterations], np.int64)
     to_ns = np.array([one.to_ns for one in iterations], np.int64)
+    whole_ns = int((to_ns - from_ns).sum())
+    by_gpu = np.argsort(gpu, kind="stable")
     uses = []
-    for number in sorted(rows_by_gpu(dataset, "operations", gpus)):
-        own = dataset.rows(of_gpu(receives, gpus, number).select("begin_ns", "end_ns", "payload_bytes"))
-        if not len(own):
-            continue
-        begin_ns, end_ns = own["begin_ns"].to_numpy(), own["end_ns"].to_numpy()
-        pace = transfer[np.searchsorted(sizes, own["payload_bytes"].to_numpy())]
-        from_transfer_ns = np.maximum(begin_ns, end_ns - np.rint(pace).astype(np.int64))
-        active = union(from_transfer_ns, end_ns)
-        idle = union(begin_ns, from_transfer_ns).without(active)
-        whole_ns = int((to_ns - from_ns).sum())
+    for own in np.split(by_gpu, np.flatnonzero(np.diff(gpu[by_gpu])) + 1):
+        active = union(from_transfer_ns[own], end_ns[own])
+        idle = union(begin_ns[own], from_transfer_ns[own]).without(active)
         uses.append(
             ReceiveUse(
-                gpu=number,
+                gpu=int(gpu[own[0]]),
                 active_seconds=active.length_ns / 1e9,
                 idle_seconds=idle.length_ns / 1e9,
                 bubble_ratio=int(idle.length_in(from_ns, to_ns).sum()) / whole_ns if whole_ns else None,

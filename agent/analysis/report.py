@@ -23,11 +23,13 @@ from agent.analysis.leaf_map import LeafMap, read_leaf_map
 from agent.analysis.non_uniformity import find_non_uniformity
 from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
 from agent.analysis.overlap import find_overlap
+from agent.analysis.port_bytes import find_port_bytes
 from agent.analysis.quantities import span
 from agent.analysis.receives import find_receives
 from agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.scaling import Run, find_scaling
+from agent.analysis.scaling import find_scaling, run_of
+from agent.analysis.size_classes import SizeClasses, find_size_classes
 from agent.analysis.sizes import find_sizes
 from agent.analysis.traffic import find_traffic
 from agent.dataset.reader import Dataset, open_dataset
@@ -51,6 +53,8 @@ class ReportOptions:
     engine: str = DUCKDB
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """What the engine may keep in memory."""
+    scaling: str | None = None
+    """Of several runs: `weak` or `strong`; None: as their recordings tell."""
 
 
 _USUAL: Final = ReportOptions()
@@ -66,8 +70,8 @@ class _Course:
     unknown: tuple[Unknown, ...]
 
 
-_ONLY_AN_ORDER: Final = "What was imported has no times, only an order: import data with time stamps."
-_NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, _ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
+ONLY_AN_ORDER: Final = "What was imported has no times, only an order: import data with time stamps."
+_NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
 
 
 def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
@@ -88,17 +92,27 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
     Raises: as `make_report`.
     """
     reports = [make_report([folder], options) for folder in folders]
-    runs = [Run(folder.name, len(one.gpus), one.regularity) for folder, one in zip(folders, reports, strict=True)]
+    runs = [run_of(folder.name, one) for folder, one in zip(folders, reports, strict=True)]
+    scaling = find_scaling(runs, options.scaling)
     unknown = [one for one in reports[0].unknown if one.row != 14]
     aperiodic = [run.name for run in runs if run.regularity is None]
     if aperiodic:
         unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
-    return replace(reports[0], scaling=find_scaling(runs), unknown=_in_order(unknown))
+    untold = [one.name for one in scaling if one.factor is None]
+    if untold:
+        unknown.append(
+            Unknown(
+                14,
+                f"Whether the batch of {', '.join(untold)} grew with the GPUs is not in what was recorded, so that "
+                "both factors are shown: say which with --scaling weak or --scaling strong.",
+            )
+        )
+    return replace(reports[0], scaling=scaling, unknown=_in_order(unknown))
 
 
 def has_times(report: Report) -> bool:
     """Whether its times are those of the recording; else they were made up to tell an order, and mean nothing."""
-    return not any(one.reason == _ONLY_AN_ORDER for one in report.unknown)
+    return not any(one.reason == ONLY_AN_ORDER for one in report.unknown)
 
 
 def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
@@ -111,10 +125,12 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
     gpus = find_gpus(dataset)
     counted = count_calls(dataset)
     traffic, unknown_traffic = find_traffic(dataset, gpus, counted, leaf_map)
-    latency, unknown_latency = find_latency(dataset, gpus)
+    classes = find_size_classes(dataset)
+    latency, unknown_latency = find_latency(dataset, gpus, classes=classes)
     composition, roles, unknown_composition = find_composition(dataset, gpus, counted)
-    bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus)
-    course = _course(dataset, gpus) if _times_are_known(recordings) else _NO_COURSE
+    bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus, classes)
+    rails, unknown_rails = find_port_bytes(dataset)
+    course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
     return Report(
         folders=tuple(str(folder) for folder in dataset.folders),
@@ -132,10 +148,12 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
         iterations=course.iterations,
         bandwidth=bandwidth,
         receives=course.receives,
+        rails=rails,
         unknown=_in_order(
             [
                 *unknown_of_calls(counted),
                 *unknown_traffic,
+                *unknown_rails,
                 *unknown_latency,
                 *unknown_composition,
                 *unknown_bandwidth,
@@ -151,11 +169,11 @@ def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:
     return not any(row["times_known"] is False for row in recordings)
 
 
-def _course(dataset: Dataset, gpus: Gpus) -> _Course:
+def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses) -> _Course:
     regularity, bare, unknown_iterations = find_iterations(dataset, gpus)
     overlapped, unknown_overlap = find_overlap(dataset, gpus, bare)
     iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlapped)
-    receives, unknown_receives = find_receives(dataset, gpus, iterations)
+    receives, unknown_receives = find_receives(dataset, gpus, iterations, classes)
     unknown = (*unknown_iterations, *unknown_overlap, *unknown_non_uniformity, *unknown_receives)
     return _Course(regularity, iterations, receives, unknown)
 

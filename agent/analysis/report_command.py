@@ -22,13 +22,15 @@ def run_report(parsed: Any, out: TextIO) -> int:
         from agent.analysis.datasets_of import as_datasets
         from agent.analysis.report import ReportOptions, make_report, make_runs
         from agent.analysis.report_html import write_html
-        from agent.analysis.report_json import as_json_text
+        from agent.analysis.report_json import json_parts
         from agent.analysis.report_text import as_text
         from agent.dataset.reader import DatasetError
     except ModuleNotFoundError as error:
         print(f"railscope report: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
-    options = ReportOptions(leaf_map=parsed.leaf_map, engine=parsed.engine, memory_bytes=parsed.memory)
+    options = ReportOptions(
+        leaf_map=parsed.leaf_map, engine=parsed.engine, memory_bytes=parsed.memory, scaling=parsed.scaling
+    )
     try:
         with as_datasets(parsed.paths, apart=parsed.runs) as folders:
             report = make_runs(folders, options) if parsed.runs else make_report(folders, options)
@@ -40,5 +42,7 @@ def run_report(parsed: Any, out: TextIO) -> int:
     except (ConfigError, DatasetError) as error:
         print(f"railscope report: {error}", file=sys.stderr)
         return COULD_NOT_RUN
-    out.write(as_json_text(report) if parsed.json else as_text(report))
+    out.writelines(json_parts(report) if parsed.json else [as_text(report)])
+    if parsed.html is not None and not parsed.json:
+        out.write(f"\nwrote {parsed.html}\n")
     return FINE

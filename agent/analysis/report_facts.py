@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent.analysis.fact_columns import Pairs, Sizes
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -30,16 +32,6 @@ class OpUse:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeUse:
-    """All calls of one operation with one size (row 2)."""
-
-    op: str
-    bytes: int
-    """Payload of one call."""
-    calls: int
-
-
-@dataclass(frozen=True, slots=True)
 class CommunicatorUse:
     """One communicator, all its recorded ranks together (rows 1, 7)."""
 
@@ -55,21 +47,12 @@ class CommunicatorUse:
 
 
 @dataclass(frozen=True, slots=True)
-class PairTraffic:
-    """What one GPU sent to another (row 3)."""
-
-    source: int
-    destination: int
-    wire_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Traffic:
     """Who sent how much to whom (rows 3, 4, 5)."""
 
     gpus: int
     """Number of GPUs that the pairs are among."""
-    pairs: tuple[PairTraffic, ...]
+    pairs: Pairs
     """Each directed pair that talked once, in order of source and destination."""
     sparsity: float | None
     """Active directed pairs / n(n−1); None: fewer than two GPUs."""
@@ -102,6 +85,8 @@ class LatencyRow:
     p90_seconds: float
     p99_seconds: float
     max_seconds: float
+    over_bytes: int | None = None
+    """Sizes over this up to `payload_bytes` are put together; None: all are of `payload_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +237,8 @@ class BandwidthRow:
     busbw_bytes_per_second: float
     utilisation: float | None
     """busbw over the rate of the links that it crosses; None: not known."""
+    over_bytes: int | None = None
+    """As of `LatencyRow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +247,41 @@ class Scaling:
 
     name: str
     gpus: int
-    throughput: float
-    """Iterations per second × GPUs, unless told otherwise."""
-    factor: float
-    """(throughput / GPUs) over the same of the first run."""
+    iterations_per_second: float
+    kind: str | None
+    """`weak`: the batch grows with the GPUs; `strong`: it stays the same; None: it cannot be told."""
+    factor: float | None
+    """(throughput / GPUs) over the same of the first run, by the kind; None: by which one cannot be told."""
+    weak_factor: float
+    """As if it were weak scaling: throughput is iterations per second × GPUs."""
+    strong_factor: float
+    """As if it were strong scaling: throughput is iterations per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailUse:
+    """What one rail's port counted (row 5)."""
+
+    server: str
+    rail: str
+    """Empty: not known."""
+    device: str
+    seconds: float
+    """From the first reading to the last one."""
+    transmit_bytes: int
+    """Port bytes: what the device itself counted."""
+    receive_bytes: int
+    transmit_bytes_per_second: float
+    """On average."""
+    receive_bytes_per_second: float
+    peak_transmit_bytes_per_second: float
+    """In the busiest second."""
+    peak_receive_bytes_per_second: float
+    speed_bytes_per_second: int | None
+    """Of the link, each way; None: not known."""
+    transmit_utilisation: float | None
+    """Average rate / speed."""
+    receive_utilisation: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +321,7 @@ class Report:
     seconds: float
     gpus: tuple[GpuFacts, ...]
     ops: tuple[OpUse, ...]
-    sizes: tuple[SizeUse, ...]
+    sizes: Sizes
     communicators: tuple[CommunicatorUse, ...]
     matrix: Traffic
     latency: Latency
@@ -313,6 +331,7 @@ class Report:
     bandwidth: tuple[BandwidthRow, ...]
     scaling: tuple[Scaling, ...] = ()
     receives: tuple[ReceiveUse, ...] = ()
+    rails: tuple[RailUse, ...] = ()
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()
     """What was lost while it was recorded, or skipped as it was imported: one sentence each."""

@@ -19,8 +19,9 @@ from agent.analysis.picture_heat import draw_heat_map, heat_map_of
 from agent.analysis.picture_parts import Picture
 from agent.analysis.picture_svg import svg_element
 from agent.analysis.quantities import UNKNOWN, counted, moment, share, size, span
+from agent.analysis.report import has_times
 from agent.analysis.report_facts import Report
-from agent.analysis.report_words import summary
+from agent.analysis.report_words import summary, unknown_by_reason
 from agent.config_file import ConfigError
 
 
@@ -47,7 +48,9 @@ def write_html(report: Report, path: Path) -> None:
 
 def html_text(report: Report) -> str:
     """The page."""
-    title = f"Communication of {counted(len(report.gpus), 'GPU')}, {span(report.seconds)}"
+    title = (
+        f"Communication of {counted(len(report.gpus), 'GPU')}{f', {span(report.seconds)}' if has_times(report) else ''}"
+    )
     body = [*_head(report, title), *_contents(), *_losses(report)]
     for section in _SECTIONS:
         body += _section(report, section)
@@ -56,7 +59,8 @@ def html_text(report: Report) -> str:
 
 def _head(report: Report, title: str) -> Iterator[Element]:
     yield tag("h1", title)
-    yield tag("p", f"{', '.join(report.folders)} · {moment(report.began_seconds)}", css="meta")
+    when = moment(report.began_seconds) if has_times(report) else "times are not known"
+    yield tag("p", f"{', '.join(report.folders)} · {when}", css="meta")
     if report.simulated:
         yield tag(
             "p",
@@ -83,13 +87,14 @@ def _section(report: Report, section: _Section) -> Iterator[Element]:
     yield tag("h2", section.title, id=f"m{section.rows[0]}")
     for row in section.rows:
         told = BY_NUMBER[row]
-        sources = f" (row {row}; {', '.join(told.papers)})"
+        sources = f" (row {row} of the papers' table; {', '.join(told.papers)})"
         yield tag("p", tag("b", f"{told.name}: "), f"{told.definition}{sources}", css="definition")
     content = section.content(report)
     yield from content
-    reasons = [unknown for unknown in report.unknown if unknown.row in section.rows]
-    for unknown in reasons:
-        yield tag("p", tag("b", "Not known: "), unknown.reason, css="note")
+    reasons = unknown_by_reason(unknown for unknown in report.unknown if unknown.row in section.rows)
+    for reason, names in reasons:
+        what = f"Not known ({', '.join(names)}): " if len(section.rows) > 1 else "Not known: "
+        yield tag("p", tag("b", what), reason, css="note")
     if not content and not reasons:
         yield tag("p", "Nothing of this was recorded.", css="note")
 
@@ -129,9 +134,10 @@ def _pairs(report: Report) -> list[Element]:
 
 
 def _edges(report: Report) -> list[Element]:
+    rails = tables.rails(report)
     if not report.matrix.pairs:
-        return []
-    return [*_figure(pictures.server_bars(report.matrix)), *tables.edges(report)]
+        return rails
+    return [*_figure(pictures.server_bars(report.matrix)), *tables.edges(report), *rails]
 
 
 def _latency(report: Report) -> list[Element]:

@@ -10,6 +10,8 @@ from agent.config_values import size_bytes
 
 DUCKDB: Final = "duckdb"
 SPARK: Final = "spark"
+WEAK: Final = "weak"
+STRONG: Final = "strong"
 DEFAULT_MEMORY_BYTES: Final = 3_000_000_000
 """What the engine may keep in memory."""
 
@@ -35,6 +37,11 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--leaf-map", type=Path, metavar="FILE", help="which leaf switch each server is at: CSV")
     parser.add_argument(
         "--runs", action="store_true", help="each path is a run of its own; the report is the first's, with scaling"
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=(WEAK, STRONG),
+        help="of --runs: whether the batch grows with the GPUs (weak) or stays the same (default: as recorded)",
     )
     parser.add_argument("--engine", choices=(DUCKDB, SPARK), default=DUCKDB, help="what computes (default: duckdb)")
     parser.add_argument(

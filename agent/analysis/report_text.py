@@ -8,15 +8,27 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import Final
 
-from agent.analysis.measurements import BY_NUMBER
-from agent.analysis.quantities import UNKNOWN, counted, digits, moment, rate, share, shortened, size, span, whole
+from agent.analysis.fact_columns import SizeUse
+from agent.analysis.quantities import (
+    UNKNOWN,
+    counted,
+    digits,
+    moment,
+    rate,
+    share,
+    shortened,
+    size,
+    size_class,
+    span,
+    whole,
+)
 from agent.analysis.report import has_times
-from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report, SizeUse
-from agent.analysis.sizes import cdf, quantile_bytes
-from agent.text_tables import table
+from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report
+from agent.analysis.report_words import median_of, scaling_rows, unknown_by_reason, used_of_link
+from agent.analysis.sizes import cdf
+from agent.text_tables import printable_lines, table
 
 MOST_ROWS: Final = 10
 _COLUMNS: Final = 100
@@ -31,6 +43,7 @@ def as_text(report: Report) -> str:
         _communicators(report),
         _pairs(report),
         _servers(report),
+        _rails(report),
         _latency(report),
         _anomalies(report),
         _composition(report),
@@ -39,10 +52,12 @@ def as_text(report: Report) -> str:
         _bandwidth(report),
         _receives(report),
         _scaling(report),
-        _sentences("Not known", (f"{BY_NUMBER[one.row].name}: {one.reason}" for one in report.unknown)),
+        _sentences(
+            "Not known", (f"{', '.join(names)}: {reason}" for reason, names in unknown_by_reason(report.unknown))
+        ),
         _sentences("Losses", report.losses),
     )
-    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+    return printable_lines("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
 
 def _job(report: Report) -> list[str]:
@@ -71,17 +86,17 @@ def _ops(report: Report) -> list[str]:
 def _sizes(report: Report) -> list[str]:
     if not report.sizes:
         return []
-    calls = sum(use.calls for use in report.sizes)
+    calls = report.sizes.total_calls
     points = cdf(report.sizes)
-    largest = sorted(report.sizes, key=lambda use: (-use.calls, use.op, use.bytes))
     lines = _section(
         f"Sizes of calls ({counted(len(report.sizes), 'size')})",
         ("operation", "payload", "bytes", "calls", "of calls"),
-        [_size_row(use, calls) for use in largest],
+        [_size_row(use, calls) for use in report.sizes.most_frequent(MOST_ROWS)],
         "<>>>>",
+        len(report.sizes),
     )
-    below = ", ".join(f"{percent} % up to {size(quantile_bytes(points, percent / 100))}" for percent in (50, 90, 99))
-    return [*lines, f"  of calls {below}; the largest {size(points[-1].bytes)}"]
+    below = ", ".join(f"{percent} % up to {size(points.quantile_bytes(percent / 100))}" for percent in (50, 90, 99))
+    return [*lines, f"  of calls {below}; the largest {size(points.quantile_bytes(1.0))}"]
 
 
 def _size_row(use: SizeUse, calls: int) -> tuple[str, ...]:
@@ -119,9 +134,8 @@ def _pairs(report: Report) -> list[str]:
     traffic = report.matrix
     if not traffic.pairs:
         return []
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     possible = traffic.gpus * (traffic.gpus - 1)
-    busiest = sorted(traffic.pairs, key=lambda pair: (-pair.wire_bytes, pair.source, pair.destination))
     rows = [
         (
             _gpu(report.gpus[pair.source]),
@@ -129,10 +143,14 @@ def _pairs(report: Report) -> list[str]:
             size(pair.wire_bytes),
             share(pair.wire_bytes / total),
         )
-        for pair in busiest
+        for pair in traffic.pairs.busiest(MOST_ROWS)
     ]
     lines = _section(
-        "Busiest pairs of GPUs (wire bytes, one direction)", ("from", "to", "bytes", "of all"), rows, "<<>>"
+        "Busiest pairs of GPUs (wire bytes, one direction)",
+        ("from", "to", "bytes", "of all"),
+        rows,
+        "<<>>",
+        len(traffic.pairs),
     )
     told = f"  directed pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"
     return [*lines, told, *_wrapped(traffic.basis)]
@@ -144,7 +162,7 @@ def _gpu(gpu: GpuFacts) -> str:
 
 def _servers(report: Report) -> list[str]:
     traffic = report.matrix
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     if not total:
         return []
     if not traffic.between_servers_wire_bytes:
@@ -158,6 +176,32 @@ def _servers(report: Report) -> list[str]:
     return ["Between servers (wire bytes)", *table(rows, "<><"), *_more(len(busiest))]
 
 
+def _rails(report: Report) -> list[str]:
+    busiest = sorted(
+        report.rails, key=lambda use: (-(use.transmit_bytes + use.receive_bytes), use.server, use.rail, use.device)
+    )
+    return _section(
+        "Rails (port bytes: what the NICs counted; rates on average, and in the busiest second)",
+        ("server", "rail", "device", "sent", "a second", "at most", "received", "a second", "at most", "of the link"),
+        [
+            (
+                shortened(use.server, 20),
+                use.rail or UNKNOWN,
+                shortened(use.device, 16),
+                size(use.transmit_bytes),
+                rate(use.transmit_bytes_per_second),
+                rate(use.peak_transmit_bytes_per_second),
+                size(use.receive_bytes),
+                rate(use.receive_bytes_per_second),
+                rate(use.peak_receive_bytes_per_second),
+                used_of_link(use),
+            )
+            for use in busiest
+        ],
+        "<<<>>>>>>>",
+    )
+
+
 def _latency(report: Report) -> list[str]:
     most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or 0, row.source))
     return _section(
@@ -166,7 +210,7 @@ def _latency(report: Report) -> list[str]:
         [
             (
                 row.op,
-                size(row.payload_bytes),
+                size_class(row.payload_bytes, row.over_bytes),
                 row.source,
                 whole(row.count),
                 *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
@@ -236,8 +280,8 @@ def _iterations(report: Report) -> list[str]:
         ("period", span(regularity.period_seconds), _spread(iterations)),
         ("duty cycle", share(regularity.duty_cycle), "of the time something was communicated"),
         ("recurrence", share(regularity.recurrence), "of iterations make the usual calls in the usual order"),
-        ("communication", share(_median(one.comm_ratio for one in iterations)), "of an iteration, median"),
-        ("not overlapped", share(_median(one.non_overlapped_ratio for one in iterations)), "of an iteration, median"),
+        ("communication", share(median_of(one.comm_ratio for one in iterations)), "of an iteration, median"),
+        ("not overlapped", share(median_of(one.non_overlapped_ratio for one in iterations)), "of an iteration, median"),
     ]
     title = f"Iterations ({whole(regularity.iterations)}, of {counted(regularity.calls_per_iteration, 'call')} each)"
     return [title, *table(rows, "<><")]
@@ -278,7 +322,7 @@ def _bandwidth(report: Report) -> list[str]:
         [
             (
                 row.op,
-                size(row.payload_bytes),
+                size_class(row.payload_bytes, row.over_bytes),
                 whole(row.count),
                 rate(row.algbw_bytes_per_second),
                 rate(row.busbw_bytes_per_second),
@@ -302,18 +346,20 @@ def _receives(report: Report) -> list[str]:
 
 def _scaling(report: Report) -> list[str]:
     return _section(
-        "Scaling (iterations a second × GPUs, against the first run)",
-        ("run", "GPUs", "throughput", "factor"),
-        [(one.name, whole(one.gpus), digits(one.throughput), f"{one.factor:.3f}") for one in report.scaling],
-        "<>>>",
+        "Scaling (against the first run; weak: the batch grows with the GPUs, strong: it stays the same)",
+        ("run", "GPUs", "iterations/s", "scaling", "weak factor", "strong factor"),
+        scaling_rows(report),
+        "<>><>>",
     )
 
 
-def _section(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
-    """A table of the first rows; nothing where there are none."""
+def _section(
+    title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], sides: str, count: int | None = None
+) -> list[str]:
+    """A table of the first rows, of `count` where they are not all; nothing where there are none."""
     if not rows:
         return []
-    return [title, *table([header, *rows[:MOST_ROWS]], sides), *_more(len(rows))]
+    return [title, *table([header, *rows[:MOST_ROWS]], sides), *_more(len(rows) if count is None else count)]
 
 
 def _more(rows: int) -> list[str]:
@@ -328,8 +374,3 @@ def _sentences(title: str, sentences: Iterable[str]) -> list[str]:
 def _wrapped(text: str, mark: str = "") -> list[str]:
     indent = " " * (2 + len(mark))
     return textwrap.wrap(text, _COLUMNS, initial_indent=f"  {mark}", subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

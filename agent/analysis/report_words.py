@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+import numpy as np
+
+from agent.analysis.measurements import BY_NUMBER
 from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import counted, moment, share, size, span, whole
+from agent.analysis.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
 from agent.analysis.report import has_times
-from agent.analysis.report_facts import Report
+from agent.analysis.report_facts import RailUse, Report, Unknown
+from agent.analysis.report_options import STRONG, WEAK
 
 
 def summary(report: Report) -> tuple[str, ...]:
@@ -20,6 +25,35 @@ def median_of(values: Iterable[float | None]) -> float | None:
     """The median of those that are known."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
+
+
+def unknown_by_reason(unknown: Iterable[Unknown]) -> list[tuple[str, list[str]]]:
+    """Each reason once, in the order in which it comes first, with the names of the measurements that it is for."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for one in unknown:
+        names[one.reason].append(BY_NUMBER[one.row].name)
+    return list(names.items())
+
+
+def used_of_link(use: RailUse) -> str:
+    """What part of the link's speed is used on average, of the busier direction."""
+    known = [part for part in (use.transmit_utilisation, use.receive_utilisation) if part is not None]
+    return share(max(known, default=None))
+
+
+def scaling_rows(report: Report) -> list[tuple[str, ...]]:
+    """Name, GPUs, iterations a second, kind, and both factors, of which the one that does not apply is left out."""
+    return [
+        (
+            one.name,
+            whole(one.gpus),
+            digits(one.iterations_per_second),
+            one.kind or UNKNOWN,
+            UNKNOWN if one.kind == STRONG else f"{one.weak_factor:.3f}",
+            UNKNOWN if one.kind == WEAK else f"{one.strong_factor:.3f}",
+        )
+        for one in report.scaling
+    ]
 
 
 def _job(report: Report) -> Iterator[str]:
@@ -67,18 +101,14 @@ def _pattern(report: Report) -> Iterator[str]:
 
 
 def _half(report: Report) -> str:
-    counts = sorted((pair.wire_bytes for pair in report.matrix.pairs), reverse=True)
-    total, reached = sum(counts), 0
-    for number, count in enumerate(counts, 1):
-        reached += count
-        if 2 * reached >= total:
-            return f"{number:,}"
-    return "0"
+    reached = np.sort(report.matrix.pairs.wire_bytes)[::-1]
+    np.cumsum(reached, out=reached)
+    return f"{int(np.searchsorted(reached, (report.matrix.pairs.total_bytes + 1) // 2)) + 1:,}"
 
 
 def _edges(report: Report) -> Iterator[str]:
     traffic = report.matrix
-    total = sum(pair.wire_bytes for pair in traffic.pairs)
+    total = traffic.pairs.total_bytes
     if not total or len(traffic.server_transmit_wire_bytes) < 2:
         return
     leaving = traffic.between_servers_wire_bytes

@@ -10,7 +10,12 @@ Of many figures that are tested at once some differ by chance; p is therefore ad
 (Scandinavian Journal of Statistics 6, 1979).
 
 What it does not know: values that depend on the one before (a slow minute makes a hundred slow iterations) look surer
-than they are.  Operations are therefore not tested one by one: what is tested are medians of stretches of time.
+than they are.  Operations are therefore not tested one by one: what is tested are medians of stretches of time.  And
+values of one run say nothing of how much another run would differ, on other machines or in another hour.
+
+Where runs were repeated, each gives one value, and these are few: Student's t-test of their means, with each side's own
+spread (Welch, Biometrika 34, 1947); of a side with a single run, with the other side's.  Its tail is the regularised
+incomplete beta function, by its continued fraction (Abramowitz and Stegun, 26.5.8 and 26.7.1).
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ FEWEST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RankTest:
+class ChanceTest:
     """How surely two sets differ."""
 
     a_count: int
@@ -42,7 +47,7 @@ class RankTest:
     """How often a value of B is larger than one of A, equal ones counting half: 0 to 1."""
 
 
-def rank_test(a: Sequence[float] | NDArray[Any], b: Sequence[float] | NDArray[Any]) -> RankTest | None:
+def rank_test(a: Sequence[float] | NDArray[Any], b: Sequence[float] | NDArray[Any]) -> ChanceTest | None:
     """Test two sets of values; None: one of them has fewer than `FEWEST`."""
     first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     n, m = len(first), len(second)
@@ -53,7 +58,63 @@ def rank_test(a: Sequence[float] | NDArray[Any], b: Sequence[float] | NDArray[An
     # U of A: pairs in which A's value is larger, equal ones counting half.
     u = rank_sum / 2 - n * (n + 1) / 2
     p = _exact_p(doubled, n, rank_sum) if n + m <= _MOST_EXACT else _approximate_p(u, n, m, ties)
-    return RankTest(n, m, p, 1 - u / (n * m))
+    return ChanceTest(n, m, p, 1 - u / (n * m))
+
+
+def mean_test(a: Sequence[float] | NDArray[Any], b: Sequence[float] | NDArray[Any]) -> ChanceTest | None:
+    """Test the means of two sets; None: neither of them has two values, or none of them varies."""
+    first, second = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    n, m = len(first), len(second)
+    if min(n, m) < 1 or max(n, m) < 2:
+        return None
+    spreads = [float(values.var(ddof=1)) if len(values) > 1 else None for values in (first, second)]
+    known = [spread for spread in spreads if spread is not None]
+    in_a, in_b = ((known[0] if spread is None else spread) / many for spread, many in zip(spreads, (n, m), strict=True))
+    if in_a + in_b <= 0:
+        return None
+    freedom = (in_a + in_b) ** 2 / (in_a**2 / (n - 1) + in_b**2 / (m - 1)) if min(n, m) > 1 else max(n, m) - 1.0
+    t = (float(second.mean()) - float(first.mean())) / math.sqrt(in_a + in_b)
+    larger = np.sign(second[:, None] - first[None, :])
+    return ChanceTest(n, m, _student_p(t, freedom), float((larger.mean() + 1) / 2))
+
+
+def _student_p(t: float, freedom: float) -> float:
+    """How often |t| is at least so large by chance."""
+    x = freedom / (freedom + t * t)
+    a, b = freedom / 2, 0.5
+    if x <= 0:
+        return 0.0
+    if x >= 1:
+        return 1.0
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    # The fraction converges fast on this side of the middle; beyond, the other tail's does.
+    if x < (a + 1) / (a + b + 2):
+        return min(1.0, front * _beta_fraction(a, b, x) / a)
+    return max(0.0, 1 - front * _beta_fraction(b, a, 1 - x) / b)
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction, from the front (Lentz's method)."""
+    tiny = 1e-300
+    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 300):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        step = 1.0
+        for part in (even, odd):
+            d = 1 / _away(1 + part * d, tiny)
+            c = _away(1 + part / c, tiny)
+            step = c * d
+            value *= step
+        if abs(step - 1) < 1e-14:
+            break
+    return value
+
+
+def _away(value: float, tiny: float) -> float:
+    """The value, but not 0."""
+    return value if abs(value) > tiny else tiny
 
 
 def adjusted(values: Sequence[float]) -> list[float]:

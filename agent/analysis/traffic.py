@@ -32,17 +32,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import NOTHING, CountedCalls, Integers, sums
+from agent.analysis.calls import CountedCalls
+from agent.analysis.fact_columns import Pairs
 from agent.analysis.gpu_rails import find_rails
 from agent.analysis.gpus import Communicator, Gpus
+from agent.analysis.grouping import Integers, sums
 from agent.analysis.leaf_map import LeafMap
-from agent.analysis.report_facts import PairTraffic, Traffic, Unknown
+from agent.analysis.report_facts import Traffic, Unknown
 from agent.dataset.reader import Dataset
 from agent.dataset.schema import UNNAMED_NODE
 from probes.nccl.abi import DATA_TYPE_BYTES
@@ -54,55 +56,82 @@ _SILENT: Final = frozenset({"Signal", "WaitSignal"})
 _MODELLED: Final = _RINGS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
 _MOST_RANKS: Final = 1_000_000
 """A communicator that is said to have more is one of which the recording tells nonsense."""
+_ROWS_AT_A_TIME: Final = 1 << 20
 _ELEMENT_BYTES: Final = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
 """By name of the data type; what is not known is taken for bytes."""
 
 
-@dataclass(slots=True)
-class _Pairs:
-    """Bytes between GPUs; −1 is one that is not known."""
+class _PairSums:
+    """Bytes by pair of GPUs, of which −1 is one that is not known.
 
-    sources: list[Integers] = field(default_factory=list)
-    destinations: list[Integers] = field(default_factory=list)
-    counts: list[Integers] = field(default_factory=list)
+    What is added is kept as it comes while that takes less memory than a matrix of all pairs, and in such a matrix
+    from then on: few pairs of many GPUs talk, unless all send to all.
+    """
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self._keys: list[Integers] = []
+        self._counts: list[Integers] = []
+        self._added = 0
+        self._matrix: Integers | None = None
+        self.unobserved_bytes = 0
+        """Of pairs with a GPU that is not known."""
 
     def add(self, sources: Integers, destinations: Integers, counts: Integers) -> None:
         talks = (counts > 0) & ((sources != destinations) | (sources < 0))
-        self.sources.append(sources[talks])
-        self.destinations.append(destinations[talks])
-        self.counts.append(counts[talks])
+        known = talks & (sources >= 0) & (destinations >= 0)
+        self.unobserved_bytes += int(counts[talks & ~known].sum())
+        keys, counts = sources[known] * self._gpus + destinations[known], counts[known]
+        if self._matrix is not None:
+            np.add.at(self._matrix, keys, counts)
+            return
+        self._keys.append(keys)
+        self._counts.append(counts)
+        self._added += len(keys)
+        if 2 * self._added > self._gpus**2:
+            self._matrix = np.zeros(self._gpus**2, dtype=np.int64)
+            while self._keys:
+                np.add.at(self._matrix, self._keys.pop(), self._counts.pop())
 
-    def total(self, gpus: int) -> tuple[Integers, Integers, Integers, int]:
-        """Source, destination and bytes of each pair that talked, and the bytes of pairs with a GPU not known."""
-        empty = np.empty(0, dtype=np.int64)
-        source, destination, count = (
-            np.concatenate([empty, *parts]) for parts in (self.sources, self.destinations, self.counts)
-        )
-        known = (source >= 0) & (destination >= 0)
-        keys, places = np.unique(source[known] * gpus + destination[known], return_inverse=True)
-        return (
-            keys // max(gpus, 1),
-            keys % max(gpus, 1),
-            sums(places, count[known], len(keys)),
-            int(count[~known].sum()),
-        )
+    def pairs(self) -> Pairs:
+        """The pairs that talked; there is nothing to add afterwards."""
+        if self._matrix is None:
+            empty = np.empty(0, dtype=np.int64)
+            keys, places = np.unique(np.concatenate([empty, *self._keys]), return_inverse=True)
+            counts = sums(places, np.concatenate([empty, *self._counts]), len(keys))
+            return Pairs(keys // max(self._gpus, 1), keys % max(self._gpus, 1), counts)
+        moved, self._matrix = self._matrix, None
+        matrix = moved.reshape(self._gpus, self._gpus)
+        of_row = np.count_nonzero(matrix, axis=1)
+        ends = np.cumsum(of_row)
+        destination = np.empty(ends[-1], dtype=np.int32)
+        for row, end, many in zip(matrix, ends.tolist(), of_row.tolist(), strict=True):
+            talks = np.flatnonzero(row)
+            destination[end - many : end] = talks
+            # Put in front, where rows are that were read already: a second matrix would be as large.
+            moved[end - many : end] = row[talks]
+        return Pairs(np.repeat(np.arange(self._gpus, dtype=np.int32), of_row), destination, moved[: ends[-1]])
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Counted calls."""
+class _Kinds:
+    """Kinds of calls, as columns of equal length."""
 
     rank: Integers
     """−1: not known."""
     peer: Integers
-    payload: Integers
+    moved: Integers
+    """Payload of all calls."""
+    calls: Integers
+    unsized: Integers
+    """Calls of unknown payload."""
     element: Integers
     """Bytes of one."""
-    calls: Integers
+    first: Integers
+    rows: Integers
 
-    def of(self, chosen: NDArray[np.bool_] | Integers) -> _Rows:
-        columns = (self.rank, self.peer, self.payload, self.element, self.calls)
-        return _Rows(*(column[chosen] for column in columns))
+    def of(self, chosen: NDArray[np.bool_] | Integers) -> _Kinds:
+        return _Kinds(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 def find_traffic(
@@ -115,24 +144,26 @@ def find_traffic(
     """
     servers = _servers(gpus)
     observed = _network_peers(dataset, gpus, servers)
-    pairs = _Pairs()
+    pairs = _PairSums(len(gpus.gpus))
     unmodelled = 0
     confirmed = redirected = 0
-    everything = _rows(gpus, counted)
+    everything = _kinds(gpus, counted)
     for communicator, places in _by_communicator(gpus, counted):
-        rows = everything.of(places)
+        kinds = everything.of(places)
         if communicator is None or communicator.nranks is None or communicator.nranks > _MOST_RANKS:
-            unmodelled += int(rows.calls.sum())
+            unmodelled += int(kinds.calls.sum())
             continue
-        members = _Members(communicator, communicator.nranks, rows.rank)
+        members = _Members(communicator, communicator.nranks, kinds.rank)
         edges = np.zeros(communicator.nranks, dtype=np.int64)
-        for op in np.unique(counted.op[places]).tolist():
+        ops = counted.kinds.op[places]
+        for op in np.unique(ops).tolist():
             name = counted.op_names[op]
-            chosen = rows.of(counted.op[places] == op)
-            own = _usable(name, chosen, communicator.nranks)
+            chosen = kinds.of(ops == op)
+            own = chosen.of(_usable(name, chosen, communicator.nranks))
             unmodelled += int(chosen.calls.sum() - own.calls.sum())
+            unmodelled += 0 if name in _SILENT else int(own.unsized.sum())
             if name in _RINGS:
-                edges += _ring(name, own, members)
+                edges += _ring(name, own, members, counted)
             else:
                 _direct(name, own, members, pairs)
         kept, moved = _close_ring(edges, members, observed.get(communicator.comm, {}), servers, pairs)
@@ -170,68 +201,90 @@ class _Members:
 
 
 def _by_communicator(gpus: Gpus, counted: CountedCalls) -> Iterable[tuple[Communicator | None, Integers]]:
-    """The rows of each communicator, and under None those of ends that the recording does not describe."""
+    """The kinds of each communicator, and under None those of ends that the recording does not describe."""
     places = {communicator.comm: place for place, communicator in enumerate(gpus.communicators)}
     own = [gpus.communicator_of.get(end) for end in counted.ends]
     of_end = np.array([-1 if one is None else places[one.comm] for one in own], dtype=np.int64)
-    of_row = of_end[counted.end] if len(counted) else np.empty(0, dtype=np.int64)
-    order = np.argsort(of_row, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(of_row[order])) + 1):
-        if len(rows):
-            place = int(of_row[rows[0]])
-            yield (None if place < 0 else gpus.communicators[place]), rows
+    of_kind = of_end[counted.kinds.end] if len(counted) else np.empty(0, dtype=np.int64)
+    order = np.argsort(of_kind, kind="stable")
+    for kinds in np.split(order, np.flatnonzero(np.diff(of_kind[order])) + 1):
+        if len(kinds):
+            place = int(of_kind[kinds[0]])
+            yield (None if place < 0 else gpus.communicators[place]), kinds
 
 
-def _rows(gpus: Gpus, counted: CountedCalls) -> _Rows:
+def _kinds(gpus: Gpus, counted: CountedCalls) -> _Kinds:
     rank_of_end = np.array([gpus.rank_of.get(end, -1) for end in counted.ends], dtype=np.int64)
     element_of_type = np.array([_ELEMENT_BYTES.get(kind, 1) for kind in counted.type_names], dtype=np.int64)
-    return _Rows(
-        rank=rank_of_end[counted.end],
-        peer=counted.peer,
-        payload=counted.payload_bytes,
-        element=element_of_type[counted.data_type],
-        calls=counted.calls,
+    kinds = counted.kinds
+    return _Kinds(
+        rank=rank_of_end[kinds.end],
+        peer=kinds.peer,
+        moved=kinds.moved_bytes,
+        calls=kinds.calls,
+        unsized=kinds.unsized_calls,
+        element=element_of_type[kinds.data_type],
+        first=kinds.first,
+        rows=kinds.rows,
     )
 
 
-def _usable(name: str, rows: _Rows, count: int) -> _Rows:
-    """Those of which it can be said what they send."""
-    fine = (rows.rank >= 0) & (rows.rank < count)
+def _usable(name: str, kinds: _Kinds, count: int) -> NDArray[np.bool_]:
+    """Of which it can be said what they send, if their size is known."""
+    fine = (kinds.rank >= 0) & (kinds.rank < count)
     if name not in _MODELLED:
         fine[:] = False
-    if name not in _SILENT:
-        fine &= rows.payload != NOTHING
     if name in _ROOTED or name in _DIRECT:
-        fine &= (rows.peer >= 0) & (rows.peer < count)
-    return rows.of(fine)
+        fine &= (kinds.peer >= 0) & (kinds.peer < count)
+    return fine
 
 
-def _ring(name: str, rows: _Rows, members: _Members) -> Integers:
+def _ring(name: str, kinds: _Kinds, members: _Members, counted: CountedCalls) -> Integers:
     """What each rank sends to the next; of a silent one, by what the next rank called."""
-    own = sums(rows.rank, rows.calls * _edge(name, rows, members.count, rows.rank), members.count)
-    before = (rows.rank - 1) % members.count
-    implied = sums(before, rows.calls * _edge(name, rows, members.count, before), members.count)
+    own = sums(kinds.rank, _edge(name, kinds, members.count, kinds.rank, counted), members.count)
+    if not len(members.silent):
+        return own
+    before = (kinds.rank - 1) % members.count
+    implied = sums(before, _edge(name, kinds, members.count, before, counted), members.count)
     return np.where(members.speaking, own, implied)
 
 
-def _edge(name: str, rows: _Rows, count: int, place: Integers) -> Integers:
+def _edge(name: str, kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
+    """What the member at `place` sends to the next in all calls of each kind."""
     if count == 1:
         return np.zeros(len(place), dtype=np.int64)
     match name:
         case "AllReduce":
-            return ring_bytes(rows.payload, rows.element, count, place)
+            return _allreduce_edge(kinds, count, place, counted)
         case "AllGather" | "ReduceScatter":
-            return rows.payload * (count - 1)
+            return kinds.moved * (count - 1)
         case "Broadcast":
-            return np.where((place + 1) % count == rows.peer, 0, rows.payload)
+            return np.where((place + 1) % count == kinds.peer, 0, kinds.moved)
         case _:
-            return np.where(place == rows.peer, 0, rows.payload)
+            return np.where(place == kinds.peer, 0, kinds.moved)
 
 
-def _direct(name: str, rows: _Rows, members: _Members, pairs: _Pairs) -> None:
+def _allreduce_edge(kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
+    """As `_edge`; the only operation of which sizes do not simply add up, so that each one is looked at."""
+    sent = np.zeros(len(kinds.rows), dtype=np.int64)
+    ends = np.cumsum(kinds.rows)
+    low = 0
+    while low < len(ends):
+        done = int(ends[low - 1]) if low else 0
+        high = max(int(np.searchsorted(ends, done + _ROWS_AT_A_TIME, side="right")), low + 1)
+        many = kinds.rows[low:high]
+        kind = np.repeat(np.arange(low, high), many)
+        row = np.arange(len(kind)) + np.repeat(kinds.first[low:high] - (ends[low:high] - many - done), many)
+        payload = counted.payload_bytes[row]
+        moved = counted.calls[row] * ring_bytes(np.maximum(payload, 0), kinds.element[kind], count, place[kind])
+        sent[low:high] = np.add.reduceat(moved, ends[low:high] - many - done)
+        low = high
+    return sent
+
+
+def _direct(name: str, kinds: _Kinds, members: _Members, pairs: _PairSums) -> None:
     """The operations whose bytes go straight to where they belong."""
-    moved = rows.payload * rows.calls
-    rank, peer, gpu = rows.rank, rows.peer, members.gpu
+    moved, rank, peer, gpu = kinds.moved, kinds.rank, kinds.peer, members.gpu
     match name:
         case "Send" | "PutSignal":
             pairs.add(gpu[rank], gpu[peer], moved * (rank != peer))
@@ -266,7 +319,7 @@ def _direct(name: str, rows: _Rows, members: _Members, pairs: _Pairs) -> None:
 
 
 def _close_ring(
-    edges: Integers, members: _Members, observed: Mapping[int, Sequence[int]], servers: Sequence[str], pairs: _Pairs
+    edges: Integers, members: _Members, observed: Mapping[int, Sequence[int]], servers: Sequence[str], pairs: _PairSums
 ) -> tuple[int, int]:
     """Put the ring's edges into pairs; how many edges between servers were seen as connections, how many otherwise."""
     following = (np.arange(members.count) + 1) % members.count
@@ -330,43 +383,43 @@ def _result(
     dataset: Dataset,
     gpus: Gpus,
     servers: Sequence[str],
-    pairs: _Pairs,
+    pairs: _PairSums,
     unmodelled: int,
     basis: str,
     leaf_map: LeafMap | None,
 ) -> tuple[Traffic, tuple[Unknown, ...]]:
     count = len(gpus.gpus)
-    source, destination, moved, unobserved = pairs.total(count)
-    names = list(dict.fromkeys(servers))
-    index = {name: place for place, name in enumerate(names)}
-    server = np.array([index[name] for name in servers], dtype=np.int64)
-    leaving = server[source] != server[destination] if count else np.zeros(0, dtype=np.bool_)
-    talked = tuple(PairTraffic(*row) for row in zip(source.tolist(), destination.tolist(), moved.tolist(), strict=True))
+    talked, unobserved = pairs.pairs(), pairs.unobserved_bytes
+    names, server = _numbered(servers)
+    leaving = talked.sent_apart(count, server)
     told = find_rails(dataset, gpus.gpus, talked)
     rails = told.of_gpu
     spine = None
     if leaf_map is not None and (rails is not None or not leaf_map.by_rail):
         places = [(name, rails[number] if rails else "") for number, name in enumerate(servers)]
-        leaves = np.array(leaf_map.leaves_of(places), dtype=np.str_)
-        spine = int(moved[leaving & (leaves[source] != leaves[destination])].sum())
-    rail = None if rails is None else np.array(rails, dtype=np.str_)
+        spine = int(talked.sent_apart(count, server, _numbered(leaf_map.leaves_of(places))[1]).sum())
     traffic = Traffic(
         gpus=count,
         pairs=talked,
-        sparsity=len(moved) / (count * (count - 1)) if count > 1 else None,
+        sparsity=len(talked) / (count * (count - 1)) if count > 1 else None,
         unobserved_wire_bytes=unobserved,
         unmodelled_calls=unmodelled,
-        between_servers_wire_bytes=int(moved[leaving].sum()),
+        between_servers_wire_bytes=int(leaving.sum()),
         cross_rail_wire_bytes=(
-            None if rail is None else int(moved[leaving & (rail[source] != rail[destination])].sum())
+            None if rails is None else int(talked.sent_apart(count, server, _numbered(rails)[1]).sum())
         ),
         spine_wire_bytes=spine,
-        server_transmit_wire_bytes=tuple(
-            zip(names, sums(server[source[leaving]], moved[leaving], len(names)).tolist(), strict=True)
-        ),
+        server_transmit_wire_bytes=tuple(zip(names, sums(server, leaving, len(names)).tolist(), strict=True)),
         basis=f"{basis}  {told.basis}".rstrip(),
     )
     return traffic, tuple(_unknown(traffic, leaf_map, told.doubt, names))
+
+
+def _numbered(names: Sequence[str]) -> tuple[list[str], NDArray[np.int32]]:
+    """The distinct names as they first come, and of each name its index among them."""
+    distinct = list(dict.fromkeys(names))
+    index = {name: place for place, name in enumerate(distinct)}
+    return distinct, np.array([index[name] for name in names], dtype=np.int32)
 
 
 def _unknown(traffic: Traffic, leaf_map: LeafMap | None, rail_doubt: str, servers: Sequence[str]) -> Iterable[Unknown]:

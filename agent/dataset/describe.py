@@ -12,6 +12,7 @@ from typing import Any, Final, TextIO
 from agent.dataset.files import DatasetError, table_files
 from agent.dataset.reader import Dataset, open_dataset
 from agent.dataset.schema import SCHEMA_VERSION, TABLES
+from agent.text_tables import printable
 
 _MOST_ROWS: Final = 20
 
@@ -116,15 +117,15 @@ def summarise_dataset(dataset: Dataset, folder: Path) -> DatasetSummary:
 
 def describe_lines(summary: DatasetSummary) -> Iterator[str]:
     """The summary as lines for people."""
-    yield f"{summary.folder}: {len(summary.recordings)} recordings, tables of version {summary.schema_version}"
+    recordings = _counted(len(summary.recordings), "recording")
+    yield f"{printable(summary.folder)}: {recordings}, tables of version {summary.schema_version}"
     yield f"\n{'node':<24} {'source':<12} {'began (UTC)':<19} {'seconds':>10} {'clock error':>12}  lost, removed"
     for one in summary.recordings[:_MOST_ROWS]:
         seconds = "-" if one.began_ns is None or one.ended_ns is None else f"{(one.ended_ns - one.began_ns) / 1e9:.1f}"
         error = "unknown" if one.clock_error_ns is None else f"{one.clock_error_ns / 1e6:.3g} ms"
-        source = f"{one.source or '-'}{' SIMULATED' if one.simulated else ''}"
-        yield (
-            f"{one.node or '-':<24} {source:<12} {_moment(one.began_ns):<19} {seconds:>10} {error:>12}  {_missing(one)}"
-        )
+        node = printable(one.node or "-")
+        source = f"{printable(one.source or '-')}{' SIMULATED' if one.simulated else ''}"
+        yield (f"{node:<24} {source:<12} {_moment(one.began_ns):<19} {seconds:>10} {error:>12}  {_missing(one)}")
     if len(summary.recordings) > _MOST_ROWS:
         yield f"and {len(summary.recordings) - _MOST_ROWS} more; --json shows all"
     yield f"\n{'table':<16} {'rows':>14} {'files':>8} {'bytes':>16} {'bytes a row':>12}"
@@ -133,11 +134,12 @@ def describe_lines(summary: DatasetSummary) -> Iterator[str]:
             f"{table.table:<16} {table.rows:>14,} {table.files:>8,} {table.size_bytes:>16,} "
             f"{table.size_bytes / table.rows:>12.1f}"
         )
-    yield f"\n{summary.communicators} communicators"
+    yield f"\n{_counted(summary.communicators, 'communicator')}"
     yield f"\n{'op':<16} {'data type':<12} {'calls':>14} {'payload bytes':>22}"
     for op in summary.ops[:_MOST_ROWS]:
         payload = "unknown" if op.payload_bytes is None else f"{op.payload_bytes:,}"
-        yield f"{op.op or 'unknown':<16} {op.data_type or 'unknown':<12} {op.calls:>14,} {payload:>22}"
+        name, kind = printable(op.op or "unknown"), printable(op.data_type or "unknown")
+        yield f"{name:<16} {kind:<12} {op.calls:>14,} {payload:>22}"
     if not summary.ops:
         yield "no calls"
     if len(summary.ops) > _MOST_ROWS:
@@ -170,6 +172,10 @@ def _missing(one: RecordingFacts) -> str:
     if one.lines_skipped:
         parts.append(f"{one.lines_skipped:,} lines skipped")
     return ", ".join(parts) or "nothing"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _moment(time_ns: int | None) -> str:

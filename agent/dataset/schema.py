@@ -97,7 +97,11 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("data_type", _NAME, "NCCL's name without `nccl`: Float16, …"),
         ("payload_bytes", pa.int64(), "count × size of the data type, with NCCL's meaning of count"),
         ("peer", pa.int32(), "the other rank of Send and Recv, the root of rooted operations; null: there is none"),
-        ("sequence", pa.int64(), "number of the call in its communicator; null: not known"),
+        (
+            "sequence",
+            pa.int64(),
+            "number of the call in its communicator; imported logs of NCCL number collectives only; null: not known",
+        ),
     ),
     "operations": _table(
         _RECORDING,

@@ -2,9 +2,10 @@
 
 The recordings are made up (simulated): a GPT-shaped job of 32 GPUs on four servers, pipeline 4 × tensor 2 × data 4,
 whose iterations repeat with some jitter.  Calls of the pipeline and of gradients have their completed operation, as
-NCCL's network threads show them; in the last recording every call has one, as traces of the GPU have.
+NCCL's network threads show them; in one recording every call has one, as traces of the GPU have.  In the last ones
+nearly every call has a size of its own, so that nothing can be put together.
 
-`python -m tests.bench.report_cost DIR CALLS [timed]` only makes such a dataset.
+`python -m tests.bench.report_cost DIR CALLS [timed] [varied]` only makes such a dataset.
 """
 
 from __future__ import annotations
@@ -32,8 +33,16 @@ from tests.bench.results import Target as Limit
 from tests.bench.target import Built
 
 PART: Final = "report"
-RECORDINGS: Final = ((1_000_000, False), (3_000_000, False), (10_000_000, False), (10_000_000, True))
-"""Calls, and whether every call has an operation."""
+_MOST_CALLS: Final = 10_000_000
+RECORDINGS: Final = (
+    (1_000_000, False, False),
+    (3_000_000, False, False),
+    (_MOST_CALLS, False, False),
+    (_MOST_CALLS, True, False),
+    (3_000_000, False, True),
+    (_MOST_CALLS, False, True),
+)
+"""Calls, whether every call has an operation, and whether nearly every call has another size."""
 _SHAPE: Final = Shape(
     layers=54,
     hidden=2000,
@@ -53,6 +62,9 @@ _SEED: Final = 1
 _OPS: Final = ("AllReduce", "Send", "Recv")
 _SHORTEST_NS: Final = 800_000
 """What an operation inside a server takes."""
+_LEAST_VARIED: Final = 1 << 10
+_MOST_VARIED: Final = 1 << 29
+"""Elements of two bytes."""
 _MOST_SECONDS: Final = 60.0
 _MOST_BYTES: Final = 4e9
 
@@ -74,12 +86,12 @@ class _End:
 def measure(_built: Built, rounds: int) -> list[Line]:
     """Make recordings of all sizes, and report on each `rounds` times in a process of its own."""
     lines: list[Line] = []
-    for calls, timed in RECORDINGS:
+    for calls, timed, varied in RECORDINGS:
         with tempfile.TemporaryDirectory(prefix="railscope-bench-") as folder:
-            made = write_recording(Path(folder), calls, timed=timed)
+            made = write_recording(Path(folder), calls, timed=timed, varied=varied)
             runs = [_report(Path(folder)) for _ in range(rounds)]
-        name = f"{made / 1e6:.1f} M calls{', all timed' if timed else ''}"
-        bound = calls == 10_000_000
+        name = f"{made / 1e6:.1f} M calls{', all timed' if timed else ''}{', all different sizes' if varied else ''}"
+        bound = calls == _MOST_CALLS
         note = "simulated recording, 32 GPUs"
         seconds, memory = [run[0] for run in runs], [run[1] / 1e9 for run in runs]
         limits = (Limit(Bound.BELOW, _MOST_SECONDS), Limit(Bound.BELOW, _MOST_BYTES / 1e9)) if bound else (None, None)
@@ -104,10 +116,10 @@ def _report(folder: Path) -> tuple[float, int]:
     return time.perf_counter() - began_s, used.ru_maxrss * 1024
 
 
-def write_recording(folder: Path, calls: int, *, timed: bool = False) -> int:
+def write_recording(folder: Path, calls: int, *, timed: bool = False, varied: bool = False) -> int:
     """A dataset of at least so many calls, of whole iterations; returns how many there are.
 
-    `timed`: every call has an operation.
+    `timed`: every call has an operation; `varied`: every call has a size drawn from so many that hardly two are equal.
     """
     ends = list(_ends())
     by_gpu = {gpu: _iteration(gpu, ends) for gpu in range(_SHAPE.ranks)}
@@ -124,6 +136,8 @@ def write_recording(folder: Path, calls: int, *, timed: bool = False) -> int:
             many = min(at_a_time, iterations - first)
             starts = _BEGAN_NS + _PERIOD_NS * np.arange(first, first + many)
             rows = np.tile(once, many)
+            if varied:
+                rows["payload"] = 2 * random.integers(_LEAST_VARIED, _MOST_VARIED, len(rows))
             times = np.repeat(starts, len(once)) + rows["offset_ns"] + random.integers(0, 50_000, len(rows))
             times.sort()
             writer.add("calls", _calls(writer, rows, times), int(times[0]))
@@ -256,4 +270,6 @@ def _table(
 
 
 if __name__ == "__main__":
-    print(f"{write_recording(Path(sys.argv[1]), int(sys.argv[2]), timed='timed' in sys.argv):,} calls")
+    told = sys.argv[3:]
+    made = write_recording(Path(sys.argv[1]), int(sys.argv[2]), timed="timed" in told, varied="varied" in told)
+    print(f"{made:,} calls")

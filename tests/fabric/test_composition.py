@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from agent.model.volumes import stage_volumes
 from testbed.hosts import Fabric
 from testbed.job import GptShape, Job, JobOptions, RankReport
 from tests.fabric.agent_process import AgentProcess
+from tests.fabric.experts import expert_bytes
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -169,17 +169,4 @@ def test_tokens_to_experts_are_expert_parallelism_to_the_byte(two_hosts: Fabric,
     assert found is not None
     assert found.expert == 4
     assert [one.role for one in run.composition.roles] == ["ep"]
-    wanted = np.full((4, 4), 3 * (32 << 10) * 2, dtype=np.int64)  # three AlltoAlls
-    for round_, source, destination in product(range(2 * 3), range(4), range(4)):
-        wanted[source, destination] += mixed(5 ^ round_, source << 32 | destination) % 257 * 1024 * 2
-    np.fill_diagonal(wanted, 0)
-    np.testing.assert_array_equal(run.matrix(), wanted)
-
-
-def mixed(a: int, b: int) -> int:
-    """The driver's random numbers (`mix` in driver_data.c)."""
-    whole = (1 << 64) - 1
-    z = ((a + 1) * 0x9E3779B97F4A7C15 & whole) ^ ((b + 1) * 0xD1B54A32D192ED03 & whole)
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & whole
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & whole
-    return z ^ z >> 31
+    np.testing.assert_array_equal(run.matrix(), expert_bytes(seed=5, iterations=3, ranks=4))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from agent.analysis.fact_columns import Pairs, Sizes, SizeUse
 from agent.analysis.report_facts import (
     Anomaly,
     BandwidthRow,
@@ -17,14 +18,12 @@ from agent.analysis.report_facts import (
     LatencyRow,
     NonUniformity,
     OpUse,
-    PairTraffic,
     Parallelism,
     ReceiveUse,
     Regularity,
     Report,
     Role,
     Scaling,
-    SizeUse,
     Traffic,
     Unknown,
 )
@@ -46,9 +45,7 @@ def observed(shape: Shape, gpus_per_server: int = 8, iterations: int = 1) -> Tra
     names = [f"gpu-node-{number}" for number in range(int(server[-1]) + 1)]
     return Traffic(
         gpus=shape.ranks,
-        pairs=tuple(
-            PairTraffic(*row) for row in zip(sources.tolist(), destinations.tolist(), moved.tolist(), strict=True)
-        ),
+        pairs=Pairs(sources, destinations, moved),
         sparsity=len(moved) / (shape.ranks * (shape.ranks - 1)),
         unobserved_wire_bytes=0,
         unmodelled_calls=0,
@@ -105,9 +102,11 @@ def report_of_shape(shape: Shape, gpus_per_server: int = 8, iterations: int = 40
             for rank in range(shape.ranks)
         ),
         ops=ops,
-        sizes=(
-            *(SizeUse("AllReduce", size, calls) for size, calls in ((8, 300), (tp_bytes, 27_200), (dp_bytes, 40))),
-            *(SizeUse(op, tp_bytes, 4096) for op in ("Send", "Recv")),
+        sizes=Sizes.of(
+            [
+                *(SizeUse("AllReduce", size, calls) for size, calls in ((8, 300), (tp_bytes, 27_200), (dp_bytes, 40))),
+                *(SizeUse(op, tp_bytes, 4096) for op in ("Send", "Recv")),
+            ]
         ),
         communicators=(
             CommunicatorUse("8f3ac1d200117e55", shape.tensor, (0, 1), "tp", 27_200, 27_200 * tp_bytes, ops[:1]),
@@ -116,7 +115,7 @@ def report_of_shape(shape: Shape, gpus_per_server: int = 8, iterations: int = 40
         matrix=observed(shape, gpus_per_server, iterations),
         latency=Latency(
             rows=tuple(
-                LatencyRow(op, size, "proxy", count, *(p50 * factor for factor in (1, 1.2, 2.5, longest)))
+                LatencyRow(op, size, "proxy", count, p50, 1.2 * p50, 2.5 * p50, longest * p50)
                 for op, size, count, p50, longest in (
                     ("AllReduce", 8, 300, 21e-6, 3),
                     ("AllReduce", tp_bytes, 27_200, 8e-3, 400),
@@ -145,7 +144,10 @@ def report_of_shape(shape: Shape, gpus_per_server: int = 8, iterations: int = 40
             for power in range(10, 31, 2)
             for part in (factor * (1 << power) / ((1 << power) + (1 << 23)),)
         ),
-        scaling=(Scaling("8gpus", 8, 0.121, 1.0), Scaling("32gpus", 32, 0.448, 0.926)),
+        scaling=(
+            Scaling("8gpus", 8, 0.0151, None, 1.0, 1.0, 1.0),
+            Scaling("32gpus", 32, 0.014, "weak", 0.926, 0.926, 0.2315),
+        ),
         receives=tuple(
             ReceiveUse(gpu, 12.0 + gpu % 3, 8.0 * (3 - gpu // 8) + 4, 0.1 * (3 - gpu // 8) + 0.02)
             for gpu in range(shape.ranks)
@@ -165,7 +167,7 @@ def with_names(report: Report, name: str) -> Report:
         folders=(name,),
         gpus=tuple(replace(gpu, server=name, gpu=name, rail=name) for gpu in report.gpus),
         ops=tuple(replace(use, op=name, dtype=name) for use in report.ops),
-        sizes=tuple(replace(use, op=name) for use in report.sizes),
+        sizes=Sizes.of(replace(use, op=name) for use in report.sizes),
         communicators=tuple(replace(use, comm=name, role=name) for use in report.communicators),
         matrix=replace(report.matrix, basis=name, server_transmit_wire_bytes=((name, 1), (name + "2", 2))),
         latency=replace(

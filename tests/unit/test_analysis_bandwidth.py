@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.analysis import size_classes
 from agent.analysis.bandwidth import find_bandwidth
 from agent.analysis.gpus import find_gpus
 from agent.analysis.report_facts import BandwidthRow, Unknown
@@ -124,3 +125,15 @@ def test_the_order_of_rows_makes_no_difference(tmp_path: Path) -> None:
         found.append(bandwidth_of(job))
     assert found[0] == found[1]
     assert [row.count for row in found[0][0]] == [40, 40]
+
+
+def test_like_sizes_go_together_where_hardly_two_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size_classes, "MOST_SIZES", 8)
+    job = across(tmp_path)
+    for place in range(21):
+        size = MIB + 1000 * (place + 1)
+        # One of them is ten times as fast; each takes its time for its own size.
+        job.operation("world", 0, "Broadcast", size, place * 10 * MS, size // (10 if place == 7 else 1))
+    (row,), _ = bandwidth_of(job)
+    assert (row.over_bytes, row.payload_bytes, row.count) == (MIB, 2 * MIB, 21)
+    assert row.algbw_bytes_per_second == pytest.approx(1e9)

@@ -19,9 +19,18 @@ from hypothesis import strategies as st
 from agent.analysis.compare import Compared, Figure, Side, Unit, Value, accuracy, compare_values, side_of
 from agent.analysis.compare_command import add_compare_arguments, run_compare
 from agent.analysis.compare_estimate import compare_with_estimate
-from agent.analysis.compare_figures import compare_sides
+from agent.analysis.compare_figures import compare_runs, compare_sides
 from agent.analysis.compare_text import as_json_text, as_text, words
-from agent.analysis.significance import LEVEL, _approximate_p, _doubled_ranks, _exact_p, adjusted, rank_test
+from agent.analysis.significance import (
+    LEVEL,
+    _approximate_p,
+    _doubled_ranks,
+    _exact_p,
+    _student_p,
+    adjusted,
+    mean_test,
+    rank_test,
+)
 from agent.dataset.reader import open_dataset
 from agent.estimate_answer import estimate_of
 from agent.estimate_options import request_from
@@ -426,3 +435,112 @@ def test_holms_procedure() -> None:
     assert adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert adjusted([0.5, 0.9]) == [1.0, 1.0]
     assert adjusted([]) == []
+
+
+def test_p_of_two_recordings_is_said_to_be_of_the_spread_within_them(sides: dict[str, Side]) -> None:
+    content = as_json(sides["usual"], sides["slow"])
+    assert content["p_is_of_the_spread"] == "within recordings"
+    assert any(note.startswith("p is of the spread within the two recordings") for note in content["notes"])
+    assert "--a-again" in as_text(compare_sides(sides["usual"], sides["slow"]))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Side]]:
+    """A job that was started several times each: as usual, much slower, and no slower than starts differ."""
+    base = tmp_path_factory.mktemp("runs")
+    factors = {"usual": (0.9, 1.0, 1.1), "slow": (2.9, 3.0, 3.1), "alike": (1.02, 1.12)}
+    return {
+        name: [
+            side_of(open_dataset([timed_job(base / f"{name}-{place}", factor, place, iterations=6)]), f"{name}-{place}")
+            for place, factor in enumerate(own)
+        ]
+        for name, own in factors.items()
+    }
+
+
+def test_recordings_of_several_starts_are_held_against_the_spread_between_them(runs: dict[str, list[Side]]) -> None:
+    name = "median AllReduce of 1 MiB (proxy)"
+    slow = compare_runs(runs["usual"], runs["slow"])
+    assert json.loads(as_json_text(slow))["p_is_of_the_spread"] == "between recordings"
+    assert slow.a == "usual-0, and 2 recordings more"
+    figures = {one.name: one for one in slow.figures}
+    found = figures[name]
+    assert found.significant
+    assert found.a == sorted(side.report.latency.rows[0].p50_seconds for side in runs["usual"])[1]
+    assert found.ratio == pytest.approx(3, rel=0.1)
+    # What is the same in every recording needs no test.
+    assert figures["AllReduce calls an iteration"].p is None
+    alike = {one.name: one for one in compare_runs(runs["usual"], runs["alike"]).figures}
+    assert alike[name].significant is False
+    # Within two of these recordings the difference looks sure, and it is that of two starts of one job.
+    one_each = {one.name: one for one in compare_sides(runs["usual"][0], runs["usual"][2]).figures}
+    assert one_each[name].significant
+
+
+def test_the_command_takes_more_recordings_of_a_side(folders: dict[str, Path]) -> None:
+    arguments = (folders["usual"], folders["slow"], "--a-again", folders["again"], "--json")
+    content = json.loads(compare(*arguments))
+    assert content["p_is_of_the_spread"] == "between recordings"
+    assert content["a"] == f"{folders['usual']}, and 1 recording more"
+    assert content["b"] == str(folders["slow"])
+
+
+def test_a_single_recording_is_held_against_the_spread_of_the_others() -> None:
+    few = mean_test([10.0, 10.2, 9.9, 10.1], [12.0])
+    assert few is not None
+    # t = 1.95 / (0.12910 × √(1 + 1/4)) with three degrees of freedom.
+    assert few.p == pytest.approx(0.00088, abs=1e-5)
+    assert few.b_is_larger == 1.0
+    assert mean_test([1.0], [2.0]) is None
+    assert mean_test([1.0, 1.0], [2.0, 2.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"),
+    [(12.706, 1, 0.05), (2.571, 5, 0.05), (4.032, 5, 0.01), (1.960, 1e6, 0.05), (0.0, 3, 1.0), (0.7649, 3, 0.5)],
+)
+def test_students_distribution_is_that_of_the_tables(t: float, freedom: float, p: float) -> None:
+    assert _student_p(t, freedom) == pytest.approx(p, rel=2e-3)
+    assert _student_p(-t, freedom) == _student_p(t, freedom)
+
+
+def test_a_published_example_of_two_means() -> None:
+    # Hours of sleep gained (Student, Biometrika 6, 1908); Welch's test of them: t = −1.8608, ν = 17.776, p = 0.07939.
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    found = mean_test(first, second)
+    assert found is not None
+    assert found.p == pytest.approx(0.07939, abs=1e-5)
+
+
+def test_runs_of_different_numbers_of_gpus_have_their_scaling(tmp_path: Path) -> None:
+    small = gpt_job(tmp_path / "small", SHAPE, default_mapping(SHAPE), 4, 4).write()
+    twice = replace(SHAPE, data=4, global_batch=32)
+    large = gpt_job(tmp_path / "large", twice, default_mapping(twice), 4, 4).write()
+    content = json.loads(compare(small, large, "--json"))
+    (factor,) = [one for one in content["figures"] if one["row"] == 14]
+    assert factor["name"] == "scaling factor, weak scaling"
+    assert factor["a"] == 1.0
+    assert factor["b"] == pytest.approx(
+        next(one["a"] / one["b"] for one in content["figures"] if one["name"] == "period")
+    )
+
+
+def test_a_leaf_map_tells_what_reaches_the_spine_on_both_sides(folders: dict[str, Path], tmp_path: Path) -> None:
+    leaves = tmp_path / "leaves.csv"
+    leaves.write_text("server,leaf\nnode-0,a\nnode-1,b\n")
+    content = json.loads(compare(folders["usual"], folders["long"], "--leaf-map", leaves, "--json"))
+    found = {one["name"]: (one["a"], one["b"]) for one in content["figures"] if one["row"] == 5}
+    spine = found["wire bytes over the spine an iteration"]
+    assert spine == found["wire bytes between servers an iteration"]
+    assert spine[0] == spine[1] > 0
+
+
+def test_more_recordings_of_an_estimate_are_refused_in_one_line(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = parsed(folders["gpt"], folders["toml"], "--a-again", folders["gpt"])
+    assert run_compare(arguments, io.StringIO()) == 2
+    assert capsys.readouterr().err == (
+        "railscope compare: --a-again and --b-again are of recordings: an estimate is held against one of them\n"
+    )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.analysis import size_classes
 from agent.analysis.gpus import find_gpus
 from agent.analysis.latency import find_latency
 from agent.analysis.report_facts import Latency, LatencyRow
@@ -147,3 +148,43 @@ def test_quantiles_are_interpolated_and_the_order_of_rows_changes_nothing(durati
     assert row.max_seconds == max(durations) / 1e9
     assert row.p50_seconds == pytest.approx(statistics.median(durations) / 1e9)
     assert row.p50_seconds <= row.p90_seconds <= row.p99_seconds <= row.max_seconds
+
+
+def test_where_hardly_two_sizes_are_equal_like_sizes_go_together(
+    job: JobDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_classes, "MOST_SIZES", 8)
+    for place in range(40):
+        job.operation("pair", 0, "Send", 1025 + place, place * SECOND_NS, 1_000_000)
+        job.operation("pair", 0, "AllReduce", 1025 + place % 2, place * SECOND_NS, 1_000_000)
+    job.operation("pair", 0, "Send", 2048, 50 * SECOND_NS, 60_000_000)
+    job.operation("pair", 0, "Send", 2049, 51 * SECOND_NS, 1_000_000)
+    job.operation("pair", 0, "Send", None, 52 * SECOND_NS, 1_000_000)
+    latency = found(job)
+    assert [(row.op, row.over_bytes, row.payload_bytes, row.count) for row in latency.rows] == [
+        ("AllReduce", None, 1025, 20),
+        ("AllReduce", None, 1026, 20),
+        ("Send", 1024, 2048, 41),
+        ("Send", 2048, 4096, 1),
+        ("Send", None, None, 1),
+    ]
+    # Held against its like, and listed with its own size.
+    assert [(one.payload_bytes, one.typical_seconds) for one in latency.anomalies] == [(2048, 1e-3)]
+
+
+def test_powers_of_two_are_the_largest_of_their_class(job: JobDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(size_classes, "MOST_SIZES", 1)
+    sizes = [1, 2, 3, 4, 5, 1 << 29, (1 << 29) + 1, 1 << 30, (1 << 40) - 1, 1 << 40, 0]
+    for place, size in enumerate(sizes):
+        job.operation("pair", 0, "Send", size, place * SECOND_NS, 1000)
+    rows = {(row.over_bytes, row.payload_bytes): row.count for row in found(job).rows}
+    assert rows == {
+        (None, 0): 1,
+        (0, 1): 1,
+        (1, 2): 1,
+        (2, 4): 2,
+        (4, 8): 1,
+        (1 << 28, 1 << 29): 1,
+        (1 << 29, 1 << 30): 2,
+        (1 << 39, 1 << 40): 2,
+    }

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.analysis.fact_columns import PairTraffic
 from agent.analysis.link_demand import Link, LinkAnswer, find_link_demand
-from agent.analysis.report_facts import PairTraffic
 
 GIGABIT_400 = 50_000_000_000
 

@@ -22,6 +22,7 @@ from agent.analysis.matrix import Comparison, PairBytes, matrix_of
 from agent.analysis.matrix_command import add_matrix_arguments, run_matrix
 from agent.analysis.matrix_text import as_text
 from agent.analysis.report_facts import Iteration, Regularity
+from agent.dataset.reader import open_dataset
 from agent.model.mapping import custom_mapping, default_mapping
 from agent.model.traffic import traffic
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
@@ -201,6 +202,7 @@ def test_csv_has_every_pair_and_all_bytes(recording: Path, tmp_path: Path) -> No
     file = tmp_path / "pairs.csv"
     told = matrix(recording, *OPTIONS, "-o", file)
     assert "│" not in told
+    assert told.endswith(f"\nwrote {file}\n")
     assert "Against the prediction of 3 iterations" in told
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
     flows = traffic(SHAPE, default_mapping(SHAPE))
@@ -338,3 +340,10 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     job.communicator("aa", (0, 1))
     found = matrix_of(job.open())
     assert "no pair talked" in as_text(found)
+
+
+def test_notes_cannot_steer_the_terminal(recording: Path) -> None:
+    found = matrix_of(open_dataset([recording]))
+    text = as_text(replace(found, notes=("\x1b[2J of a name",), traffic=replace(found.traffic, basis="\x9b5m")))
+    assert "\ufffd[2J of a name" in text
+    assert all(line.isprintable() for line in text.split("\n"))

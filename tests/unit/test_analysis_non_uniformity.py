@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from agent.analysis import non_uniformity
 from agent.analysis.gpus import find_gpus
 from agent.analysis.iterations import find_iterations
-from agent.analysis.non_uniformity import find_non_uniformity
+from agent.analysis.non_uniformity import find_non_uniformity, in_iterations
 from agent.analysis.report_facts import Iteration, NonUniformity, Unknown
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, moe, pipeline
@@ -114,4 +118,71 @@ def test_without_iterations_it_says_so(tmp_path: Path) -> None:
     job.collective("ep", "AllToAll", MIB)
     found, unknown = found_in(job)
     assert found == ()
-    assert "row 9" in unknown[0].reason
+    assert "see regularity" in unknown[0].reason
+
+
+def iterations_between(lengths: list[int]) -> list[Iteration]:
+    edges = [BEGAN_NS + sum(lengths[:place]) for place in range(len(lengths) + 1)]
+    return [
+        Iteration(low / 1e9, (high - low) / 1e9, None, None, None, None, None, low, high)
+        for low, high in pairwise(edges)
+    ]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [10 * MS] * 20,
+        [10 * MS, 11 * MS, 3_600_000 * MS, 10 * MS, 90_000 * MS, 10 * MS, 640 * MS, 9 * MS, 10 * MS],
+    ],
+)
+def test_calls_are_in_their_iterations_and_pauses_make_no_long_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int]
+) -> None:
+    listed: list[int] = []
+    usual = non_uniformity._slots
+
+    def slots(*told: Any) -> pa.Table:
+        table = usual(*told)
+        listed.append(len(table))
+        return table
+
+    monkeypatch.setattr(non_uniformity, "_slots", slots)
+    iterations = iterations_between(lengths)
+    job = JobDataset(tmp_path)
+    job.communicator("all", (0, 1))
+    moments = [(one.from_ns, one.from_ns + 1, (one.from_ns + one.to_ns) // 2, one.to_ns - 1) for one in iterations]
+    for moment in (BEGAN_NS - 1, iterations[-1].to_ns, *(moment for own in moments for moment in own)):
+        job.call("all", 0, "AllToAll", 8, time_ns=moment)
+    dataset = job.open()
+    calls = dataset["calls"]
+    found = dataset.rows(in_iterations(calls, calls.time_ns, iterations).select("iteration", "time_ns"))
+    rows = sorted(zip(found["iteration"].to_pylist(), found["time_ns"].to_pylist(), strict=True))
+    assert rows == [(place, moment) for place, own in enumerate(moments) for moment in own]
+    assert sum(listed) <= 65 * len(lengths)
+
+
+def test_an_all_to_all_is_not_written_out_pair_by_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(non_uniformity, "_all_ranks", None)
+    job = JobDataset(tmp_path, servers=(3,))
+    job.communicator("all", (0, 1, 2))
+    iterations = iterations_between([10 * MS, 10 * MS])
+    for rank, size in ((0, 10), (1, 20), (2, 40)):
+        for one in iterations:
+            job.call("all", rank, "AllToAll", size, time_ns=one.from_ns + MS, times=2)
+    dataset = job.open()
+    found, unknown = find_non_uniformity(dataset, find_gpus(dataset), iterations)
+    assert not unknown
+    assert [one.all_to_all for one in found] == [NonUniformity(60, 4.0, 60 / (280 / 6), 280)] * 2
+
+
+def test_what_is_sent_both_ways_adds_up_pair_by_pair(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2,))
+    job.communicator("all", (0, 1))
+    (one,) = iterations = iterations_between([10 * MS])
+    for rank, size in ((0, 10), (1, 20)):
+        job.call("all", rank, "AllToAll", size, time_ns=one.from_ns)
+        job.call("all", rank, "Send", 5 * size, peer=1 - rank, time_ns=one.from_ns)
+    dataset = job.open()
+    (found,), _ = find_non_uniformity(dataset, find_gpus(dataset), iterations)
+    assert found.all_to_all == NonUniformity(60, 2.0, 60 / 90, 180)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.analysis.calls import count_calls
+from agent.analysis.fact_columns import Sizes, SizeUse
 from agent.analysis.gpus import find_gpus
 from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
-from agent.analysis.report_facts import CommunicatorUse, OpUse, SizeUse
-from agent.analysis.sizes import CdfPoint, cdf, cdf_by_op, find_sizes, quantile_bytes
+from agent.analysis.report_facts import CommunicatorUse, OpUse
+from agent.analysis.sizes import cdf, find_sizes
 from tests.unit.datasets import JobDataset
 
 MIB = 1 << 20
@@ -77,7 +78,7 @@ def test_a_recording_of_nothing_has_no_operations_and_says_why(job: JobDataset) 
     counted = count_calls(job.open())
     assert find_ops(counted) == ()
     assert find_sizes(counted) == ()
-    assert cdf(find_sizes(counted)) == ()
+    assert cdf(find_sizes(counted)).quantile_bytes(0.5) is None
     assert [one.row for one in unknown_of_calls(counted)] == [1, 2, 3]
 
 
@@ -105,34 +106,29 @@ def test_a_communicator_that_called_nothing_is_there_without_calls(job: JobDatas
     assert [(use.comm, use.calls, use.ops) for use in uses] == [("left", 0, ()), ("all", 0, ())]
 
 
-def test_the_distribution_counts_calls_and_payload() -> None:
-    points = cdf([SizeUse("AllReduce", 100, 1), SizeUse("Send", 10, 2), SizeUse("Recv", 10, 1)])
-    assert points == (CdfPoint(10, 0.75, 30 / 130), CdfPoint(100, 1.0, 1.0))
-    assert quantile_bytes(points, 0.75) == 10
-    assert quantile_bytes(points, 0.76) == 100
-    assert quantile_bytes((), 0.5) is None
-
-
-def test_each_operation_has_a_distribution_of_its_own() -> None:
-    points = cdf_by_op([SizeUse("AllReduce", 8, 3), SizeUse("Send", 4, 1), SizeUse("Send", 8, 1)])
-    assert points["AllReduce"] == (CdfPoint(8, 1.0, 1.0),)
-    assert [point.calls_share for point in points["Send"]] == [0.5, 1.0]
+def test_the_distribution_counts_calls_of_all_operations() -> None:
+    points = cdf(Sizes.of([SizeUse("AllReduce", 100, 1), SizeUse("Send", 10, 2), SizeUse("Recv", 10, 1)]))
+    assert (points.bytes.tolist(), points.calls_share.tolist()) == ([10, 100], [0.75, 1.0])
+    assert points.quantile_bytes(0.75) == 10
+    assert points.quantile_bytes(0.76) == 100
+    assert cdf(Sizes.of([])).quantile_bytes(0.5) is None
 
 
 SIZES = st.lists(
     st.builds(SizeUse, st.sampled_from(["AllReduce", "Send"]), st.integers(0, 1 << 40), st.integers(1, 1 << 40)),
     min_size=1,
     max_size=30,
+    unique_by=lambda use: (use.op, use.bytes),
 )
 
 
 @given(SIZES)
 def test_a_distribution_rises_and_ends_at_exactly_one(sizes: list[SizeUse]) -> None:
-    points = cdf(sizes)
-    for shares in ([one.calls_share for one in points], [one.payload_share for one in points]):
-        assert shares == sorted(shares)
-        assert shares[-1] == 1.0
-    assert [one.bytes for one in points] == sorted({use.bytes for use in sizes})
+    points = cdf(Sizes.of(sizes))
+    shares = points.calls_share.tolist()
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert points.bytes.tolist() == sorted({use.bytes for use in sizes})
 
 
 CALLS = st.lists(
@@ -151,7 +147,7 @@ CALLS = st.lists(
 def test_the_order_of_calls_changes_nothing(calls: list[tuple[str, str, int, int]]) -> None:
     def found(
         order: list[tuple[str, str, int, int]],
-    ) -> tuple[tuple[OpUse, ...], tuple[SizeUse, ...], tuple[CommunicatorUse, ...]]:
+    ) -> tuple[tuple[OpUse, ...], Sizes, tuple[CommunicatorUse, ...]]:
         with tempfile.TemporaryDirectory() as folder:
             job = JobDataset(Path(folder), servers=(2, 2))
             job.communicator("all", (0, 1, 2, 3))

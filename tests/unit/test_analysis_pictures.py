@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from agent.analysis import pictures
+from agent.analysis.fact_columns import Sizes, SizeUse
 from agent.analysis.picture_axes import Scale, around, linear_ticks, log_ticks, time_ticks
 from agent.analysis.picture_heat import draw_heat_map, heat_levels, heat_map, heat_map_of
 from agent.analysis.picture_parts import Box, Cells, Line, Picture, Words, beside, paints, text_width
 from agent.analysis.picture_png import png_bytes
 from agent.analysis.picture_svg import svg_file
-from agent.analysis.report_facts import Iteration, LatencyRow, SizeUse
+from agent.analysis.report_facts import Iteration, LatencyRow
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
 
@@ -153,7 +154,7 @@ def test_servers_are_named_only_where_their_gpus_follow_each_other() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 2**45), st.integers(1, 10**6)), min_size=1))
 def test_the_distribution_of_sizes_rises_from_zero_to_one(uses: list[tuple[str, int, int]]) -> None:
-    picture = pictures.size_cdf([SizeUse(*use) for use in uses])
+    picture = pictures.size_cdf(Sizes.of(SizeUse(*use) for use in uses))
     assert picture is not None
     lines = [part for part in picture.parts if isinstance(part, Line) and part.paint.startswith("series")]
     assert len(lines) == len({op for op, _, _ in uses})
@@ -168,7 +169,7 @@ def test_the_distribution_of_sizes_rises_from_zero_to_one(uses: list[tuple[str, 
 
 
 def test_rarer_operations_than_there_are_colours_are_said_to_be_left_out() -> None:
-    picture = pictures.size_cdf([SizeUse(f"Op{number}", 1 << number, 100 - number) for number in range(9)])
+    picture = pictures.size_cdf(Sizes.of(SizeUse(f"Op{number}", 1 << number, 100 - number) for number in range(9)))
     assert picture is not None
     assert "Calls by size, cumulative (without 2 rarer operations)" in words(picture)
     assert "Op0 (100 calls)" in words(picture)
@@ -232,7 +233,7 @@ def test_latencies_of_every_length_stay_in_order() -> None:
 
 def test_nothing_recorded_has_no_picture() -> None:
     empty = replace(REPORT.composition, roles=())
-    assert pictures.size_cdf([]) is None
+    assert pictures.size_cdf(Sizes.of(())) is None
     assert pictures.iteration_strip([]) is None
     assert pictures.composition_bars(empty) is None
     assert pictures.server_bars(replace(REPORT.matrix, server_transmit_wire_bytes=())) is None

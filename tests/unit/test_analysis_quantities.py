@@ -82,3 +82,9 @@ def test_what_is_shortened_is_short_and_can_be_printed(text: str, most: int) -> 
     assert short.isprintable()
     if len(text) <= most and text.isprintable():
         assert short == text
+
+
+def test_sizes_that_are_put_together_show_both_ends() -> None:
+    assert quantities.size_class(1 << 27, 1 << 26) == "64 MiB–128 MiB"
+    assert quantities.size_class(1 << 27, None) == "128 MiB"
+    assert quantities.size_class(None, None) == quantities.UNKNOWN

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from agent.analysis import size_classes
 from agent.analysis.gpus import find_gpus
 from agent.analysis.iterations import find_iterations
 from agent.analysis.receives import find_receives
 from agent.analysis.report_facts import ReceiveUse, Unknown
+from agent.dataset.reader import Dataset
 from tests.unit.datasets import JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 
@@ -81,3 +85,42 @@ def test_a_job_without_timed_receives_says_so(tmp_path: Path) -> None:
 def test_the_order_of_rows_makes_no_difference(tmp_path: Path) -> None:
     plain = receives_of(pipeline(tmp_path / "plain", iterations=4))
     assert receives_of(pipeline(tmp_path / "shuffled", iterations=4, shuffle=3)) == plain
+
+
+def test_one_scan_is_enough_for_any_number_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    usual = Dataset.rows
+
+    def rows(dataset: Dataset, expression: Any) -> pa.Table:
+        asked.append(expression)
+        return usual(dataset, expression)
+
+    monkeypatch.setattr(Dataset, "rows", rows)
+    numbers = []
+    for ranks in (2, 9):
+        job = JobDataset(tmp_path / str(ranks), servers=(ranks,))
+        job.communicator("pp", range(ranks))
+        for rank in range(1, ranks):
+            job.operation("pp", rank, "Recv", MIB, rank * MS, MS, peer=0)
+        dataset = job.open()
+        gpus = find_gpus(dataset)
+        asked.clear()
+        uses, _ = find_receives(dataset, gpus)
+        assert [use.gpu for use in uses] == list(range(1, ranks))
+        numbers.append(len(asked))
+    assert numbers[0] == numbers[1]
+
+
+def test_receives_of_ever_other_sizes_are_held_against_the_fastest_of_like_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_classes, "MOST_SIZES", 10)
+    job = JobDataset(tmp_path)
+    job.communicator("pp", (0, 1))
+    sizes = [MIB + 1000 * (place + 1) for place in range(100)]
+    for place, size in enumerate(sizes):
+        # One nanosecond a byte, and every other one waits 10 ms.
+        job.operation("pp", 1, "Recv", size, place * 100 * MS, size + (10 * MS if place % 2 else 0), peer=0)
+    (use,), _ = receives_of(job)
+    assert use.active_seconds == pytest.approx(sum(sizes) / 1e9)
+    assert use.idle_seconds == pytest.approx(50 * 0.010)

@@ -17,12 +17,11 @@ from agent.analysis.datasets_of import as_datasets
 from agent.analysis.measurements import BY_NUMBER, MEASUREMENTS
 from agent.analysis.report import ReportOptions, make_report, make_runs, report_of
 from agent.analysis.report_command import run_report
-from agent.analysis.report_facts import Regularity, Report
-from agent.analysis.report_json import KEYS, as_json, as_json_text
+from agent.analysis.report_facts import Report, Unknown
+from agent.analysis.report_json import KEYS, as_json, json_parts
 from agent.analysis.report_options import add_report_arguments
 from agent.analysis.report_text import as_text
 from agent.analysis.report_words import summary
-from agent.analysis.scaling import Run, find_scaling
 from agent.dataset.reader import DatasetError
 from agent.model.mapping import default_mapping
 from agent.model.shape import Shape
@@ -90,7 +89,7 @@ def test_the_measurements_are_those_of_the_papers_each_with_a_definition() -> No
 
 
 def test_json_has_the_keys_that_others_build_on(report: Report) -> None:
-    content = json.loads(as_json_text(report))
+    content = json.loads("".join(json_parts(report)))
     assert set(content) >= ISSUE_KEYS
     assert tuple(content) == KEYS
     assert set(content["ops"][0]) == {"op", "dtype", "calls", "payload_bytes"}
@@ -111,6 +110,10 @@ def test_json_is_what_the_report_holds(report: Report) -> None:
     assert "pairs" not in content["traffic"]
     assert content["recording"]["simulated"] is True
     assert len(content["gpus"]) == 16
+
+
+def test_json_is_what_the_standard_library_would_write(report: Report) -> None:
+    assert "".join(json_parts(report)) == json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
 
 
 def test_figures_of_different_analyses_agree(report: Report) -> None:
@@ -164,7 +167,32 @@ def test_text_has_a_short_section_for_each_question(report: Report) -> None:
 def test_text_says_everything_that_is_not_known(report: Report) -> None:
     words = " ".join(as_text(report).split())
     for one in report.unknown:
-        assert f"- {BY_NUMBER[one.row].name}: {one.reason}" in words
+        assert f"{BY_NUMBER[one.row].name}: {one.reason}" in words
+
+
+def test_a_reason_of_several_rows_is_said_once_with_all_of_them() -> None:
+    report = imported([SAMPLES / "nccl-launchers.log"])
+    reason = "What was imported has no times, only an order: import data with time stamps."
+    names = "regularity, all-to-all non-uniformity, communication ratio, non-overlapped ratio, receives"
+    words = " ".join(as_text(report).split())
+    assert words.count(reason) == 1
+    assert f"- {names}: {reason}" in words
+    rows = [one["row"] for one in as_json(report)["unknown"] if one["reason"] == reason]
+    assert rows == [9, 10, 11, 12, 16]
+
+
+def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1, 1), recording={"calls_lost": 7, "node": "\x1b[2Jnode"})
+    job.communicator("all", (0, 1))
+    job.communicator("\x1b]0;owned\x07", (0, 1))
+    job.communicator("twice", (0,), comm="\x1b[8mtwice")
+    job.communicator("again", (1,), comm="\x1b[8mtwice")
+    job.collective("all", "All\x1b[31mReduce", 8, data_type="\x9b5m")
+    report = report_of(job.open())
+    report = replace(report, unknown=(*report.unknown, Unknown(5, "\x1b[2J")), losses=("\x1b[2J", *report.losses))
+    text = as_text(report)
+    assert "\ufffd[2J" in text
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_a_recording_of_nothing_is_reported_as_such(tmp_path: Path) -> None:
@@ -250,18 +278,6 @@ def test_several_folders_are_servers_of_one_job(tmp_path: Path) -> None:
     assert report.losses == ()
 
 
-def test_runs_are_compared_with_the_first_one() -> None:
-    def at(period_seconds: float) -> Regularity:
-        return Regularity(period_seconds, None, 1.0, 5, 10)
-
-    scaling = find_scaling([Run("base", 8, at(2.0)), Run("large", 32, at(2.5)), Run("odd", 64, None)])
-    assert [(one.name, one.gpus, one.throughput, one.factor) for one in scaling] == [
-        ("base", 8, 4.0, 1.0),
-        ("large", 32, 12.8, 0.8),
-    ]
-    assert find_scaling([Run("base", 8, None), Run("large", 32, at(2.5))]) == ()
-
-
 def test_a_report_of_runs_has_their_scaling_and_says_which_has_no_iterations(tmp_path: Path) -> None:
     training(tmp_path / "first").write()
     training(tmp_path / "second").write()
@@ -281,6 +297,7 @@ def test_the_command_prints_text_or_json_and_writes_a_page(tmp_path: Path) -> No
     status, text = run([tmp_path / "job", "--html", tmp_path / "report.html"])
     assert status == 0
     assert text.startswith("16 GPUs on 2 servers")
+    assert text.endswith(f"\nwrote {tmp_path / 'report.html'}\n")
     assert "<html" in (tmp_path / "report.html").read_text()
     status, text = run([tmp_path / "job", "--json", "--memory", "512MiB"])
     assert status == 0

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.analysis.fact_columns import Pairs, Sizes
 from agent.analysis.measurements import MEASUREMENTS
+from agent.analysis.report import ONLY_AN_ORDER
 from agent.analysis.report_facts import Composition, Latency, Report, Traffic, Unknown
 from agent.analysis.report_html import html_text, write_html
 from agent.analysis.report_words import summary
@@ -27,9 +29,9 @@ EMPTY = Report(
     seconds=0.0,
     gpus=(),
     ops=(),
-    sizes=(),
+    sizes=Sizes.of(()),
     communicators=(),
-    matrix=Traffic(0, (), None, 0, 0, 0, None, None, (), ""),
+    matrix=Traffic(0, Pairs.of(()), None, 0, 0, 0, None, None, (), ""),
     latency=Latency((), (), 0),
     composition=Composition((), None),
     regularity=None,
@@ -79,7 +81,7 @@ TAME = Page(html_text(with_names(REPORT, "xy"))).shape
 def test_every_measurement_is_there_with_its_definition_row_and_paper() -> None:
     text = Page(html_text(REPORT)).text
     for one in MEASUREMENTS:
-        assert f"{one.name}: {one.definition} (row {one.number}; {', '.join(one.papers)})" in text
+        assert f"{one.name}: {one.definition} (row {one.number} of the papers' table; {', '.join(one.papers)})" in text
 
 
 def test_the_top_says_what_the_job_is_in_words() -> None:
@@ -109,6 +111,17 @@ def test_what_is_not_known_and_what_was_lost_is_said() -> None:
     text = Page(html_text(REPORT)).text
     assert "Not known: What reaches the spine needs the leaf switch of each server: give --leaf-map FILE." in text
     assert "12 calls were seen and not recorded" in text
+
+
+def test_a_page_without_times_shows_no_span_and_no_moment() -> None:
+    untimed = tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16))
+    text = html_text(replace(REPORT, unknown=untimed))
+    page = Page(text)
+    assert "<title>railscope: Communication of 32 GPUs</title>" in text
+    assert "/recordings/gpt-3b · times are not known" in page.text
+    assert "2026-09-21" not in page.text.split("Operations")[0]
+    assert page.text.count(ONLY_AN_ORDER) == 3  # in the parts on iterations, all-to-all and receives, once each
+    assert f"Not known (regularity, communication ratio, non-overlapped ratio): {ONLY_AN_ORDER}" in page.text
 
 
 def test_simulated_data_is_labelled_and_other_is_not() -> None:

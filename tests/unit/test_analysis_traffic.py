@@ -177,7 +177,7 @@ def test_calls_that_do_not_say_what_they_send_are_counted_apart(
 ) -> None:
     job.call("all", 0, op, size, peer=peer, times=3)
     traffic, unknown = found(job)
-    assert (traffic.pairs, traffic.unmodelled_calls) == ((), 3)
+    assert (len(traffic.pairs), traffic.unmodelled_calls) == (0, 3)
     assert any(one.row == 3 and one.reason.startswith("Of 3 calls") for one in unknown)
 
 
@@ -251,7 +251,7 @@ def test_a_communicator_of_more_ranks_than_there_can_be_is_not_modelled(tmp_path
     job.communicator("all", (0, 1), nranks=10**9)
     job.collective("all", "AllReduce", 1 << 20)
     traffic, _ = found(job)
-    assert (traffic.unmodelled_calls, traffic.pairs) == (2, ())
+    assert (traffic.unmodelled_calls, len(traffic.pairs)) == (2, 0)
 
 
 def test_a_recorded_network_device_is_a_gpus_rail(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_lone_gpu_has_no_sparsity(tmp_path: Path) -> None:
     job.communicator("alone", (0,))
     job.collective("alone", "AllReduce", 8)
     traffic, unknown = found(job)
-    assert (traffic.pairs, traffic.sparsity, traffic.unmodelled_calls) == ((), None, 0)
+    assert (len(traffic.pairs), traffic.sparsity, traffic.unmodelled_calls) == (0, None, 0)
     assert any(one.row == 4 for one in unknown)
 
 

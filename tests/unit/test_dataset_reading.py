@@ -201,11 +201,11 @@ def test_the_description_says_what_is_in_it_and_what_is_missing(job: Path) -> No
     describe_dataset(job, out, as_json=False)
     text = out.getvalue()
     for part in (
-        "1 recordings, tables of version 1",
+        "1 recording, tables of version 1",
         "gpu-01                   railscope SIMULATED 2027-01-15 08:16:40       60.0         3 ms  "
         "calls lost, nobody knows how many",
         "AllReduce        Int8                    100            104,857,600",
-        "1 communicators",
+        "\n1 communicator\n",
     ):
         assert part in text
     out = io.StringIO()
@@ -217,6 +217,16 @@ def test_the_description_says_what_is_in_it_and_what_is_missing(job: Path) -> No
         "link_events": 2, "stalls": 1, "marks": 1,
     }  # fmt: skip
     assert described["recordings"][0]["calls_lost"] is None
+
+
+def test_names_in_a_description_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path, "a")
+    writer.add_rows("recordings", [{"schema_version": SCHEMA_VERSION, "source": "\x1b[2Jme"}], 0)
+    writer.add_rows("calls", [{"time_ns": 1, "instance": 1, "op": "All\x1b]0;x\x07\nReduce", "data_type": "\x9b1m"}], 0)
+    out = io.StringIO()
+    describe_dataset(tmp_path, out, as_json=False)
+    assert all(line.isprintable() for line in out.getvalue().split("\n"))
+    assert "All\ufffd]0;x\ufffd\ufffdReduce" in out.getvalue()
 
 
 def test_a_dataset_without_calls_is_described_as_such(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""Weak and strong scaling: both factors, and which of them applies.  All jobs are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.analysis.report import ReportOptions, make_runs
+from agent.analysis.report_facts import Regularity
+from agent.analysis.report_html import html_text
+from agent.analysis.report_text import as_text
+from agent.analysis.scaling import Run, find_scaling
+from agent.model.mapping import default_mapping
+from agent.model.shape import Shape
+from tests.unit.datasets import gpt_job
+
+SMALL = ReportOptions(memory_bytes=500_000_000)
+SHAPE = Shape(
+    layers=4,
+    hidden=64,
+    sequence=64,
+    vocabulary=300,
+    global_batch=16,
+    micro_batch=2,
+    pipeline=2,
+    tensor=2,
+    data=2,
+)
+
+
+def run(name: str, gpus: int, period: float | None, work: Mapping[str, float] | None = None) -> Run:
+    regularity = None if period is None else Regularity(period, None, 1.0, 5, 10)
+    return Run(name, gpus, regularity, (2, 2), work or {})
+
+
+def job(folder: Path, shape: Shape) -> Path:
+    return gpt_job(folder, shape, default_mapping(shape), gpus_per_server=4, iterations=6).write()
+
+
+def test_both_factors_are_the_papers() -> None:
+    scaling = find_scaling([run("base", 8, 2.0), run("large", 32, 2.5), run("odd", 64, None)])
+    assert [(one.name, one.iterations_per_second) for one in scaling] == [("base", 0.5), ("large", 0.4)]
+    # Weak: (0.4 × 32 / 32) / (0.5 × 8 / 8); strong: (0.4 / 32) / (0.5 / 8).
+    assert [one.weak_factor for one in scaling] == pytest.approx([1.0, 0.8])
+    assert [one.strong_factor for one in scaling] == pytest.approx([1.0, 0.2])
+    assert find_scaling([run("base", 8, None), run("large", 32, 2.5)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        ({"tp": 100.0, "pp": 40.0}, "weak"),
+        ({"tp": 103.0, "pp": 40.0}, "weak"),
+        ({"tp": 25.0, "pp": 10.0}, "strong"),
+        ({"tp": 25.0, "pp": 40.0}, None),
+        ({"tp": 50.0, "pp": 20.0}, None),
+        ({"tp": 100.0}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_rank_hands_over_for_its_batch_tells_which_it_is(work: dict[str, float], kind: str | None) -> None:
+    runs = [run("base", 8, 2.0, {"tp": 100.0, "pp": 40.0}), run("large", 32, 2.5, work)]
+    first, second = find_scaling(runs)
+    assert first.factor == 1.0
+    assert second.kind == kind
+    assert second.factor == {"weak": second.weak_factor, "strong": second.strong_factor, None: None}[kind]
+    assert find_scaling([runs[0], replace(runs[1], grid=(4, 2))])[1].kind is None
+    assert find_scaling(runs, "strong")[1].factor == second.strong_factor
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(32, "weak"), (16, "strong")])
+def test_recordings_tell_whether_the_batch_grew(tmp_path: Path, batch: int, kind: str) -> None:
+    folders = [
+        job(tmp_path / "small", SHAPE),
+        job(tmp_path / "large", replace(SHAPE, data=4, global_batch=batch)),
+    ]
+    report = make_runs(folders, SMALL)
+    assert [one.kind for one in report.scaling] == [None, kind]
+    assert not [one for one in report.unknown if one.row == 14]
+
+
+def test_where_it_cannot_be_told_both_are_shown_with_their_names(tmp_path: Path) -> None:
+    plain = replace(SHAPE, pipeline=1, tensor=1)
+    folders = [
+        job(tmp_path / "small", replace(plain, data=4)),
+        job(tmp_path / "large", replace(plain, data=8)),
+    ]
+    report = make_runs(folders, SMALL)
+    assert [one.factor for one in report.scaling] == [1.0, None]
+    assert any("--scaling weak or --scaling strong" in one.reason for one in report.unknown if one.row == 14)
+    (row,) = [line.split() for line in as_text(report).splitlines() if line.startswith("  large ")]
+    assert row[-2:] == [f"{report.scaling[1].weak_factor:.3f}", f"{report.scaling[1].strong_factor:.3f}"]
+    assert "weak factor" in html_text(report)
+    said = make_runs(folders, replace(SMALL, scaling="strong"))
+    assert said.scaling[1].factor == said.scaling[1].strong_factor
+    assert not [one for one in said.unknown if one.row == 14]
+    (row,) = [line.split() for line in as_text(said).splitlines() if line.startswith("  large ")]
+    assert row[-2:] == ["–", f"{said.scaling[1].strong_factor:.3f}"]
