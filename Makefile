@@ -11,12 +11,13 @@ PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_TEST := prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
+PACKAGES_PANELS := chromium nodejs npm
 PACKAGES_SPARK := openjdk-17-jre-headless
 PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-spark packages-vm test-spark test-vm clean wheel
+.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm clean wheel
 
 setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
 
@@ -26,6 +27,8 @@ packages-test:
 	@./install-packages $(PACKAGES_TEST)
 packages-bench:
 	@./install-packages $(PACKAGES_BENCH)
+packages-panels:
+	@./install-packages $(PACKAGES_PANELS)
 packages-spark:
 	@./install-packages $(PACKAGES_SPARK)
 packages-vm:
@@ -65,6 +68,10 @@ test-search: setup  ## properties of parsers and decoders on many new random exa
 test-spark: setup packages-spark  ## that reports come out equal on Spark (400 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]'
 	$(BIN)/python -m pytest tests/spark
+
+test-panels: setup packages-test packages-panels  ## every dashboard panel in a browser, with Grafana's component packages (500 MB)
+	$(BIN)/python -m tests.panels --install
+	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
 test-vm: setup packages-vm  ## the probes and real RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm

@@ -26,6 +26,8 @@ from grafana_foundation_sdk.models.common import (
     LegendPlacement,
     SortOrder,
     StackingMode,
+    TableCellBackgroundDisplayMode,
+    TableColoredBackgroundCellOptions,
     TooltipDisplayMode,
     VisibilityMode,
 )
@@ -168,6 +170,8 @@ def table(
             )
         )
         .filterable(True)
+        # All columns are seen at once.
+        .min_width(80)
         .thresholds(_thresholds(NEUTRAL))
         .span(width)
         .height(9)
@@ -176,6 +180,52 @@ def table(
         panel.override_by_name(
             field, [DynamicConfigValue(id_val="links", value=[{"title": f"Open this {field}", "url": url}])]
         )
+    return panel
+
+
+def matrix(
+    title: str, description: str, unit: str, row: str, column: str, series: str, *, width: int = 24
+) -> TablePanel:
+    """The series of this moment, added up by two labels, as a table of coloured cells: a line for each value of `row`.
+
+    Values of `row` are numbers, and are sorted as such.
+    """
+    panel = (
+        TablePanel()
+        .title(title)
+        .description(description)
+        .unit(unit)
+        .datasource(DATASOURCE)
+        .with_target(
+            Dataquery()
+            .expr(f"sum by ({row}, {column}) ({series})")
+            .instant()
+            .format(PromQueryFormat.TABLE)
+            .datasource(DATASOURCE)
+            .ref_id("A")
+        )
+        .min(0)
+        .thresholds(_thresholds(NEUTRAL))
+        .color_scheme(FieldColor().mode(FieldColorModeId.CONTINUOUS_BL_YL_RD))
+        .cell_options(TableColoredBackgroundCellOptions(mode=TableCellBackgroundDisplayMode.BASIC))
+        .override_by_name(
+            f"{row}\\{column}",
+            [
+                DynamicConfigValue(id_val="custom.cellOptions", value={"type": "auto"}),
+                DynamicConfigValue(id_val="unit", value="none"),
+            ],
+        )
+        .span(width)
+        .height(12)
+    )
+    # The store answers in any order, and columns come in that in which they are first met.
+    for name, options in (
+        ("convertFieldType", {"conversions": [{"targetField": row, "destinationType": "number"}], "fields": {}}),
+        ("sortBy", {"fields": {}, "sort": [{"field": column}]}),
+        ("groupingToMatrix", {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}),
+        ("sortBy", {"fields": {}, "sort": [{"field": f"{row}\\{column}"}]}),
+    ):
+        panel.with_transformation(DataTransformerConfig(id_val=name, options=options))
     return panel
 
 

@@ -70,7 +70,7 @@ def _summary() -> list[AnyPanel]:
             "Rails down",
             "Rails without a link on the hosts of this communicator.",
             "short",
-            f"count({_of_rails('railscope_rail_up')} == 0) or vector(0)",
+            f"count({hosts_of_communicator(f'railscope_rail_up{_CHOSEN} == 0')}) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         table(
