@@ -1,11 +1,13 @@
 """The command line: one entry for each command, whose options and work are in modules of their own.
 
 Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
+
+Only the command that is asked for is imported: the modules of all of them are 10 MB, which an agent would keep for as
+long as it runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import io
@@ -13,34 +15,18 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
-from importlib import metadata
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from agent.analysis.bursts_command import add_bursts_arguments
-from agent.analysis.compare_command import add_compare_arguments
-from agent.analysis.matrix_command import add_matrix_arguments
-from agent.analysis.place_options import add_place_arguments
-from agent.analysis.report_options import add_report_arguments
-from agent.config import OPTIONS, CommandParser, ConfigError, add_arguments, config_from
-from agent.config_values import size_bytes
-from agent.diagnose_options import add_diagnose_arguments
-from agent.estimate_options import add_estimate_arguments
-from agent.export_options import add_export_arguments
-from agent.imports.command import add_import_arguments
+from agent.command_options import add_options
+from agent.config import CommandParser, config_from
 from agent.log import set_up_logging
-from agent.recording_file import RecordingError
-from dashboards.command import add_dashboards_arguments
-from exporters.listen import ServerError
-from exporters.top_options import add_top_arguments
-from exporters.web_config import WebConfigError
 from probes.bpf_syscall import KernelRefusal
-from probes.libbpf import LoadError
-from testbed.hosts import TestbedError
 
 _M_ARENA_MAX: Final = -8
 """mallopt(3)."""
@@ -50,22 +36,14 @@ FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 _OF_NAMED_FILES: Final = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS})
 """What is wrong with files that users name, wherever it shows."""
 
-_DOCTORS_OPTIONS: Final = frozenset(
-    {"help", "config_file", "pids", "probe_attach", "probe_enqueue_time", "rails", "sysfs", "procfs", "log_format"}
-)
-"""What changes the doctor's findings; the rest of the agent's options are taken, and make no difference."""
-_RECORD_OPTIONS: Final = _DOCTORS_OPTIONS | {
-    *("scope", "loader", "level", "budget_ratio", "sample_interval_ns", "ring_bytes", "log_level")
-}
-"""What changes a recording, likewise."""
-
 
 def version() -> str:
     """This installation's version, or "unknown" where it runs from a folder that was never installed."""
-    try:
-        return metadata.version("railscope")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    # The name of the folder that every installer writes; importlib.metadata reads it too, and takes 2 MB to do so.
+    for path in sys.path:
+        for installed in Path(path).glob("railscope-*.dist-info"):
+            return installed.stem.removeprefix("railscope-")
+    return "unknown"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,19 +60,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
-    except (ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal) as error:
-        print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
+    except _told_errors() as error:
+        print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
     except OSError as error:
         if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
             raise
         print(f"railscope: {error.filename}: {error.strerror}", file=sys.stderr)
-    except KeyboardInterrupt:
-        return 130
     return COULD_NOT_RUN
+
+
+def _told_errors() -> tuple[type[Exception], ...]:
+    """Errors whose text is for the user; asked for, and their modules imported, once something has gone wrong."""
+    from agent.config_keys import ConfigError
+    from agent.recording_file import RecordingError
+    from exporters.listen import ServerError
+    from exporters.web_yaml import WebConfigError
+    from probes.libbpf import LoadError
+    from testbed.hosts import TestbedError
+
+    return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal
+
+
+class _Command(CommandParser):
+    """A command's parser, which gets its options when it is asked to parse."""
+
+    def __init__(self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._fill = fill
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+        return super().parse_known_args(args, namespace)
 
 
 def _parser() -> CommandParser:
@@ -103,179 +110,125 @@ def _parser() -> CommandParser:
         description="Every NCCL collective of this host and what it put on each rail, without touching the job.",
     )
     parser.add_argument("--version", action="version", version=f"railscope {version()}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    agent = commands.add_parser(
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
+
+    def add(name: str, run: Callable[[Any], int], help: str, description: str, epilog: str | None = None) -> None:
+        command = commands.add_parser(
+            name, help=help, description=description, epilog=epilog, fill=partial(add_options, name)
+        )
+        command.set_defaults(run=run, parser=command)
+
+    add(
         "agent",
+        _agent,
         help="run the daemon in the foreground",
         description="Observe the NCCL of running processes and serve /metrics.",
         epilog="example: railscope agent --web.listen-address 0.0.0.0:9779",
     )
-    add_arguments(agent)
-    agent.set_defaults(run=_agent, parser=agent)
-    doctor = commands.add_parser(
+    add(
         "doctor",
+        _doctor,
         help="what works on this host and what to do about the rest",
         description="Try everything the agent needs, and say what is missing and how to mend it.",
         epilog="Takes every option of 'railscope agent', so that its command line can be tried.  "
         "example: railscope doctor --json",
     )
-    add_arguments(doctor)
-    for action in doctor._actions:
-        if action.dest not in _DOCTORS_OPTIONS:
-            action.help = argparse.SUPPRESS
-    doctor.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    doctor.add_argument(
-        "--topology",
-        type=Path,
-        metavar="FILE",
-        help="which rail is which on the machine of this NCCL topology file (XML), which may be another one",
-    )
-    doctor.set_defaults(run=_doctor, parser=doctor)
-    top = commands.add_parser(
+    add(
         "top",
-        help="live view of a running agent: communicators, ranks, rails, stalls",
-        description="What a running agent sees, live: ranks with their operations, rails with their rates, stalls with "
-        "cause, blame and evidence.  Needs no root; '?' shows the keys.  Exit status 2: the agent cannot be asked.",
+        _top,
+        help="live view of a running agent: communicators, ranks, rails, NVLinks, stalls",
+        description="What a running agent sees, live: ranks with their operations, rails and NVLinks with their rates, "
+        "stalls with cause, blame and evidence.  Needs no root; '?' shows the keys.  Exit status 2: the agent cannot "
+        "be asked.",
         epilog="example: railscope top --plain --count 1 | grep kind=stall",
     )
-    add_top_arguments(top)
-    top.set_defaults(run=_top, parser=top)
-    demo = commands.add_parser(
+    add(
         "demo",
+        _demo,
         help="two hosts, two rails, a real collective job, the agent beside it",
         description="Start namespace hosts, a job that really sends, and the agent; compare what both counted.",
         epilog="example: railscope demo --pattern gpt --ranks-per-host 4 --record job/ && railscope report job/",
     )
-    demo.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how long jobs run in all (default 10)")
-    demo.add_argument("--hosts", type=int, default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)")
-    demo.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="1 to 8 (default 1)")
-    demo.add_argument(
-        "--pattern",
-        default="all",
-        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt"),
-        help="what the job does (default: all but gpt, one after the other); gpt is a pipeline of tensor-parallel "
-        "stages with replicas, as far as the ranks suffice",
-    )
-    demo.add_argument("--record", type=Path, metavar="DIR", help="also record it into this folder, for 'report'")
-    demo.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
-    demo.set_defaults(run=_demo, parser=demo)
-    record = commands.add_parser(
+    add(
         "record",
+        _record,
         help="watch this host for a while and write everything to a file",
         description="Record calls, what completed, rails and links until the time is over or Ctrl-C: into a folder as "
         "tables for report, matrix, compare and place, or into one file that ends in .npz.  It needs no running agent; "
         "from one that runs, SIGUSR2 gets the last moments.",
         epilog="example: railscope record -o job/ --seconds 60 --pid 4711 && railscope report job/",
     )
-    what = record.add_mutually_exclusive_group(required=True)
-    what.add_argument("-o", "--output", type=Path, metavar="DIR|FILE.npz", help="write the recording here")
-    what.add_argument("--describe", type=Path, metavar="DIR|FILE", help="record nothing: say what a recording holds")
-    what.add_argument("--schema", action="store_true", help="record nothing: say what the tables of a folder mean")
-    record.add_argument("--seconds", type=_seconds, metavar="N", help="for how long (default: until Ctrl-C)")
-    record.add_argument(
-        "--memory",
-        type=_memory,
-        metavar="SIZE",
-        help="most memory for what is not written yet; what is oldest is overwritten (default: 64MiB, 256MiB for a "
-        "file, which is written at the end)",
-    )
-    record.add_argument(
-        "--max-size",
-        type=_folder_size,
-        metavar="SIZE",
-        help="most that a folder may hold of this node; what is oldest is removed (default: no limit)",
-    )
-    record.add_argument("--json", action="store_true", help="with --describe: one JSON object instead of text")
-    add_arguments(record)
-    for action in record._actions:
-        if action.dest in {option.field for option in OPTIONS} - _RECORD_OPTIONS or action.dest == "once":
-            action.help = argparse.SUPPRESS
-    record.set_defaults(run=_record, parser=record)
-    estimate = commands.add_parser(
+    add(
         "estimate",
+        _estimate,
         help="what a training job of a given shape sends, where, and how long it takes",
         description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of a\n"
         "GPT-shaped job, from a model: nothing is measured, no rights are needed.",
     )
-    add_estimate_arguments(estimate)
-    estimate.set_defaults(run=_estimate, parser=estimate)
-    diagnose = commands.add_parser(
+    add(
         "diagnose",
+        _diagnose,
         help="what is stuck in the whole cluster, and who is to blame",
         description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
         "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
         "Exit status 0: no stall; 1: a stall; 2: the store could not be asked.",
         epilog="example: railscope diagnose --prometheus http://prometheus:9090",
     )
-    add_diagnose_arguments(diagnose)
-    diagnose.set_defaults(run=_diagnose, parser=diagnose)
-    _add_analyses(commands)
-    boards = commands.add_parser(
+    # What works on recordings needs no rights, and no GPU.
+    add(
+        "report",
+        _report,
+        help="what a recorded job did: operations, sizes, pairs, iterations, bandwidth, and what stays unknown",
+        description="Everything that a recording tells of a job, as tables, JSON, or a page with pictures.",
+    )
+    add(
+        "matrix",
+        _matrix,
+        help="which GPU sent how much to which, as a picture, beside what the model predicts",
+        description="The bytes between each pair of GPUs of a recorded job.",
+    )
+    add(
+        "compare",
+        _compare,
+        help="two recordings, or a recording and an estimate, figure by figure",
+        description="Every figure of two recordings side by side, and whether a difference means something.",
+    )
+    add(
+        "place",
+        _place,
+        help="where the ranks of a recorded job would better run, and which links it needs",
+        description="The job's shape and mapping as its communicators show it, other mappings by the bytes over their "
+        "busiest NIC, and the links whose removal would cost little.",
+    )
+    add(
+        "bursts",
+        _bursts,
+        help="when each rail and job is busy, and whether jobs on one link meet",
+        description="The burst calendar of recorded rails and jobs: period, duty, bytes, regularity.",
+    )
+    add(
+        "import",
+        _import,
+        help="what others recorded (NCCL logs, Kineto, Chakra, flight recorder, Inspector), for the same analyses",
+        description="Put data from elsewhere into a dataset; what makes no sense in it is counted and shown.",
+        epilog="example: railscope import nccl.*.log -o imported/ && railscope report imported/",
+    )
+    add(
+        "export",
+        _export,
+        help="a recording as a trace for Perfetto",
+        description="Calls, network legs and rails of one or several hosts as a trace for ui.perfetto.dev.",
+        epilog="example: railscope export node-1.npz node-2.npz --perfetto job.pftrace",
+    )
+    add(
         "dashboards",
+        _dashboards,
         help="Grafana dashboards: build, check, publish; what they cost",
         description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana; and what "
         "a fleet's series take.",
         epilog="example: railscope dashboards check",
     )
-    add_dashboards_arguments(boards)
-    boards.set_defaults(run=_dashboards)
     return parser
-
-
-def _add_analyses(commands: Any) -> None:
-    """Commands that work on what was recorded; they need no rights, and no GPU."""
-    report = commands.add_parser(
-        "report",
-        help="what a recorded job did: operations, sizes, pairs, iterations, bandwidth, and what stays unknown",
-        description="Everything that a recording tells of a job, as tables, JSON, or a page with pictures.",
-    )
-    add_report_arguments(report)
-    report.set_defaults(run=_report, parser=report)
-    matrix = commands.add_parser(
-        "matrix",
-        help="which GPU sent how much to which, as a picture, beside what the model predicts",
-        description="The bytes between each pair of GPUs of a recorded job.",
-    )
-    add_matrix_arguments(matrix)
-    matrix.set_defaults(run=_matrix, parser=matrix)
-    compare = commands.add_parser(
-        "compare",
-        help="two recordings, or a recording and an estimate, figure by figure",
-        description="Every figure of two recordings side by side, and whether a difference means something.",
-    )
-    add_compare_arguments(compare)
-    compare.set_defaults(run=_compare, parser=compare)
-    place = commands.add_parser(
-        "place",
-        help="where the ranks of a recorded job would better run, and which links it needs",
-        description="The job's shape and mapping as its communicators show it, other mappings by the bytes over their "
-        "busiest NIC, and the links whose removal would cost little.",
-    )
-    add_place_arguments(place)
-    place.set_defaults(run=_place, parser=place)
-    bursts = commands.add_parser(
-        "bursts",
-        help="when each rail and job is busy, and whether jobs on one link meet",
-        description="The burst calendar of recorded rails and jobs: period, duty, bytes, regularity.",
-    )
-    add_bursts_arguments(bursts)
-    bursts.set_defaults(run=_bursts, parser=bursts)
-    imported = commands.add_parser(
-        "import",
-        help="what others recorded (NCCL logs, Kineto, Chakra, flight recorder, Inspector), for the same analyses",
-        description="Put data from elsewhere into a dataset; what makes no sense in it is counted and shown.",
-        epilog="example: railscope import nccl.*.log -o imported/ && railscope report imported/",
-    )
-    add_import_arguments(imported)
-    imported.set_defaults(run=_import, parser=imported)
-    export = commands.add_parser(
-        "export",
-        help="a recording as a trace for Perfetto",
-        description="Calls, network legs and rails of one or several hosts as a trace for ui.perfetto.dev.",
-        epilog="example: railscope export node-1.npz node-2.npz --perfetto job.pftrace",
-    )
-    add_export_arguments(export)
-    export.set_defaults(run=_export, parser=export)
 
 
 def _agent(parsed: Any) -> int:
@@ -283,7 +236,9 @@ def _agent(parsed: Any) -> int:
     set_up_logging(config.log_level, config.log_format)
     # Imported here so that `--help` and errors of the command line answer at once.
     from agent.daemon import Daemon
+    from agent.first_readings import await_first_readings
     from exporters.families import families
+    from exporters.selection import Selection
     from exporters.text import Format, Renderer
     from probes.clock import SystemClock
 
@@ -303,10 +258,11 @@ def _agent(parsed: Any) -> int:
     try:
         if config.once:
             daemon.start()
-            clock.sleep(config.once_settle_ns / 1e9)
+            await_first_readings(daemon.observer, clock, config.once_settle_ns)
             daemon.observer.tick()
             snapshot = daemon.observer.snapshot()
-            sys.stdout.buffer.write(Renderer().render(families(snapshot), Format.PROMETHEUS))
+            selection = Selection(config.series_detail)
+            sys.stdout.buffer.write(Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS))
             return FINE
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: daemon.stop())
@@ -342,30 +298,6 @@ def _top(parsed: Any) -> int:
     from exporters.top import run_top
 
     return run_top(parsed, sys.stdout)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400")
-    return seconds
-
-
-def _memory(text: str) -> int:
-    try:
-        return size_bytes("1MiB", "64GiB")(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _folder_size(text: str) -> int:
-    try:
-        return size_bytes("1MiB", "1048576GiB")(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _record(parsed: Any) -> int:

@@ -21,6 +21,7 @@ from agent.correlation import ExpectedBytes
 from agent.expected_wire import ExpectedWire
 from agent.kernel_readings import CountingPrograms, KernelReadings
 from agent.node_totals import NodeTotals
+from agent.peer_bytes import PeerBytes
 from agent.snapshot import UNKNOWN, Snapshot
 from agent.stored_errors import StoredErrors
 from probes.bpf_syscall import KernelRefusal
@@ -45,10 +46,12 @@ class Collectives:
         *,
         procfs: Path = Path("/proc"),
         on_lifecycle: Callable[[Records], None] | None = None,
+        most_peers: int = 0,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
         `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
+        `most_peers`: peers of a rank for which it is told what they are sent; 0: it is told of none.
         """
         self._on_lifecycle = on_lifecycle
         self._completion = completion
@@ -63,6 +66,7 @@ class Collectives:
         self._totals = NodeTotals()
         self._history = CommunicatorHistory()
         self._expected = ExpectedWire(small_payload_bytes, self._communicators.get, processes.get)
+        self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()
         """Pids in the kernel's tables that had ended before anyone looked at them."""
@@ -153,6 +157,8 @@ class Collectives:
         forgotten = self._history.forget(before_ns, most_ended)
         self._communicators.forget(forgotten)
         self._events.forget(forgotten)
+        if self._peers is not None:
+            self._peers.forget(forgotten)
         if self._completion is not None:
             self._completion.forget(forgotten)
         return forgotten
@@ -185,6 +191,8 @@ class Collectives:
         finally:
             # Also of rows that were taken before the kernel refused one.
             self._expected.fold(taken)
+            if self._peers is not None:
+                self._peers.fold(taken)
         known.sweep()
         for tgid in gone:
             del self._processes[tgid]
@@ -230,6 +238,7 @@ class Collectives:
                 self._completion.of if self._completion is not None else lambda _: None,
                 now_ns,
             ),
+            peers=self._peers.totals(counts) if self._peers is not None else (),
             comm_events=self._events.events(),
             comm_errors=self._events.errors(),
             events_lost=self._readings.events_lost(),

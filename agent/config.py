@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agent.config_file import ConfigError, Key, Kind, nearest, read_config_file
+from agent.config_keys import ConfigError, Key, Kind, nearest
 from agent.config_values import (
     ListenAddress,
     decimal,
@@ -80,6 +80,10 @@ class Config:
     probe_enqueue_time: str = "auto"
     probe_sample_every: int = 16
     series_limit: int = 20_000
+    series_detail: tuple[str, ...] = ()
+    """What is shown beyond the usual, of exporters.selection.DETAILS, or all."""
+    series_peers: int = 0
+    """Peers of a rank for which bytes are shown; 0: of none."""
     comm_lifetime_ns: int = 300_000_000_000
     aggregate_entries: int = 65_536
     communicator_entries: int = 16_384
@@ -183,6 +187,14 @@ OPTIONS: Final = (
           "64KiB", "messages up to this size may use a single rail"),
     _integer("series_limit", "--limit.series", "limits.series", whole_number(100, 10_000_000), "20000",
              "most series to export; the oldest communicators are dropped first, and counted"),
+    _list("series_detail", "--series.detail", "series.detail",
+          one_of("counters", "nvlinks", "devices", "buckets", "all"), "NAME", "none",
+          "show more series: every counter of every rail, 0 or not (counters), speed, utilization and errors of every "
+          "NVLink (nvlinks), short-interval rates and TCP of network devices that only RDMA uses (devices), every "
+          "bucket that is counted (buckets), or all"),
+    _integer("series_peers", "--series.peers", "series.peers", whole_number(0, 1024), "0",
+             "show what each rank sends to each other rank of a communicator, of at most N peers of a rank singly and "
+             "of the rest together; 0: do not"),
     _text("comm_lifetime_ns", "--limit.communicator-lifetime", "limits.communicator_lifetime",
           duration_ns("0s", "7d"), "TIME", "5m", "how long a communicator stays visible after it ended"),
     _integer("aggregate_entries", "--limit.aggregates", "limits.aggregates", whole_number(1024, 1 << 22), "65536",
@@ -302,11 +314,15 @@ def config_from(args: argparse.Namespace) -> Config:
     """
     given = vars(args)
     path = given.get("config_file")
-    from_file = read_config_file(path, FILE_KEYS) if path else {}
+    from_file: dict[str, object] = {}
+    if path:
+        from agent.config_file import read_config_file  # with its parser of YAML
+
+        from_file = read_config_file(path, FILE_KEYS)
     values: dict[str, Any] = {option.field: from_file[option.key] for option in OPTIONS if option.key in from_file}
     names = {field.name for field in fields(Config)}
     values.update({name: value for name, value in given.items() if name in names})
-    for name in ("pids", "rails"):
+    for name in ("pids", "rails", "series_detail"):
         if name in values:
             values[name] = tuple(values[name])
     values["collectors"] = frozenset(

@@ -8,42 +8,20 @@ PyYAML's safe loader parses; its nodes carry the line numbers.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
 import yaml
 
+from agent.config_keys import ConfigError, Key, Kind, nearest
+
+__all__ = ["ConfigError", "Key", "Kind", "nearest", "read_config_file"]
+
 _LARGEST_FILE_BYTES: Final = 1 << 20
 _TAG: Final = "tag:yaml.org,2002:"
 _TRUE: Final = frozenset({"true", "yes", "on"})
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used; one line that names the place and what is allowed."""
-
-
-class Kind(Enum):
-    """How a value is written in the file; the value is the words for it."""
-
-    TEXT = "a text"
-    INTEGER = "a whole number"
-    BOOLEAN = "true or false"
-    LIST = "a list, such as [a, b]"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key that the file may have."""
-
-    name: str
-    """`group.key`."""
-    kind: Kind
-    read: Callable[[str], object]
-    """Makes the value of the text (of each entry, for a list); raises ValueError with one sentence."""
 
 
 def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
@@ -60,13 +38,6 @@ def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
     if len(content) > _LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: this is no configuration file: it has more than {_LARGEST_FILE_BYTES} bytes")
     return _Reader(path, keys).values(_parse(path, content))
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count."""
-    names = {name.lstrip("-"): name for name in allowed}
-    close = [names[name] for name in difflib.get_close_matches(word.lstrip("-"), names, n=1)]
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse(path: Path, content: bytes) -> yaml.Node | None:

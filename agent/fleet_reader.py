@@ -251,6 +251,7 @@ def _rails(
     """Every rail of these hosts."""
     on = either("instance", instances)
     window = f"{window_seconds:.0f}s"
+    events = f'railscope_rail_events_total{{{on},severity=~"page|warn"}}'
     transmit = f"rate(railscope_rail_transmit_bytes_total{{{on}}}[{rate_seconds:.0f}s])"
     short = f"{max(rate_seconds, 30):.0f}s"
     found = ask.all(
@@ -266,7 +267,11 @@ def _rails(
         round_trip=f'railscope_rail_tcp_round_trip_seconds{{{on},stat="mean"}}',
         retransmitted=f"increase(railscope_rail_tcp_retransmitted_bytes_total{{{on}}}[{short}])",
         sent=f"increase(railscope_rail_tcp_sent_bytes_total{{{on}}}[{short}]) > 0",
-        events=f'increase(railscope_rail_events_total{{{on},severity=~"page|warn"}}[{window}]) > 0',
+        events=f"increase({events}[{window}]) > 0",
+        # A counter may be shown only once it is above 0, and then had no value to rise from; its sum is always there.
+        appeared=f"{events} unless {events} offset {window} "
+        "and on (job, instance, rail, device, port, netns, severity) "
+        f"railscope_rail_events_by_severity_total{{{on}}} offset {window}",
     )
     by_rail: dict[str, dict[_RailKey, float]] = {}
     for name, samples in found.items():
@@ -274,10 +279,9 @@ def _rails(
         for sample in samples:
             key = _rail_key(sample)
             numbers[key] = max(numbers.get(key, sample.value), sample.value)
-    events: dict[_RailKey, set[tuple[str, str, float]]] = defaultdict(set)
-    for sample in found["events"]:
-        counter, severity = sample.labels.get("counter", ""), sample.labels.get("severity", "")
-        events[_rail_key(sample)].add((counter, severity, sample.value))
+    risen: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
+    for sample in (*found["events"], *found["appeared"]):
+        risen[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
 
     def rail(key: _RailKey) -> Rail:
         value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
@@ -297,7 +301,7 @@ def _rails(
             unsent_bytes=value("unsent"),
             round_trip_seconds=value("round_trip"),
             retransmitted_ratio=again / sent if sent and again is not None else None,
-            events=tuple(sorted(events[key])),
+            events=tuple(sorted((*counter, value) for counter, value in risen[key].items())),
         )
 
     return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)

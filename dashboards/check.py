@@ -17,6 +17,7 @@ from agent.jobs import JobFacts
 from dashboards import build, expressions, rules_files
 from dashboards.documents import Document, Panel
 from dashboards.expressions import ExpressionError, Selector
+from exporters import native
 from exporters.catalogue import METRICS
 from exporters.metric import Metric
 
@@ -37,7 +38,7 @@ class _Known:
     recorded: frozenset[str]
     """Series that Prometheus makes, itself or by rules."""
     exported: Mapping[str, Metric]
-    """Series' names: those of histograms with what they end in."""
+    """Series' names: those of histograms with what they end in, and without where they may be native."""
 
 
 def differences(folder: Path) -> Iterator[str]:
@@ -138,9 +139,15 @@ def _of_selector(selector: Selector, known: _Known) -> Iterator[str]:
 def _exported() -> dict[str, Metric]:
     series: dict[str, Metric] = {}
     for metric in METRICS:
-        endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
-        series |= {metric.name + ending: metric for ending in endings}
+        series |= {metric.name + ending: metric for ending in _endings(metric)}
     return series
+
+
+def _endings(metric: Metric) -> tuple[str, ...]:
+    if metric.kind != "histogram":
+        return ("",)
+    classic = ("_bucket", "_sum", "_count")
+    return (*classic, "") if metric in native.METRICS else classic
 
 
 def _labels(metric: Metric, name: str) -> frozenset[str]:

@@ -50,7 +50,7 @@ OF_A_SCRAPE: Final = (
 KEPT: Final = re.compile(
     r"up|railscope_(build|comm|rail|gpu)_info"
     r"|railscope_collective_(calls|payload_bytes|completed_payload_bytes|completed_bus_bytes|completed_seconds)_total"
-    r"|railscope_rail_(up|(transmit|receive)_bytes_total|bytes_by_origin_total)"
+    r"|railscope_rail_(up|(transmit|receive)_bytes_total|bytes_by_origin_total|events_by_severity_total)"
     r"|railscope_(stalls|comm_stall_seconds|comm_errors|events_lost|series_dropped|overhead_seconds)_total"
 )
 """What deploy/prometheus/remote-write.yml and federation.yml keep for long, but for what the rules record."""

@@ -1,6 +1,9 @@
 """The dashboard *Job*: which communicators a job has, what it sends in which sizes, how fast, and who comes late.
 
 Calls, sizes and times of operations are told for a host as a whole: where several jobs share a host they are added.
+
+Histograms of bytes and of bytes per second come to a Prometheus that takes native histograms as such, and then without
+classic buckets (exporters/native.py).  So what asks for them asks for both, and takes what is there.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from dashboards import page, variables
 from dashboards.page import Section
-from dashboards.panels import NEVER_FINE, AnyPanel, heatmap, query, stat, table, timeseries
+from dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
 from dashboards.variables import HOST, hosts_of_job, ranks_of_job
 
 _ON_HOSTS = "  Told for a host as a whole: jobs that share a host are added."
@@ -29,6 +32,10 @@ def _quantile(quantile: float, metric: str, by: str) -> str:
     return f"histogram_quantile({quantile}, sum by (le, {by}) ({_of_hosts(f'{metric}_bucket')}))"
 
 
+def _quantile_of_either(quantile: float, metric: str, by: str) -> str:
+    return f"{_quantile(quantile, metric, by)} or histogram_quantile({quantile}, sum by ({by}) ({_of_hosts(metric)}))"
+
+
 def dashboard() -> Dashboard:
     return page.page(
         page.JOB,
@@ -38,6 +45,7 @@ def dashboard() -> Dashboard:
             Section("Job", _job()),
             Section("Operations", _operations()),
             Section("Sizes and times", _sizes()),
+            Section("Traffic", _traffic()),
             Section("Stragglers", _stragglers()),
         ],
     )
@@ -83,6 +91,7 @@ def _operations() -> list[AnyPanel]:
     calls, payload = "railscope_collective_calls_total", "railscope_collective_payload_bytes_total"
     bus, seconds = "railscope_collective_completed_bus_bytes_total", "railscope_collective_completed_seconds_total"
     algorithm = "railscope_collective_completed_payload_bytes_total"
+    bandwidth = "railscope_collective_bus_bandwidth_bytes_per_second"
     return [
         timeseries(
             "Calls",
@@ -121,8 +130,8 @@ def _operations() -> list[AnyPanel]:
             "Bus bandwidth of single operations",
             "Median and best tenth of the bus bandwidth of completed collectives." + _ON_HOSTS,
             "Bps",
-            query(_quantile(0.5, "railscope_collective_bus_bandwidth_bytes_per_second", "op"), "{{op}} median"),
-            query(_quantile(0.9, "railscope_collective_bus_bandwidth_bytes_per_second", "op"), "{{op}} best tenth"),
+            query(_quantile_of_either(0.5, bandwidth, "op"), "{{op}} median"),
+            query(_quantile_of_either(0.9, bandwidth, "op"), "{{op}} best tenth"),
         ),
         timeseries(
             "Operations under way",
@@ -154,12 +163,16 @@ def _sizes() -> list[AnyPanel]:
     def spread(metric: str) -> str:
         return f"sum by (le) ({_of_hosts(f'{metric}_bucket', 'increase')})"
 
+    def spread_of_either(metric: str) -> str:
+        # A newer Prometheus can be told to keep classic buckets too: a heat map of both would be of neither.
+        return f"{spread(metric)} or sum({_of_hosts(metric, 'increase')}) unless on () {spread(metric)}"
+
     return [
         heatmap(
             "Message sizes",
             "Payload of NCCL calls, in powers of two: how many calls were how large." + _ON_HOSTS,
             "bytes",
-            spread("railscope_collective_size_bytes"),
+            spread_of_either("railscope_collective_size_bytes"),
         ),
         heatmap(
             "How long operations took",
@@ -171,7 +184,7 @@ def _sizes() -> list[AnyPanel]:
             "Bus bandwidth of single operations",
             "How many collectives reached which bus bandwidth." + _ON_HOSTS,
             "Bps",
-            spread("railscope_collective_bus_bandwidth_bytes_per_second"),
+            spread_of_either("railscope_collective_bus_bandwidth_bytes_per_second"),
         ),
         heatmap(
             "Time inside NCCL calls",
@@ -196,6 +209,32 @@ def _sizes() -> list[AnyPanel]:
             "s",
             query(_quantile(0.5, "railscope_collective_enqueue_seconds", "op"), "{{op}} median"),
             query(_quantile(0.99, "railscope_collective_enqueue_seconds", "op"), "{{op}} slowest hundredth"),
+        ),
+    ]
+
+
+def _traffic() -> list[AnyPanel]:
+    peers = "railscope_comm_peer_wire_bytes_total"
+    only = "  Only of agents that run with --series.peers; choose one communicator, or ranks of several are added."
+    return [
+        matrix(
+            "From rank to rank",
+            "Wire bytes that calls of each rank (line) send to each other one (column): of Send, AllToAll, Scatter and "
+            "Gather the payload to the peer that the call names; of ring operations payload x algorithm factor to the "
+            "next rank, by a model of one ring in the order of ranks, which NCCL's own rings need not follow." + only,
+            "Bps",
+            "rank",
+            "peer",
+            _of_ranks(peers),
+        ),
+        timeseries(
+            "Ring or named peers",
+            "Of the same bytes: how much goes round rings (ring), and how much to peers that the calls name (call)."
+            + only,
+            "Bps",
+            query(f"sum by (comm, basis) ({_of_ranks(peers)})", "{{comm}} {{basis}}"),
+            stacked=True,
+            width=24,
         ),
     ]
 

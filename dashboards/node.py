@@ -23,7 +23,8 @@ from dashboards.panels import (
 from dashboards.variables import HOST, RAIL
 
 _RAIL = "{{instance}} {{device}} {{netns}}"
-_LINK = "{{instance}} GPU {{gpu}} link {{link}}"
+_GPU = "{{instance}} GPU {{gpu}}"
+_LINK = _GPU + " link {{link}}"
 
 
 def _rate(metric: str, chosen: str = RAIL) -> str:
@@ -217,8 +218,18 @@ def _counters() -> list[AnyPanel]:
             query(events("warn"), legend),
         ),
         timeseries(
+            "Counters together",
+            "Increase of all counters of a severity in sum, those included that are not shown because they were 0.",
+            "short",
+            query(
+                f"increase(railscope_rail_events_by_severity_total{{{RAIL}}}[$__rate_interval])",
+                _RAIL + " {{severity}}",
+            ),
+        ),
+        timeseries(
             "The other counters",
-            "Increase of what else the device counts, such as packets: context for the others.",
+            "Increase of what else the device counts, context for the others: congestion, and with "
+            "--series.detail=counters everything, such as packets.",
             "short",
             query(f"topk(20, {events('context')})", legend),
         ),
@@ -336,16 +347,20 @@ def _gpus() -> list[AnyPanel]:
         ),
         timeseries(
             "How full NVLinks are",
-            "Bytes over what the NVLink's speed allows.",
+            "Bytes over what the NVLinks' speed allows: mean and fullest of each GPU's; single links with "
+            "--series.detail=nvlinks.",
             "percentunit",
-            query(f"railscope_nvlink_utilization_ratio{{{HOST}}}", _LINK + " {{direction}}"),
+            query(f"railscope_gpu_nvlink_utilization_ratio{{{HOST}}}", _GPU + " {{direction}} {{stat}}"),
+            query(f"topk(10, railscope_nvlink_utilization_ratio{{{HOST}}})", _LINK + " {{direction}}"),
             thresholds=FULLNESS,
             largest=1,
         ),
         timeseries(
             "NVLink speed",
-            "Nominal speed of each NVLink, one direction.",
+            "Nominal speed of each GPU's NVLinks together, one direction; of single links with "
+            "--series.detail=nvlinks.",
             "Bps",
+            query(f"railscope_gpu_nvlink_speed_bytes_per_second{{{HOST}}}", _GPU),
             query(f"railscope_nvlink_speed_bytes_per_second{{{HOST}}}", _LINK),
         ),
         states(
@@ -356,8 +371,9 @@ def _gpus() -> list[AnyPanel]:
         ),
         timeseries(
             "NVLink errors",
-            "Increase of each NVLink's error counters, by kind.",
+            "Increase of the error counters of each GPU's NVLinks together, by kind, and of the links that have any.",
             "short",
+            query(f"increase(railscope_gpu_nvlink_errors_total{{{HOST}}}[$__rate_interval])", _GPU + " {{kind}}"),
             query(f"increase(railscope_nvlink_errors_total{{{HOST}}}[$__rate_interval])", _LINK + " {{kind}}"),
             thresholds=NEVER_FINE,
         ),
@@ -365,8 +381,8 @@ def _gpus() -> list[AnyPanel]:
             "PCIe of GPUs",
             "Bytes that each GPU sent and received over PCIe.",
             "Bps",
-            query(_rate("railscope_gpu_pcie_transmit_bytes_total", HOST), "{{instance}} GPU {{gpu}} transmit"),
-            query(_rate("railscope_gpu_pcie_receive_bytes_total", HOST), "{{instance}} GPU {{gpu}} receive"),
+            query(_rate("railscope_gpu_pcie_transmit_bytes_total", HOST), _GPU + " transmit"),
+            query(_rate("railscope_gpu_pcie_receive_bytes_total", HOST), _GPU + " receive"),
         ),
         table(
             "Complaints of the NVLink fabric",
@@ -378,7 +394,7 @@ def _gpus() -> list[AnyPanel]:
             "How often NVLink counters are renewed",
             "The time between two renewals by the GPU, measured: bursts shorter than it are not seen.",
             "s",
-            query(f"railscope_nvlink_refresh_seconds{{{HOST}}}", "{{instance}} GPU {{gpu}}"),
+            query(f"railscope_nvlink_refresh_seconds{{{HOST}}}", _GPU),
         ),
     ]
 
@@ -391,7 +407,7 @@ def _processes() -> list[AnyPanel]:
             "Bps",
             query(
                 f"sum by (instance, gpu, op) ({_rate('railscope_collective_payload_bytes_total', HOST)})",
-                "{{instance}} GPU {{gpu}} {{op}}",
+                _GPU + " {{op}}",
             ),
             stacked=True,
         ),

@@ -3,7 +3,8 @@
 Simulated: which series there are is what the agent makes of such a node (tests compare each kind with what the real
 agent shows); the values stand for nothing.  Every one of 8 processes has 8 communicators, as data, tensor, pipeline,
 expert and context parallelism make them.  A RoCE port is two rails with the same number, its RDMA device and its
-network device; InfiniBand has less, as its network device is seldom up.
+network device; InfiniBand has less, as its network device is seldom up.  Which counters have counted something is
+that of a busy and healthy RoCE network that marks and pauses and now and then loses a packet.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from agent.counter_rules import rule_of
 from agent.ethernet_rules import statistic_rule
 from agent.kernel_readings import ENQUEUE_BOUNDS
@@ -75,23 +77,35 @@ DRIVER_COUNTERS: Final = tuple(
     ).split()
 )
 """What mlx5's driver shows beyond that, of what railscope takes in; one priority is lossless."""
+COUNTED: Final = frozenset(
+    (
+        "multicast_rcv_packets multicast_xmit_packets port_rcv_packets port_xmit_packets unicast_rcv_packets "
+        "unicast_xmit_packets rx_read_requests rx_write_requests duplicate_request np_cnp_sent "
+        "np_ecn_marked_roce_packets rp_cnp_handled roce_slow_restart out_of_buffer local_ack_timeout_err "
+        "out_of_sequence packet_seq_err roce_adp_retrans rx_packets tx_packets rx_dropped carrier_changes "
+        "link_down_events_phy rx_out_of_buffer rx_discards_phy rx_corrected_bits_phy tx_bytes_phy rx_bytes_phy "
+        "rx_vport_rdma_unicast_packets rx_vport_rdma_unicast_bytes tx_vport_rdma_unicast_packets "
+        "tx_vport_rdma_unicast_bytes outbound_pci_stalled_rd_events outbound_pci_stalled_wr_events rx_prio3_pause "
+        "rx_prio3_pause_duration rx_prio3_pause_transition tx_prio3_pause tx_prio3_pause_duration"
+    ).split()
+)
+"""Those that are not 0; that all is well shows in which are missing."""
 NVLINK_ERRORS: Final = ("replay", "recovery", "crc")
 _OPS: Final = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "SendRecv")
 _DTYPES: Final = {"AllReduce": ("bfloat16", "float32"), "Broadcast": ("uint8",)}
 _SIZES: Final = {"AllReduce": 4, "AllGather": 4, "ReduceScatter": 4, "Broadcast": 2, "SendRecv": 2}
 """How many different sizes, in powers of two, an operation is called with."""
 _WAYS: Final = (("Ring", "Simple", 16), ("Ring", "LL", 2), ("Tree", "LL128", 16), ("NVLS", "Simple", 16))
-_COMPLETION_BOUNDS: Final = tuple(float(1 << bucket) for bucket in range(31))
-"""As many as durations and bandwidths have."""
 _RATES: Final = Histogram(RATE_BOUNDS, (1,) * (len(RATE_BOUNDS) + 1), 1.0)
 _QUEUE: Final = RailQueue("mq", 0, 0, 0, 0, 0)
 _TCP: Final = RailTcp(8, 8, 1e-4, 1e-3, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1.0, 1.0, 1.0)
+_NO_TCP: Final = RailTcp(0, 0, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _LEDGER: Final = RailLedger(DirectionLedger(1, 1, 0, 1, 0, 0, 0.01), DirectionLedger(1, 1, 0, 1, 0, 0, 0.01))
 
 
-def typical_node() -> Snapshot:
-    """What the agent knows of it while a job runs."""
-    numbers = range(GPUS * COMMUNICATORS_OF_A_GPU)
+def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot:
+    """What the agent knows of it while a job runs; with more communicators it is one of an untypical job."""
+    numbers = range(communicators)
     ends = [(f"{number:016x}", str(number % 64)) for number in numbers]
     return Snapshot(
         realtime_ns=1,
@@ -107,8 +121,8 @@ def typical_node() -> Snapshot:
         ),
         sizes=_of_each_operation(SIZE_BOUNDS),
         enqueue_times=_of_each_operation(ENQUEUE_BOUNDS),
-        durations=_of_each_operation(_COMPLETION_BOUNDS),
-        bandwidths=_of_each_operation(_COMPLETION_BOUNDS),
+        durations=_of_each_operation(DURATION_BOUNDS),
+        bandwidths=_of_each_operation(BANDWIDTH_BOUNDS),
         launches=tuple(LaunchTotal(op, *way, 1) for op in _OPS[:3] for way in _WAYS),
         completed=tuple(CompletedTotal(op, 1 << at, 1, 1, 1, 1.0) for op in _OPS for at in range(_SIZES[op])),
         communicators=tuple(
@@ -189,13 +203,7 @@ def _device(number: str, name: str, *, rdma: bool) -> RailFacts:
     known = _rail(number, name, LINK_COUNTERS + (DRIVER_COUNTERS if rdma else ()))
     if not rdma:
         return replace(known, queue=_QUEUE, tcp=_TCP)
-    idle = replace(
-        _TCP,
-        round_trip_mean_seconds=None,
-        round_trip_maximum_seconds=None,
-        delivery_rate_bytes_per_second=None,
-    )
-    return replace(known, queue=_QUEUE, tcp=idle, pci_stalled=(("read", 0.0), ("write", 0.0)))
+    return replace(known, queue=_QUEUE, tcp=_NO_TCP, pci_stalled=(("read", 0.0), ("write", 0.0)))
 
 
 def _rail(number: str, device: str, counters: tuple[str, ...]) -> RailFacts:
@@ -220,7 +228,7 @@ def _rail(number: str, device: str, counters: tuple[str, ...]) -> RailFacts:
         receive_explained_ratio=1.0,
         transmit_rate=_RATES,
         receive_rate=_RATES,
-        counters=tuple((name, _severity(name), 1) for name in counters),
+        counters=tuple((name, _severity(name), int(name in COUNTED)) for name in counters),
         ledger=_LEDGER,
         transmit_utilization=0.5,
         receive_utilization=0.5,

@@ -104,6 +104,13 @@ COMM_ARRIVAL_LAG_SECONDS: Final = _counter(
     "comm rank",
     "Time in seconds by which this rank came after the rank before it, in sum over the calls that it made last.",
 )
+COMM_PEER_WIRE_BYTES: Final = _counter(
+    "comm_peer_wire_bytes",
+    "comm rank peer basis",
+    "Wire bytes that this rank's calls send to the rank peer (other: those beyond --series.peers together). basis "
+    "call: the call names the peer, exact; ring: payload x algorithm factor to the next rank, by a model of one ring "
+    "in the order of ranks. Only with --series.peers; without replays of CUDA graphs.",
+)
 COLLECTIVE_COMPLETED_PAYLOAD_BYTES: Final = _counter(
     "collective_completed_payload_bytes",
     "op size",
@@ -217,7 +224,8 @@ RAIL_UTILIZATION: Final = _gauge(
 RAIL_RATE: Final = _histogram(
     "rail_rate_bytes_per_second",
     "rail device direction",
-    "Port bytes per second over short intervals: shows bursts that a scrape interval averages away.",
+    "Port bytes per second over short intervals: shows bursts that a scrape interval averages away; absent of a "
+    "network device that only RDMA uses, unless --series.detail=devices.",
 )
 RAIL_UP: Final = _gauge("rail_up", "rail device port", "1 if the link is up, 0 if it is down; absent if unknown.")
 RAIL_SPEED: Final = _gauge(
@@ -229,7 +237,14 @@ RAIL_COUNTER: Final = _counter(
     "rail_events",
     "rail device port counter severity",
     "Everything else that the device counts (errors, drops, carrier changes, packets), by the name of its counter and "
-    "from the device's own value on; severity page: any increase matters, warn: a lasting rate does, context: neither.",
+    "from the device's own value on; severity page: any increase matters, warn: a lasting rate does, context: neither. "
+    "Unless --series.detail=counters, warn and context are absent while 0, and context is congestion only.",
+)
+RAIL_COUNTER_BY_SEVERITY: Final = _counter(
+    "rail_events_by_severity",
+    "rail device port severity",
+    "What all counters of one severity (page or warn) rose by together since railscope saw them, those included that "
+    "rail_events_total does not show.",
 )
 RAIL_COUNTER_PINNED: Final = _gauge(
     "rail_pinned",
@@ -346,7 +361,9 @@ NVLINK_UP: Final = _gauge(
     "nvlink_up", "gpu link", "1 if the NVLink is active or asleep, 0 if not; absent while the GPU does not answer."
 )
 NVLINK_SPEED: Final = _gauge(
-    "nvlink_speed_bytes_per_second", "gpu link", "Nominal speed of the NVLink in bytes per second, one direction."
+    "nvlink_speed_bytes_per_second",
+    "gpu link",
+    "Nominal speed of the NVLink in bytes per second, one direction; only with --series.detail=nvlinks.",
 )
 NVLINK_TRANSMIT_BYTES: Final = _counter(
     "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink, as the GPU counts them."
@@ -357,12 +374,30 @@ NVLINK_RECEIVE_BYTES: Final = _counter(
 NVLINK_UTILIZATION: Final = _gauge(
     "nvlink_utilization_ratio",
     "gpu link direction",
-    "Bytes over what the NVLink's speed allows, of the last correlation window; absent where one is unknown.",
+    "Bytes over what the NVLink's speed allows, of the last correlation window; absent where one is unknown; only with "
+    "--series.detail=nvlinks.",
 )
 NVLINK_ERRORS: Final = _counter(
     "nvlink_errors",
     "gpu link kind",
-    "Errors of this NVLink, as the GPU counts them; link all where the GPU tells only their sum.",
+    "Errors of this NVLink, as the GPU counts them; link all where the GPU tells only their sum; absent while 0, "
+    "unless --series.detail=nvlinks.",
+)
+GPU_NVLINK_SPEED: Final = _gauge(
+    "gpu_nvlink_speed_bytes_per_second",
+    "gpu",
+    "Nominal speed of the GPU's NVLinks together in bytes per second, one direction, of those that tell theirs.",
+)
+GPU_NVLINK_UTILIZATION: Final = _gauge(
+    "gpu_nvlink_utilization_ratio",
+    "gpu direction stat",
+    "Bytes over what the speed of the GPU's NVLinks allows, of the last correlation window: mean and max of its links; "
+    "absent while none is known.",
+)
+GPU_NVLINK_ERRORS: Final = _counter(
+    "gpu_nvlink_errors",
+    "gpu kind",
+    "Errors of all of the GPU's NVLinks together, since railscope saw them.",
 )
 NVLINK_REFRESH_SECONDS: Final = _gauge(
     "nvlink_refresh_seconds", "gpu", "How often the GPU renews its NVLink counters, measured; absent until seen."
@@ -449,6 +484,7 @@ METRICS: Final = (
     COMM_OPERATIONS,
     COMM_LAST_ARRIVALS,
     COMM_ARRIVAL_LAG_SECONDS,
+    COMM_PEER_WIRE_BYTES,
     COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
     COLLECTIVE_COMPLETED_BUS_BYTES,
     COLLECTIVE_COMPLETED_SECONDS,
@@ -467,6 +503,7 @@ METRICS: Final = (
     RAIL_UTILIZATION,
     RAIL_RATE,
     RAIL_COUNTER,
+    RAIL_COUNTER_BY_SEVERITY,
     RAIL_COUNTER_PINNED,
     RAIL_BOND_MEMBER_UP,
     RAIL_PCI_STALLED,
@@ -498,6 +535,9 @@ METRICS: Final = (
     NVLINK_RECEIVE_BYTES,
     NVLINK_UTILIZATION,
     NVLINK_ERRORS,
+    GPU_NVLINK_SPEED,
+    GPU_NVLINK_UTILIZATION,
+    GPU_NVLINK_ERRORS,
     NVLINK_REFRESH_SECONDS,
     PROBE_ATTACHED,
     PROBE_LEVEL,

@@ -2,25 +2,28 @@
 
 Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
 makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
-are never more series than the budget allows: identity goes first, oldest communicator first, then what is merely
-detailed (error counters, rate distributions), then rails; the node's totals and railscope's own health stay.
+are never more series than the budget allows: bytes between ranks go first, then identity, oldest communicator first,
+then what is merely detailed (error counters, rate distributions), then rails; the node's totals and railscope's own
+health stay.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from agent.snapshot import CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
-from exporters import catalogue
+from exporters import buckets, catalogue
 from exporters.budget import SeriesBudget
-from exporters.drafts import RECEIVE, TRANSMIT, Draft, by_one_label, known
-from exporters.metric import Family, LabelValues
-from exporters.rail_families import rail_families
+from exporters.drafts import Draft, by_one_label, known
+from exporters.gpu_families import gpu_families
+from exporters.metric import Family, LabelValues, Metric, Sample
+from exporters.rail_families import COUNTERS, RATES, rail_families
+from exporters.selection import Selection
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
@@ -31,57 +34,76 @@ _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def families(
-    snapshot: Snapshot, budget: SeriesBudget | None = None, pause: Callable[[], None] = lambda: None
+    snapshot: Snapshot,
+    budget: SeriesBudget | None = None,
+    pause: Callable[[], None] = lambda: None,
+    selection: Selection | None = None,
 ) -> tuple[Family, ...]:
     """All families of the snapshot that have at least one sample, in the catalogue's order.
 
     What exceeds the budget is left out and added to the budget's total, which `series_dropped_total` shows with the
     reason `cap`.  `snapshot.communicators` is taken to be oldest first.  `pause` is called after every few hundred
     samples, about a third of a millisecond of work, for threads that must not wait until all are made.
+    `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.
     """
-    budget = budget or SeriesBudget()
-    shown = _families(_drafts(snapshot), pause)
+    budget, selection = budget or SeriesBudget(), selection or Selection()
+    snapshot = replace(snapshot, rails=selection.of_rails(snapshot.rails))
+    shown = _families(_drafts(snapshot, selection), selection, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(snapshot.series_dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
     while series > allowed and (snapshot.communicators or snapshot.rails):
-        snapshot = _trimmed(snapshot, series - allowed)
-        shown = _families(_drafts(snapshot), pause)
+        snapshot = _trimmed(snapshot, series - allowed, selection)
+        shown = _families(_drafts(snapshot, selection), selection, pause)
         series = _series(shown)
     dropped_by_cap = snapshot.series_dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
     reasons = {**snapshot.series_dropped, DROPPED_BY_CAP: dropped_by_cap}
-    return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], pause))
+    return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
 
 
 def _series(shown: Iterable[Family]) -> int:
     return sum(family.series() for family in shown)
 
 
-def _families(drafts: Iterable[Draft], pause: Callable[[], None]) -> list[Family]:
+def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[], None] = lambda: None) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
     made = []
     for draft in drafts:
-        values: dict[LabelValues, int | float] = {}
-        samples = iter(draft.samples)
-        while batch := list(islice(samples, _SAMPLES_PER_PAUSE)):
-            if draft.metric.kind == "counter":
-                for labels, value in batch:
-                    values[labels] = values[labels] + value if labels in values else value
-            else:
-                for labels, value in batch:
-                    values.setdefault(labels, value)
-            pause()
+        samples = _samples(draft, pause)
         histograms: dict[LabelValues, Histogram] = {}
         for labels, histogram in draft.histograms:
             if histogram.counts:
-                histograms.setdefault(labels, histogram)
-        if values or histograms:
+                histograms.setdefault(
+                    labels, histogram if selection.buckets else buckets.shown(draft.metric, histogram)
+                )
+        if samples or histograms:
             names = draft.metric.labels + draft.more_labels
-            made.append(Family(draft.metric, names, tuple(values.items()), tuple(histograms.items())))
+            made.append(Family(draft.metric, names, samples, tuple(histograms.items())))
     return made
 
 
-def _drafts(snapshot: Snapshot) -> Iterator[Draft]:
+def _samples(draft: Draft, pause: Callable[[], None]) -> tuple[Sample, ...]:
+    """One under each label set."""
+    found: list[Sample] = []
+    values: dict[LabelValues, int | float] = {}
+    coming = iter(draft.samples)
+    while batch := list(islice(coming, _SAMPLES_PER_PAUSE)):
+        found += batch
+        values.update(batch)
+        pause()
+    # Seldom do any meet: what follows would take as long for each sample as all of the above.
+    if len(values) == len(found):
+        return tuple(found)
+    values.clear()
+    for labels, value in found:
+        if labels not in values:
+            values[labels] = value
+        elif draft.metric.kind == "counter":
+            values[labels] += value
+    return tuple(values.items())
+
+
+def _drafts(snapshot: Snapshot, selection: Selection) -> Iterator[Draft]:
     """Every family but `series_dropped_total`, without regard to the budget."""
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot)
@@ -90,8 +112,8 @@ def _drafts(snapshot: Snapshot) -> Iterator[Draft]:
     yield from _times(snapshot)
     yield by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
     yield by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
-    yield from rail_families(snapshot.rails)
-    yield from _gpus(snapshot)
+    yield from rail_families(snapshot.rails, selection)
+    yield from gpu_families(snapshot.gpus, snapshot.nvlinks, selection)
     yield from _probes(snapshot)
     yield from _collectors(snapshot)
 
@@ -143,32 +165,25 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
         if job_values is None:
             job = {label_of[name]: value for name, value in one.job if name in label_of}
             job_values = values_of[one.job] = tuple(job.get(label, "") for label in job_labels)
-        # In the order of COMM_INFO.labels.
-        fixed = (one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version)
-        return (*fixed, str(one.pid), one.netns, one.identity_source, *job_values)
+        return (  # in the order of COMM_INFO.labels
+            *(one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version),
+            *(str(one.pid), one.netns, one.identity_source),
+            *job_values,
+        )
 
     yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
-    yield Draft(catalogue.COMM_ENQUEUED, (((one.comm, one.rank), one.enqueued) for one in communicators))
-    yield Draft(
-        catalogue.COMM_COUNTED_FROM_START,
-        (((one.comm, one.rank), 0) for one in communicators if one.alive and not one.whole),
-    )
-    seen = [one for one in communicators if one.completed is not None]
-    yield Draft(
-        catalogue.COMM_COMPLETED,
-        (((one.comm, one.rank), one.completed) for one in seen if one.completed is not None),
-    )
+    ranks = [((one.comm, one.rank), one) for one in communicators]
+    yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
+    yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if one.alive and not one.whole))
+    yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
+    seen = [(rank, one) for rank, one in ranks if one.completed is not None]
     yield Draft(
         catalogue.COMM_INFLIGHT_SECONDS,
-        (
-            ((one.comm, one.rank), one.inflight_seconds)
-            for one in seen
-            if one.alive and one.inflight_seconds is not None
-        ),
+        ((rank, one.inflight_seconds) for rank, one in seen if one.alive and one.inflight_seconds is not None),
     )
     # Only where graphs are used, so that most jobs have no series for them.
-    yield Draft(catalogue.COMM_CAPTURED, (((one.comm, one.rank), one.captured) for one in seen if one.captured))
-    yield Draft(catalogue.COMM_REPLAYED, (((one.comm, one.rank), one.replayed) for one in seen if one.replayed))
+    yield Draft(catalogue.COMM_CAPTURED, ((rank, one.captured) for rank, one in seen if one.captured))
+    yield Draft(catalogue.COMM_REPLAYED, ((rank, one.replayed) for rank, one in seen if one.replayed))
 
 
 def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
@@ -225,40 +240,14 @@ def _times(snapshot: Snapshot) -> Iterator[Draft]:
     yield Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
     yield Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
     yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
+    yield Draft(
+        catalogue.COMM_PEER_WIRE_BYTES,
+        (((one.comm, one.rank, one.peer, one.basis), one.wire_bytes) for one in snapshot.peers),
+    )
     kinds = [((one.op, str(one.size_bytes)), one) for one in completed]
     yield Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
-
-
-def _gpus(snapshot: Snapshot) -> Iterator[Draft]:
-    gpus, links = snapshot.gpus, snapshot.nvlinks
-    yield Draft(catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus))
-    yield Draft(
-        catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
-    )
-    yield known(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
-    yield known(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
-    yield Draft(
-        catalogue.NVLINK_INFO, (((one.gpu, one.link, one.remote, one.remote_type, one.counted), 1) for one in links)
-    )
-    yield known(catalogue.NVLINK_UP, (((one.gpu, one.link), None if one.up is None else int(one.up)) for one in links))
-    yield known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in links))
-    yield known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
-    yield known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
-    yield known(
-        catalogue.NVLINK_UTILIZATION,
-        (
-            ((one.gpu, one.link, direction), value)
-            for one in links
-            for direction, value in ((TRANSMIT, one.transmit_utilization), (RECEIVE, one.receive_utilization))
-        ),
-    )
-    yield Draft(
-        catalogue.NVLINK_ERRORS,
-        (((one.gpu, one.link, kind), count) for one in links for kind, count in one.errors),
-    )
-    yield known(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
 
 
 def _probes(snapshot: Snapshot) -> Iterator[Draft]:
@@ -284,8 +273,10 @@ def _collectors(snapshot: Snapshot) -> Iterator[Draft]:
     yield Draft(catalogue.RECORDINGS, snapshot.recordings.items())
 
 
-def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
+def _trimmed(snapshot: Snapshot, excess: int, selection: Selection) -> Snapshot:
     """The snapshot without what stands for `excess` series, if that many can be given up."""
+    # Of bytes between ranks all go: a part of them would look like the whole.
+    excess -= len({(one.comm, one.rank, one.peer, one.basis) for one in snapshot.peers})
     # Two families of each.
     more = Counter(dict.fromkeys({(one.comm, one.rank) for one in snapshot.rank_times}, 2))
     more.update(dict.fromkeys({(one.comm, one.rank) for one in snapshot.arrivals}, 2))
@@ -294,18 +285,19 @@ def _trimmed(snapshot: Snapshot, excess: int) -> Snapshot:
     # Last rail first, so that the rails that stay are the same from scrape to scrape.
     for index in reversed(range(len(rails))):
         if excess > 0:
-            excess -= len({counter[:2] for counter in rails[index].counters})
+            excess -= _series_of(rails[index], COUNTERS, selection)
             rails[index] = replace(rails[index], counters=())
     for index in reversed(range(len(rails))):
         if excess > 0:
-            excess -= _rate_series(rails[index])
+            excess -= _series_of(rails[index], RATES, selection)
             rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
     while rails and excess > 0:
-        excess -= _series(_families(rail_families((rails.pop(),)), lambda: None))
+        excess -= _series(_families(rail_families((rails.pop(),), selection), selection))
     kept = {(one.comm, one.rank) for one in communicators}
     return replace(
         snapshot,
         communicators=communicators,
+        peers=(),
         rank_times=tuple(one for one in snapshot.rank_times if (one.comm, one.rank) in kept),
         arrivals=tuple(one for one in snapshot.arrivals if (one.comm, one.rank) in kept),
         rails=tuple(rails),
@@ -340,5 +332,6 @@ def _numbers_of(one: CommunicatorFacts) -> int:
     return 2 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
 
 
-def _rate_series(rail: RailFacts) -> int:
-    return _series(_families((draft for draft in rail_families((rail,)) if draft.histograms), lambda: None))
+def _series_of(rail: RailFacts, metrics: Collection[Metric], selection: Selection) -> int:
+    drafts = (draft for draft in rail_families((rail,), selection) if draft.metric in metrics)
+    return _series(_families(drafts, selection))

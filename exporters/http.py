@@ -1,9 +1,8 @@
 """The HTTP server that Prometheus scrapes.
 
-Python's own `http.server` parses requests; what is added is what a daemon on a production node owes its host: a bound
-on connections, of which idle and abandoned ones make room for new ones, one deadline for each request however slowly
-it trickles in, one line instead of a traceback for every error, TLS and passwords from a web configuration file, and
-no name lookups on the way.
+It has what a daemon on a production node owes its host: a bound on connections, of which idle and abandoned ones make
+room for new ones, one deadline for each request however slowly it trickles in, one line instead of a traceback for
+every error, TLS and passwords from a web configuration file, and no name lookups on the way.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from io import BytesIO
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from agent.snapshot import Snapshot
 from exporters.budget import SeriesBudget
+from exporters.http_request import Request, RequestRefused, parse_request
 from exporters.listen import ServerError, bound_socket, parse_listen_address
 from exporters.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
-from exporters.web_config import WebConfigFile
+from exporters.selection import Selection
+
+if TYPE_CHECKING:
+    # Passwords and TLS are 6 MB of code, for those who configure them.
+    from exporters.web_config import WebConfigFile
 
 __all__ = ["MetricsServer", "ServerError", "ServerSettings"]
 
@@ -38,6 +40,8 @@ _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _SEND_BYTES: Final = 256 * 1024
 _CLOSE_SECONDS: Final = 5.0
 _AFTER_FAILED_ACCEPT_SECONDS: Final = 0.05
+_LOOK_SECONDS: Final = 60.0
+"""How often the accept loop wakes for nothing."""
 _LEAVING_SECONDS: Final = 0.5
 """For connections that were told to end, before another one is refused."""
 
@@ -73,6 +77,7 @@ class MetricsServer:
         healthy: Check,
         ready: Check,
         budget: SeriesBudget | None = None,
+        selection: Selection | None = None,
         web: WebConfigFile | None = None,
     ) -> None:
         path = settings.telemetry_path
@@ -86,6 +91,7 @@ class MetricsServer:
             healthy=healthy,
             ready=ready,
             budget=budget or SeriesBudget(),
+            selection=selection or Selection(),
         )
         self._address = parse_listen_address(settings.listen_address)
         self._connections = _Connections(bound_socket(self._address), settings, pages, web)
@@ -110,13 +116,16 @@ class MetricsServer:
 
     def start(self) -> None:
         """Begin to answer, on a thread of its own."""
-        self._thread = threading.Thread(target=self._connections.serve_forever, name="railscope-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._connections.serve_forever, args=(_LOOK_SECONDS,), name="railscope-http", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening and end every connection."""
         if self._thread is not None:
-            # Wakes the accept loop, which otherwise looks for the end of its work twice a second.
+            # Wakes the accept loop, which hardly ever looks for the end of its work by itself.
+            self._connections.ending = True
             _shut_down(self._connections.socket)
             self._connections.shutdown()
             self._thread.join()
@@ -179,6 +188,8 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open: dict[socket.socket, _Slot] = {}
         """By accepted socket."""
         self._changed = threading.Condition()
+        self.ending = False
+        """Nobody is to be accepted any more."""
         self.server_activate()
 
     def end(self) -> None:
@@ -195,7 +206,8 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return super().get_request()
         except OSError:
             # Out of file descriptors, most likely: the connection stays waiting, so do not spin on it.
-            time.sleep(_AFTER_FAILED_ACCEPT_SECONDS)
+            if not self.ending:
+                time.sleep(_AFTER_FAILED_ACCEPT_SECONDS)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -289,89 +301,72 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.shutdown_request(request)
 
 
-class _Connection(BaseHTTPRequestHandler):
+class _Connection(socketserver.BaseRequestHandler):
     """One client's requests, one after the other."""
 
-    protocol_version = "HTTP/1.1"
-    server_version = "railscope"
-    sys_version = ""
     server: _Connections
 
     def setup(self) -> None:
-        self.connection = self.request
         self._arrived = b""
+        self._closing = False
         self._answered = True
 
-    def finish(self) -> None:
-        pass
-
     def handle(self) -> None:
-        self.close_connection = False
         try:
-            while not self.close_connection:
-                self.handle_one_request()
+            while not self._closing:
+                self._handle_one()
         except _ClientGoneError as error:
             _logger.debug("%s: %s", _peer(self.client_address), error)
 
-    def handle_one_request(self) -> None:
+    def _handle_one(self) -> None:
         head = self._head()
         self._answered = False
-        self.command = self.requestline = ""
-        if len(head) > _MAX_HEAD_BYTES:
-            self._finish(one_line(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too many header fields"), close=True)
-            return
-        self.rfile = BytesIO(head)
-        self.raw_requestline = self.rfile.readline()
         try:
-            if self.parse_request():
-                has_body = self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers
-                self._finish(self._answer(), close=has_body)
+            if len(head) > _MAX_HEAD_BYTES:
+                raise RequestRefused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            request = parse_request(head)
+            answer = self._answer(request)
+            # As a literal: what a client sent must not be able to write lines of the log.
+            _logger.debug("%s: %r %d", _peer(self.client_address), request.line, answer.status)
+            self._finish(answer, close=request.has_body or not request.stays, only_head=request.method == "HEAD")
+        except RequestRefused as refused:
+            _logger.debug("%s: %d", _peer(self.client_address), refused.status)
+            self._finish(one_line(refused.status, refused.status.phrase.lower()), close=True)
         finally:
             # Where something raised: the client gets one line, `handle_error` logs the rest.
             if not self._answered:
                 self._finish(one_line(HTTPStatus.INTERNAL_SERVER_ERROR, "railscope failed; see its log"), close=True)
 
-    def _answer(self) -> Answer:
+    def _answer(self, request: Request) -> Answer:
         web = self.server.web
-        if web is not None and not web.authorised(self.headers.get("Authorization", "")):
+        if web is not None and not web.authorised(request.headers.get("authorization", "")):
             challenge = (("WWW-Authenticate", 'Basic realm="railscope", charset="UTF-8"'),)
             return one_line(HTTPStatus.UNAUTHORIZED, "a user and password are required", challenge)
-        if self.command not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             return one_line(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", (("Allow", "GET, HEAD"),))
         return self.server.pages.answer(
-            self.path.partition("?")[0],
-            accept=", ".join(self.headers.get_all("Accept", [])),
-            accept_encoding=", ".join(self.headers.get_all("Accept-Encoding", [])),
+            request.path,
+            accept=request.headers.get("accept", ""),
+            accept_encoding=request.headers.get("accept-encoding", ""),
         )
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Answer what could not be parsed; `parse_request` calls this."""
-        status = HTTPStatus(code)
-        self._finish(one_line(status, status.phrase.lower()), close=True)
-
-    def handle_expect_100(self) -> bool:
-        """No body is wanted, so nobody is told to go on and send one."""
-        return True
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        # As a literal: what a client sent must not be able to write lines of the log.
-        _logger.debug("%s: %r", _peer(self.client_address), format % arguments)
-
-    def _finish(self, answer: Answer, *, close: bool) -> None:
+    def _finish(self, answer: Answer, *, close: bool, only_head: bool = False) -> None:
         self._answered = True
-        self.close_connection = self.close_connection or close
-        self.wfile = BytesIO()
-        self.request_version = self.protocol_version
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(answer.body)))
-        for name, value in (*answer.headers, *(self.server.web.headers() if self.server.web else ())):
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        head = self.wfile.getvalue()
-        self._send(head if self.command == "HEAD" else head + answer.body)
+        self._closing = close
+        lines = [
+            f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+            "Server: railscope",
+            # The C locale's names: a daemon sets no other.
+            f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}",
+            f"Content-Type: {answer.content_type}",
+            f"Content-Length: {len(answer.body)}",
+        ]
+        web = self.server.web
+        lines += [f"{name}: {value}" for name, value in (*answer.headers, *(web.headers() if web else ()))]
+        if close:
+            lines.append("Connection: close")
+        head = "\r\n".join((*lines, "", "")).encode("latin-1")
+        self._send(head if only_head else head + answer.body)
 
     def _head(self) -> bytes:
         """The next request up to its empty line, or more than the limit of bytes where that does not come.
@@ -382,11 +377,11 @@ class _Connection(BaseHTTPRequestHandler):
         deadline = time.monotonic() + self.server.settings.idle_timeout_seconds
         started = False
         if not self._arrived:
-            self.server.note_idle(self.connection, idle=True)
+            self.server.note_idle(self.request, idle=True)
         while True:
             if self._arrived and not started:
                 started = True
-                self.server.note_idle(self.connection, idle=False)
+                self.server.note_idle(self.request, idle=False)
                 deadline = time.monotonic() + self.server.settings.request_timeout_seconds
             end = _END_OF_HEAD.search(self._arrived)
             if end or len(self._arrived) > _MAX_HEAD_BYTES:
@@ -395,7 +390,7 @@ class _Connection(BaseHTTPRequestHandler):
                 return head
             try:
                 self._wait_at_most_until(deadline)
-                more = self.connection.recv(_MAX_HEAD_BYTES)
+                more = self.request.recv(_MAX_HEAD_BYTES)
             except OSError as error:
                 raise _ClientGoneError(f"no request: {error}") from error
             if not more:
@@ -408,7 +403,7 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             while rest:
                 self._wait_at_most_until(deadline)
-                rest = rest[self.connection.send(rest[:_SEND_BYTES]) :]
+                rest = rest[self.request.send(rest[:_SEND_BYTES]) :]
         except OSError as error:
             raise _ClientGoneError(f"answer not taken: {error}") from error
 
@@ -416,7 +411,7 @@ class _Connection(BaseHTTPRequestHandler):
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
-        self.connection.settimeout(left)
+        self.request.settimeout(left)
 
 
 def _shut_down(current: socket.socket) -> None:

@@ -55,9 +55,10 @@ def bound_socket(address: ListenAddress) -> socket.socket:
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-        found = socket.getaddrinfo(
-            address.host or "0.0.0.0", address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        host = address.host or "0.0.0.0"
+        # As bytes: for a text Python loads its tables of all characters, though a name hardly ever has others.
+        name = host.encode() if host.isascii() else host
+        found = socket.getaddrinfo(name, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # A name that stands for both, as localhost does, means IPv4, as scrape configurations write it.
         family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
         return _bound(family, where)

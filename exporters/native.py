@@ -3,8 +3,13 @@
 A native histogram of schema 0 has a bucket between each two powers of two.  Of our histograms those of bytes and of
 bytes per second have exactly these, so what is exported is what was counted.  Those of times have not: the kernel
 counts powers of two of nanoseconds, and a second is no power of two of them, so every bound lies 7 % beside one of the
-native ones; and rates have the round numbers of link speeds.  Counts cannot be moved between buckets without
-inventing something, so these stay classic.
+native ones; and rates have the round numbers of link speeds.  A finer schema does not help: its bounds are roots of
+powers of two, which 2^k/10^9 never is.  Nor could the kernel count by native bounds: it finds a bucket by the highest
+bit of a number of nanoseconds, in one instruction.  Counts cannot be moved between buckets without inventing something,
+so these stay classic.
+
+A Prometheus that takes native histograms leaves their classic buckets away, so queries must ask for both
+(dashboards/job.py).
 
 Source: https://prometheus.io/docs/specs/native_histograms/.
 """
@@ -17,7 +22,10 @@ from functools import lru_cache
 from typing import Final
 
 from agent.snapshot import Histogram
+from exporters import catalogue
 
+METRICS: Final = frozenset({catalogue.COLLECTIVE_SIZE_BYTES, catalogue.COLLECTIVE_BUS_BANDWIDTH})
+"""Those that come as native histograms where these are asked for."""
 SCHEMA: Final = 0
 """Each bound is twice the one before."""
 

@@ -1,4 +1,4 @@
-"""What a node did between two scrapes: rates of ranks, operations and rails, as facts to be shown.
+"""What a node did between two scrapes: rates of ranks, operations, rails and NVLinks, as facts to be shown.
 
 A rate is None where it cannot be known: a series that is new, gone, or fell (the agent or the device began again).  The
 time between two scrapes is the agent's own, so that a slow network does not bend the rates.
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from exporters.growth import grown, grown_errors, per_second, ratio
+from exporters.nvlink_view import GpuView, gpu_views
 from exporters.scraped import CompletedCounts, NodeScrape, OpCounts, RailKey, ScrapedRail, ScrapedRank, ScrapedStall
 
 _UNKNOWN: Final = "unknown"
@@ -94,6 +96,8 @@ class NodeView:
     processes: int | None
     ranks: tuple[RankView, ...]
     rails: tuple[RailView, ...]
+    gpus: tuple[GpuView, ...]
+    """Those that have NVLinks."""
     ops: tuple[OpView, ...]
     stalls: tuple[ScrapedStall, ...]
     """The longest first."""
@@ -116,24 +120,12 @@ def node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | No
         processes=now.processes,
         ranks=_ranks(compared, now, span),
         rails=_rails(compared, now, span, first or compared),
+        gpus=gpu_views(compared, now, span, first or compared),
         ops=_ops(compared, now, span),
         stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
         last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
         failing_collectors=now.failing_collectors,
     )
-
-
-def _grown(before: float | None, now: float | None) -> float | None:
-    return None if before is None or now is None or now < before else now - before
-
-
-def _per_second(before: float | None, now: float | None, span: float | None) -> float | None:
-    grown = _grown(before, now)
-    return None if grown is None or span is None else grown / span
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole
 
 
 def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tuple[RankView, ...]:
@@ -164,15 +156,13 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 payload_bytes_per_second=None if payload is None or span is None else payload / span,
                 mean_seconds=None
                 if old is None
-                else _ratio(
-                    _grown(old.operation_seconds, rank.operation_seconds), _grown(old.operations, rank.operations)
+                else ratio(
+                    grown(old.operation_seconds, rank.operation_seconds), grown(old.operations, rank.operations)
                 ),
                 inflight_seconds=rank.inflight_seconds,
-                incomplete=_whole(_grown(rank.completed, rank.enqueued)),
+                incomplete=_whole(grown(rank.completed, rank.enqueued)),
                 behind=None if ahead is None or rank.enqueued is None else int(ahead - rank.enqueued),
-                late_ratio=None
-                if old is None
-                else _per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
+                late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
             )
         )
@@ -182,9 +172,9 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
 def _calls_per_second(old: ScrapedRank | None, rank: ScrapedRank, span: float | None) -> float | None:
     if old is None:
         return None
-    called = _per_second(old.enqueued, rank.enqueued, span)
+    called = per_second(old.enqueued, rank.enqueued, span)
     # Shown from the first replay on.
-    replayed = _per_second(old.replayed or 0.0, rank.replayed or 0.0, span)
+    replayed = per_second(old.replayed or 0.0, rank.replayed or 0.0, span)
     return None if called is None or replayed is None else called + replayed
 
 
@@ -250,10 +240,10 @@ def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) ->
     payload: float | None = 0.0
     for op, counts in now.items():
         old = before.get(op, OpCounts(0.0, 0.0))
-        grown = _grown(old.calls, counts.calls)
-        moved = _grown(old.payload_bytes, counts.payload_bytes)
-        calls[op] = grown or 0.0
-        payload = None if payload is None or grown is None or moved is None else payload + moved
+        called = grown(old.calls, counts.calls)
+        moved = grown(old.payload_bytes, counts.payload_bytes)
+        calls[op] = called or 0.0
+        payload = None if payload is None or called is None or moved is None else payload + moved
     lately = max(calls, key=lambda op: calls[op])
     return (lately if calls[lately] else of_all), payload
 
@@ -265,8 +255,10 @@ def _rails(
     views = []
     for key, rail in now.rails.items():
         old = _rail_of(before, key)
-        new_errors = _errors(old, rail)
+        new_errors = grown_errors(old.errors if old else None, rail.errors)
         shown = {name for name, _ in new_errors}
+        oldest = _rail_of(first, key)
+        past_errors = grown_errors(oldest.errors if oldest else None, rail.errors)
         views.append(
             RailView(
                 rail=rail.rail,
@@ -274,12 +266,12 @@ def _rails(
                 netns=rail.netns,
                 up=rail.up,
                 speed_bytes_per_second=rail.speed_bytes_per_second,
-                transmit_bytes_per_second=_per_second(old.transmit_bytes if old else None, rail.transmit_bytes, span),
-                receive_bytes_per_second=_per_second(old.receive_bytes if old else None, rail.receive_bytes, span),
+                transmit_bytes_per_second=per_second(old.transmit_bytes if old else None, rail.transmit_bytes, span),
+                receive_bytes_per_second=per_second(old.receive_bytes if old else None, rail.receive_bytes, span),
                 transmit_explained_ratio=rail.transmit_explained_ratio,
                 receive_explained_ratio=rail.receive_explained_ratio,
                 new_errors=new_errors,
-                past_errors=tuple(one for one in _errors(_rail_of(first, key), rail) if one[0] not in shown),
+                past_errors=tuple(one for one in past_errors if one[0] not in shown),
                 blamed=(rail.rail, rail.netns) in blamed,
             )
         )
@@ -290,13 +282,6 @@ def _rail_of(scrape: NodeScrape | None, key: RailKey) -> ScrapedRail | None:
     return scrape.rails.get(key) if scrape is not None else None
 
 
-def _errors(old: ScrapedRail | None, rail: ScrapedRail) -> tuple[tuple[str, int], ...]:
-    if old is None:
-        return ()
-    grown = ((name, _grown(old.errors.get(name), value)) for name, value in rail.errors.items())
-    return tuple(sorted(((name, int(more)) for name, more in grown if more), key=lambda one: (-one[1], one[0])))
-
-
 def _ops(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tuple[OpView, ...]:
     counts, old_counts = _by_op(now), _by_op(before) if before is not None else {}
     views = []
@@ -304,15 +289,15 @@ def _ops(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tupl
         new = counts.get(op)
         # A kind of operation is shown from its first call on.
         old = old_counts.get(op, OpCounts(0.0, 0.0)) if before is not None else None
-        calls = _grown(old.calls, new.calls) if old is not None and new is not None else None
-        payload = _grown(old.payload_bytes, new.payload_bytes) if old is not None and new is not None else None
+        calls = grown(old.calls, new.calls) if old is not None and new is not None else None
+        payload = grown(old.payload_bytes, new.payload_bytes) if old is not None and new is not None else None
         algorithm, bus = _bandwidths(op, before, now)
         views.append(
             OpView(
                 op=op,
                 calls_per_second=None if calls is None or span is None else calls / span,
                 payload_bytes_per_second=None if payload is None or span is None else payload / span,
-                mean_payload_bytes=_ratio(payload, calls),
+                mean_payload_bytes=ratio(payload, calls),
                 algorithm_bandwidth=algorithm,
                 bus_bandwidth=bus,
             )
@@ -337,8 +322,8 @@ def _bandwidths(op: str, before: NodeScrape | None, now: NodeScrape) -> tuple[fl
     if before is None or new is None:
         return None, None
     old = before.completed.get(op, CompletedCounts(0.0, 0.0, 0.0))
-    seconds = _grown(old.seconds, new.seconds)
+    seconds = grown(old.seconds, new.seconds)
     return (
-        _ratio(_grown(old.payload_bytes, new.payload_bytes), seconds),
-        _ratio(_grown(old.bus_bytes, new.bus_bytes), seconds),
+        ratio(grown(old.payload_bytes, new.payload_bytes), seconds),
+        ratio(grown(old.bus_bytes, new.bus_bytes), seconds),
     )

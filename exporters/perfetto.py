@@ -2,14 +2,15 @@
 
 Below each host: what was recorded of it and what is missing, its rails with their rates and links, and its processes
 with their communicators: calls, network legs, stalls.  Arrows join what several ranks did for one operation, in the
-order of time: the last one came last.  How far hosts' clocks may be apart stands in the hosts' names.
+order of time: the last one came last; where nobody knows which operations are the same, the communicator says so.  How
+far hosts' clocks may be apart stands in the hosts' names.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _RATE: Final = "bytes per second between two samples; 0 after the last one, which nobody measured"
 _NETWORK: Final = "from hand-over to the network threads to the last completion; below each other: under way together"
+_NO_ARROWS: Final = (
+    "not all ranks are joined by arrows: not all were watched from the first call on, so that their numbers do not "
+    "compare, and times do not tell which operations are the same"
+)
 _MOST_SHAPES: Final = 4096
 """That are kept at a time for one communicator."""
 
@@ -55,7 +60,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
     for at, host in enumerate(hosts):
         # Tracks of one name would be drawn as one.
         name = host.host if names[host.host] == 1 else f"{host.host} · {Path(host.source).name} {at + 1}"
-        _Host(packets, name, host, same.calls[at], same.operations[at]).write()
+        _Host(packets, name, host, same.calls[at], same.operations[at], frozenset(same.not_joined)).write()
     packets.close()
     ended = [int((host.operations["end_ns"] != NOT_ENDED).sum()) for host in hosts]
     return TraceSummary(
@@ -76,13 +81,21 @@ class _Host:
     """Writes one host."""
 
     def __init__(
-        self, packets: Packets, name: str, host: HostTimeline, call_flows: Rows, operation_flows: Rows
+        self,
+        packets: Packets,
+        name: str,
+        host: HostTimeline,
+        call_flows: Rows,
+        operation_flows: Rows,
+        not_joined: Collection[str],
     ) -> None:
+        """`not_joined`: communicators of which not all ranks are joined by arrows."""
         self._packets = packets
         self._name = name
         self._host = host
         self._call_flows = call_flows
         self._operation_flows = operation_flows
+        self._not_joined = not_joined
         self._stall_tracks: dict[tuple[str, str], int] = {}
         """By communicator and rank."""
 
@@ -113,6 +126,9 @@ class _Host:
             "source": host.source,
         }
         said |= {f"missing {number}": text for number, text in enumerate(host.missing, 1)}
+        unjoined = sorted({one.comm for one in host.communicators if one.comm in self._not_joined})
+        if unjoined:
+            said["no arrows"] = f"{', '.join(unjoined)}: {_NO_ARROWS}"
         name = "recorded, not all of it: see the arguments" if host.missing else "recorded"
         self._packets.slice(track, self._packets.shape(name, "recording", said), host.began_ns, host.ended_ns)
 
@@ -175,7 +191,11 @@ class _Host:
     def _write_communicator(self, process: int, one: TimelineCommunicator) -> None:
         host, packets = self._host, self._packets
         rank = f" · rank {one.rank or '?'} of {one.nranks or '?'}"
-        parent = packets.track(f"comm {one.comm}{rank}" if one.comm else "communicator not known", process)
+        parent = packets.track(
+            f"comm {one.comm}{rank}" if one.comm else "communicator not known",
+            process,
+            description=_NO_ARROWS if one.comm in self._not_joined else "",
+        )
         marks = [mark for mark in host.marks if mark.instance == one.instance]
         if marks:
             track = packets.track("life", parent)

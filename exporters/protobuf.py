@@ -16,10 +16,12 @@ import math
 import struct
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
 from agent.snapshot import Exemplar, Histogram
+from exporters.buckets import counted
 from exporters.metric import Family, LabelValues, Metric
 from exporters.native import NativeHistogram, native
 from exporters.remembered import Remembered
@@ -129,7 +131,7 @@ class ProtobufRenderer:
         for bound, count, last in zip(self._bucket_ends(histogram.bounds), cumulative, exemplars, strict=True):
             exemplar = b"" if last is None else _field(_BUCKET_EXEMPLAR, _exemplar(last))
             parts.append(_field(_HISTOGRAM_BUCKET, _BUCKET_COUNT + _varint(count) + bound + exemplar))
-        exact = native(histogram)
+        exact = native(counted(histogram))
         if exact is not None:
             parts.append(_native(exact))
         return b"".join(parts)
@@ -190,17 +192,12 @@ def _zigzag(number: int) -> int:
     return -2 * number - 1 if number < 0 else 2 * number
 
 
-def _make_varint(number: int) -> bytes:
+@lru_cache(maxsize=1 << 12)
+def _varint(number: int) -> bytes:
+    """Lengths and most counts are small, and the same at every scrape."""
     found = bytearray()
     while number > 0x7F:
         found.append(number & 0x7F | 0x80)
         number >>= 7
     found.append(number)
     return bytes(found)
-
-
-_SMALL: Final = tuple(_make_varint(number) for number in range(1 << 14))
-
-
-def _varint(number: int) -> bytes:
-    return _SMALL[number] if number < len(_SMALL) else _make_varint(number)

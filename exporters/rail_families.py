@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from agent.snapshot import RailFacts
 from exporters import catalogue
 from exporters.drafts import RECEIVE, TRANSMIT, Draft
 from exporters.metric import Metric
+from exporters.selection import SUMMED, Selection
+
+COUNTERS: Final = (catalogue.RAIL_COUNTER, catalogue.RAIL_COUNTER_BY_SEVERITY)
+RATES: Final = (catalogue.RAIL_RATE,)
 
 
-def rail_families(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
+def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Draft]:
     yield _of_rails(
         catalogue.RAIL_INFO,
         ((one, (one.port, one.netdev, one.pci, one.gpu, one.numa, one.link_layer, one.driver), 1) for one in rails),
@@ -56,11 +61,7 @@ def rail_families(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
         ),
         more_labels=("netns",),
     )
-    yield _of_rails(
-        catalogue.RAIL_COUNTER,
-        ((one, (one.port, counter, severity), value) for one in rails for counter, severity, value in one.counters),
-    )
-
+    yield from _counters(rails, selection)
     yield _of_rails(
         catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
     )
@@ -78,6 +79,31 @@ def rail_families(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
     )
     yield from _queues(rails)
     yield from _tcp(rails)
+
+
+def _counters(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Draft]:
+    yield _of_rails(
+        catalogue.RAIL_COUNTER,
+        (
+            (one, (one.port, counter, severity), value)
+            for one in rails
+            for counter, severity, value in selection.of_counters(one)
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_COUNTER_BY_SEVERITY,
+        (
+            (one, (one.port, severity), _risen(one, severity, selection))
+            for one in rails
+            for severity in SUMMED
+            if any(of == severity for _, of, _ in one.counters)
+        ),
+    )
+
+
+def _risen(rail: RailFacts, severity: str, selection: Selection) -> int:
+    counters = ((counter, value) for counter, of, value in rail.counters if of == severity)
+    return selection.risen((rail.rail, rail.device, rail.port, rail.netns, severity), counters)
 
 
 def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:

@@ -19,6 +19,10 @@ RankKey = tuple[str, str]
 RailKey = tuple[str, str, str]
 """rail, device, network namespace (empty: the agent's own)."""
 
+NvlinkKey = tuple[str, str]
+"""GPU, link."""
+
+_ALL_LINKS: Final = "all"
 _CONTEXT: Final = "context"
 """Severity of the counters that are no errors."""
 
@@ -82,6 +86,25 @@ class ScrapedRail:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapedNvlink:
+    """One NVLink of one GPU."""
+
+    gpu: str
+    link: str
+    """`all`: what the GPU tells of its links only together."""
+    up: bool | None
+    transmit_bytes: float | None
+    receive_bytes: float | None
+    errors: Mapping[str, float]
+    """By kind, those that there were."""
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one link, and not all of them together."""
+        return self.link != _ALL_LINKS
+
+
+@dataclass(frozen=True, slots=True)
 class ScrapedStall:
     """One stall, as the agent tells of it."""
 
@@ -113,6 +136,12 @@ class NodeScrape:
     processes: int | None
     ranks: Mapping[RankKey, ScrapedRank]
     rails: Mapping[RailKey, ScrapedRail]
+    nvlinks: Mapping[NvlinkKey, ScrapedNvlink]
+    gpu_names: Mapping[str, str]
+    nvlink_speeds: Mapping[str, float]
+    """Of all NVLinks of a GPU together, bytes per second of one direction."""
+    gpu_complaints: Mapping[str, tuple[str, ...]]
+    """What is wrong with a GPU's NVLink fabric, by GPU; a GPU without complaints is absent."""
     ops: Mapping[tuple[str, str], OpCounts]
     """By (GPU, op); GPU is `unknown` where the agent does not know."""
     rank_ops: Mapping[tuple[str, str, str], OpCounts]
@@ -136,7 +165,9 @@ _NAMES: Final = frozenset(
         *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
         *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
         *(catalogue.RAIL_RECEIVE_BYTES, catalogue.RAIL_EXPLAINED_RATIO, catalogue.RAIL_COUNTER),
-        *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS),
+        *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
+        *(catalogue.GPU_FABRIC_UNHEALTHY, catalogue.NVLINK_INFO, catalogue.NVLINK_UP, catalogue.GPU_NVLINK_SPEED),
+        *(catalogue.NVLINK_TRANSMIT_BYTES, catalogue.NVLINK_RECEIVE_BYTES, catalogue.NVLINK_ERRORS),
     )
 )
 
@@ -165,6 +196,10 @@ def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | No
         processes=int(processes[0].value) if processes else None,
         ranks=_ranks(samples),
         rails=_rails(samples),
+        nvlinks=_nvlinks(samples),
+        gpu_names={labels.get("gpu", ""): labels.get("name", "") for labels, _ in samples.of(catalogue.GPU_INFO.name)},
+        nvlink_speeds={key[0]: speed for key, speed in samples.by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
+        gpu_complaints=_complaints(samples),
         ops=_ops(samples),
         rank_ops=_rank_ops(communicators) if communicators is not None else {},
         completed=_completed(samples),
@@ -267,6 +302,35 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
             errors=errors.get(key, {}),
         )
     return rails
+
+
+def _nvlinks(samples: _Samples) -> dict[NvlinkKey, ScrapedNvlink]:
+    of_link = ("gpu", "link")
+    up = samples.by(catalogue.NVLINK_UP.name, *of_link)
+    transmit = samples.by(catalogue.NVLINK_TRANSMIT_BYTES.name, *of_link)
+    receive = samples.by(catalogue.NVLINK_RECEIVE_BYTES.name, *of_link)
+    errors: dict[tuple[str, ...], dict[str, float]] = {}
+    for (gpu, link, kind), count in samples.by(catalogue.NVLINK_ERRORS.name, *of_link, "kind").items():
+        errors.setdefault((gpu, link), {})[kind] = count
+    links = {}
+    for key in samples.by(catalogue.NVLINK_INFO.name, *of_link):
+        gpu, link = key
+        links[gpu, link] = ScrapedNvlink(
+            gpu=gpu,
+            link=link,
+            up=bool(up[key]) if key in up else None,
+            transmit_bytes=transmit.get(key),
+            receive_bytes=receive.get(key),
+            errors=errors.get(key, {}),
+        )
+    return links
+
+
+def _complaints(samples: _Samples) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for gpu, reason in samples.by(catalogue.GPU_FABRIC_UNHEALTHY.name, "gpu", "reason"):
+        found[gpu] = (*found.get(gpu, ()), reason)
+    return found
 
 
 def _ops(samples: _Samples) -> dict[tuple[str, str], OpCounts]:

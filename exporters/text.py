@@ -180,6 +180,8 @@ def _bound(bound: float) -> str:
 
 def _number(value: int | float) -> str:
     """Integers (numpy's too) exactly, floats by the shortest text that reads back the same."""
+    if type(value) is float and math.isfinite(value):
+        return repr(value)
     try:
         return str(operator.index(value))  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""What the panes of the live view show of each rank, rail and operation, and how rows are sorted and filtered."""
+"""What the panes of the live view show of each rank, rail, GPU and operation, and how rows are sorted and filtered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from exporters.node_view import OpView, RailView, RankView
+from exporters.nvlink_view import GpuView
 from exporters.top_state import Order
 from exporters.top_words import amount, length, percent
 
@@ -43,19 +44,26 @@ def numeric(text: str) -> tuple[float, str]:
 
 
 def _errors(rail: RailView) -> str:
-    if rail.up is False:
-        return "DOWN " + _grown(rail)
-    return _grown(rail)
+    return ("DOWN " if rail.up is False else "") + _grown(rail)
 
 
-def _grown(rail: RailView) -> str:
-    now = [f"+{amount(more)} {name}" for name, more in rail.new_errors]
-    past = [f"({amount(more)} {name})" for name, more in rail.past_errors]
+def _link_errors(gpu: GpuView) -> str:
+    complaints = f"FABRIC {' '.join(gpu.unhealthy)} " if gpu.unhealthy else ""
+    return complaints + _grown(gpu)
+
+
+def _grown(one: RailView | GpuView) -> str:
+    now = [f"+{amount(more)} {name}" for name, more in one.new_errors]
+    past = [f"({amount(more)} {name})" for name, more in one.past_errors]
     return " ".join(now + past)
 
 
-def _part(rate: float | None, rail: RailView) -> float | None:
-    return None if rate is None or not rail.speed_bytes_per_second else rate / rail.speed_bytes_per_second
+def _links(gpu: GpuView) -> str:
+    return "–" if gpu.links_up is None else f"{gpu.links_up}/{gpu.links}"
+
+
+def _part(rate: float | None, one: RailView | GpuView) -> float | None:
+    return None if rate is None or not one.speed_bytes_per_second else rate / one.speed_bytes_per_second
 
 
 RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
@@ -112,6 +120,39 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     ),
     Column("NETNS", 10, lambda one: one.netns, lambda one: one.netns or None, amount=False, from_width=120),
     Column("ERRORS", 0, _errors, lambda one: sum(more for _, more in one.new_errors), left=True),
+)
+GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (
+    Column("GPU", 4, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
+    Column("NVLINKS", 7, _links, lambda one: one.links_down),
+    Column(
+        "TRANSMIT/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.transmit_bytes_per_second, "B"),
+        lambda one: one.transmit_bytes_per_second,
+        meter=lambda one: _part(one.transmit_bytes_per_second, one),
+    ),
+    Column(
+        "RECEIVE/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.receive_bytes_per_second, "B"),
+        lambda one: one.receive_bytes_per_second,
+        meter=lambda one: _part(one.receive_bytes_per_second, one),
+    ),
+    Column(
+        "SPEED",
+        7,
+        lambda one: amount(one.speed_bytes_per_second, "B"),
+        lambda one: one.speed_bytes_per_second,
+        from_width=100,
+    ),
+    Column("NAME", 16, lambda one: one.name, lambda one: one.name or None, amount=False, from_width=120),
+    Column(
+        "ERRORS",
+        0,
+        _link_errors,
+        lambda one: (len(one.unhealthy), sum(more for _, more in one.new_errors)),
+        left=True,
+    ),
 )
 OP_COLUMNS: Final[tuple[Column[OpView], ...]] = (
     Column("OPERATION", 16, lambda one: one.op, lambda one: one.op, amount=False),

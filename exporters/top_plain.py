@@ -1,4 +1,4 @@
-"""The live view as lines for pipes: one for the node, each stall, each rank, each rail and each operation.
+"""The live view as lines for pipes: one for the node, each stall, each rank, rail, GPU with NVLinks and operation.
 
 A line is `key=value` pairs (logfmt), the moment first and then the kind of line, so that grep and awk find what they
 look for.  Units are in the names; what cannot be known is left out.
@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from exporters.node_view import NodeView, OpView, RailView, RankView
+from exporters.nvlink_view import GpuView
 from exporters.scraped import ScrapedStall
 
 Value = str | float | int | None
@@ -37,6 +38,7 @@ def plain_lines(view: NodeView) -> Iterator[str]:
         processes=view.processes,
         ranks=len(view.ranks),
         rails=len(view.rails),
+        gpus=len(view.gpus),
         stalls=len(view.stalls),
         not_read=",".join(view.failing_collectors),
     )
@@ -46,6 +48,8 @@ def plain_lines(view: NodeView) -> Iterator[str]:
         yield line("rank", **_of_rank(rank))
     for rail in view.rails:
         yield line("rail", **_of_rail(rail))
+    for gpu in view.gpus:
+        yield line("gpu", **_of_gpu(gpu))
     for op in view.ops:
         yield line("op", **_of_op(op))
 
@@ -99,6 +103,20 @@ def _of_rail(rail: RailView) -> dict[str, Value]:
         "transmit_explained_ratio": rail.transmit_explained_ratio,
         "receive_explained_ratio": rail.receive_explained_ratio,
         "new_errors": ",".join(f"{name}:{more}" for name, more in rail.new_errors),
+    }
+
+
+def _of_gpu(gpu: GpuView) -> dict[str, Value]:
+    return {
+        "gpu": gpu.gpu,
+        "name": gpu.name,
+        "nvlinks": gpu.links,
+        "nvlinks_up": gpu.links_up,
+        "nvlink_speed_bytes_per_second": gpu.speed_bytes_per_second,
+        "nvlink_transmit_bytes_per_second": gpu.transmit_bytes_per_second,
+        "nvlink_receive_bytes_per_second": gpu.receive_bytes_per_second,
+        "new_errors": ",".join(f"{name}:{more}" for name, more in gpu.new_errors),
+        "unhealthy": ",".join(gpu.unhealthy),
     }
 
 

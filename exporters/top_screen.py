@@ -15,8 +15,18 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from exporters.node_view import NodeView, RailView, RankView
+from exporters.nvlink_view import GpuView
 from exporters.scraped import ScrapedStall
-from exporters.top_columns import METER_WIDTH, OP_COLUMNS, RAIL_COLUMNS, RANK_COLUMNS, Column, arranged, shown_columns
+from exporters.top_columns import (
+    GPU_COLUMNS,
+    METER_WIDTH,
+    OP_COLUMNS,
+    RAIL_COLUMNS,
+    RANK_COLUMNS,
+    Column,
+    arranged,
+    shown_columns,
+)
 from exporters.top_state import Pane, ViewState
 from exporters.top_words import bar, length, printable
 
@@ -26,13 +36,14 @@ _TITLES: Final[Mapping[Pane, Sequence[str]]] = {
     Pane.STALLS: (),
     Pane.RANKS: [column.title for column in RANK_COLUMNS],
     Pane.RAILS: [column.title for column in RAIL_COLUMNS],
+    Pane.GPUS: [column.title for column in GPU_COLUMNS],
     Pane.OPS: [column.title for column in OP_COLUMNS],
 }
 COLUMN_COUNTS: Final = {pane: len(titles) for pane, titles in _TITLES.items()}
 """By how many columns each pane can be sorted."""
 
 _HEADER_LINES: Final = 2
-_LEAST_LINES: Final = {Pane.STALLS: 6, Pane.RANKS: 4, Pane.RAILS: 4, Pane.OPS: 4}
+_LEAST_LINES: Final = {Pane.STALLS: 6, Pane.RANKS: 4, Pane.RAILS: 4, Pane.GPUS: 3, Pane.OPS: 4}
 """What a pane keeps where there is not room for all, if it has as much to show."""
 _NEARLY_FULL: Final = 0.9
 _MUCH_TIME: Final = 2.0
@@ -51,6 +62,7 @@ _HELP: Final = """\
  TIME    from hand-over to the end, mean; LATE: time it keeps others waiting
  EXPL    wire bytes expected of collectives over port bytes (EXPL IN: received)
  ERRORS  +n grew just now, (n) since this program started; DOWN: no link
+ NVLINKS links up of those that the GPU has; rates are of all its links together
  MEAN SIZE  payload of a call; ALGBW BUSBW: of operations that completed
 
  – is: cannot be known.                  any key goes back"""
@@ -183,6 +195,14 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
             placeholder=f" no {pane.value[:-1]} has these words" if rows else f" no {pane.value} yet",
         )
 
+    def links() -> _Content:
+        # Most hosts with GPUs have NVLinks, and hosts without either need no line that says so.
+        shown = table(Pane.GPUS, view.gpus, GPU_COLUMNS, _gpu_style)
+        if view.gpus:
+            return shown
+        nothing = " no NVLink" if state.focus is Pane.GPUS else ""
+        return _Content(None, 0, shown.line, placeholder=nothing)
+
     stalls = _stall_lines(view, width)
     return {
         Pane.STALLS: _Content(
@@ -193,6 +213,7 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
         ),
         Pane.RANKS: table(Pane.RANKS, view.ranks, RANK_COLUMNS, _rank_style),
         Pane.RAILS: table(Pane.RAILS, view.rails, RAIL_COLUMNS, _rail_style),
+        Pane.GPUS: links(),
         Pane.OPS: table(Pane.OPS, view.ops, OP_COLUMNS, lambda _: ""),
     }
 
@@ -274,6 +295,15 @@ def _rail_style(rail: RailView) -> str:
     if rail.up is False or rail.blamed:
         return _BAD
     return "red" if rail.new_errors else "yellow" if rail.past_errors else ""
+
+
+def _gpu_style(gpu: GpuView) -> str:
+    if gpu.unhealthy:
+        return _BAD
+    if gpu.new_errors:
+        return "red"
+    # All links down is how a GPU looks that is not bridged to any other.
+    return "yellow" if gpu.past_errors or (gpu.links_down and gpu.links_up) else ""
 
 
 def _stall_lines(view: NodeView, width: int) -> list[Text]:

@@ -19,6 +19,7 @@ class Pane(StrEnum):
     STALLS = "stalls"
     RANKS = "ranks"
     RAILS = "rails"
+    GPUS = "GPUs"
     OPS = "operations"
 
 

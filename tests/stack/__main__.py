@@ -90,7 +90,10 @@ def _run(options: argparse.Namespace, said: Said) -> None:
     # Large batches: ranks wait in collectives and nowhere else, as they do in training.
     load = JobOptions(pattern="ddp", seconds=_HOUR_SECONDS * 24, batch=1_000_000_000, linger=True, pace_us=_PACE_US)
     said.line(f"{options.hosts} hosts with 2 rails and an agent each, Prometheus, Alertmanager …")
-    with Stack(options.hosts, pace=pace, told=said.notification) as stack, Job(stack.fabric.hosts, load) as job:
+    # Every panel has something to show.
+    agent = ["--series.peers", "16"]
+    running = Stack(options.hosts, pace=pace, agent=agent, told=said.notification)
+    with running as stack, Job(stack.fabric.hosts, load) as job:
         print(_pages(stack), flush=True)
         plan = _plan(options, stack, job)
         if plan is not None:

@@ -16,10 +16,13 @@ from typing import Final
 from agent.snapshot import Snapshot
 from exporters.families import families
 from exporters.metric import Family
+from exporters.selection import Selection
 from exporters.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, rail
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
+"""The first is as agents are; the others are asked for every detail (--series.detail=all)."""
+DETAILED_PATH: Final = "/detailed"
 COUNTED_PER_SECOND: Final = 3_000_000
 """By every counter; at a threshold of some rule, stores would differ by how they extrapolate rates."""
 
@@ -27,7 +30,12 @@ COUNTED_PER_SECOND: Final = 3_000_000
 def snapshot() -> Snapshot:
     """Something of everything, a rail that is down and counters of every severity among it."""
     full = full_snapshot()
-    counters = (("link_downed", "page", 1), ("np_cnp_sent", "warn", 42), ("rx_packets", "context", 7))
+    counters = (
+        ("link_downed", "page", 1),
+        ("packet_seq_err", "warn", 42),
+        ("np_cnp_sent", "context", 7),
+        ("rx_packets", "context", 7),
+    )
     first, *others = full.rails
     rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
     return replace(full, rails=rails, realtime_ns=time.time_ns())
@@ -57,7 +65,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seconds = time.monotonic() - self.server.began
-        shown = [risen(one, seconds) for one in families(self.server.snapshot())]
+        selection = Selection(["all"] if self.path == DETAILED_PATH else [])
+        shown = [risen(one, seconds) for one in families(self.server.snapshot(), selection=selection)]
         body = Renderer().render(shown, Format.PROMETHEUS)
         self.send_response(200)
         self.send_header("Content-Type", Format.PROMETHEUS.content_type)
@@ -79,13 +88,14 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def served(taken: Callable[[], Snapshot] = snapshot, hosts: Sequence[str] = HOSTS) -> Iterator[str]:
-    """Serve the metrics, the same for all hosts; yields the scrape configuration."""
+    """Serve the metrics, with more detail for all hosts but the first; yields the scrape configuration."""
     server = _Server(taken)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     thread.start()
     targets = "".join(
-        f"      - targets: ['127.0.0.1:{server.server_port}']\n        labels: {{instance: '{host}'}}\n"
-        for host in hosts
+        f"      - targets: ['127.0.0.1:{server.server_port}']\n"
+        f"        labels: {{instance: '{host}', __metrics_path__: '{DETAILED_PATH if at else '/metrics'}'}}\n"
+        for at, host in enumerate(hosts)
     )
     try:
         yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}"

@@ -1,7 +1,8 @@
 """Every query of every dashboard against a real Prometheus: it parses, runs, and finds what there is to find.
 
-The metrics are simulated: two hosts serve what the exporter makes of a made-up snapshot, with counters that rise.  No
-Grafana server takes part: its variables are put in as Grafana would, and Prometheus is asked what Grafana would ask.
+The metrics are simulated: two hosts serve what the exporter makes of a made-up snapshot, with counters that rise; one
+of them as agents are, the other with every detail that can be asked for.  No Grafana server takes part: its variables
+are put in as Grafana would, and Prometheus is asked what Grafana would ask.
 """
 
 from __future__ import annotations
@@ -67,6 +68,13 @@ def test_a_panel_shows_what_there_is(
     assert named <= {label for one in found for label in one.labels}
 
 
+def test_every_panel_has_something_to_show_of_an_agent_as_it_is(store: PrometheusStore) -> None:
+    for document in DOCUMENTS.values():
+        for panel in document.panels:
+            shown = [asked(store, query.expression, host=HOSTS[0]) for query in panel.queries]
+            assert any(shown) or not shown, panel.title
+
+
 def test_numbers_are_those_of_the_metrics(store: PrometheusStore) -> None:
     """Known values come out at the other end of some queries, so that they ask what their titles say."""
 
@@ -81,6 +89,7 @@ def test_numbers_are_those_of_the_metrics(store: PrometheusStore) -> None:
     assert shown("railscope-fleet", "Communicators") == [2]
     assert shown("railscope-job", "Oldest operation in flight") == [0.25]
     assert shown("railscope-stall", "Ranks stalled") == [1]
+    assert shown("railscope-stall", "Rails down") == [2]
     assert shown("railscope-agent", "Failing sources") == [2]
     assert shown("railscope-agent", "Simulated inputs") == [2]
 

@@ -1,17 +1,19 @@
-"""A real Prometheus that takes native histograms asks us for protobuf, and answers from them."""
+"""A real Prometheus that takes native histograms asks us for protobuf, and answers from them, panels included."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from agent.completion import BANDWIDTH_BOUNDS
 from agent.node_totals import SIZE_BOUNDS
 from agent.prometheus_query import Endpoint, PrometheusStore
 from agent.snapshot import Histogram, OpHistogram, Snapshot
+from dashboards import build, documents, expressions
 from exporters.http import MetricsServer, ServerSettings
 from tests.stack.prometheus import prometheus, until
 from tests.unit.exporters_snapshots import full_snapshot
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.stack
 
 FEATURE = "--enable-feature=native-histograms"
 SIZE = "railscope_collective_size_bytes"
+BANDWIDTH = "railscope_collective_bus_bandwidth_bytes_per_second"
 
 
 class Growing:
@@ -36,10 +39,15 @@ class Growing:
         counts = [0] * (len(SIZE_BOUNDS) + 1)
         counts[0], counts[26] = scrapes, 100 * scrapes
         sizes = OpHistogram("AllReduce", Histogram(SIZE_BOUNDS, tuple(counts), 100.0 * scrapes * 48 * 2**20))
-        return replace(full_snapshot(), sizes=(sizes,))
+        counts = [0] * (len(BANDWIDTH_BOUNDS) + 1)
+        counts[BANDWIDTH_BOUNDS.index(2.0**36)] = 100 * scrapes
+        bandwidths = OpHistogram("AllReduce", Histogram(BANDWIDTH_BOUNDS, tuple(counts), 100.0 * scrapes * 48e9))
+        return replace(full_snapshot(), sizes=(sizes,), bandwidths=(bandwidths,))
 
 
-def test_quantiles_of_native_histograms_need_no_le_and_find_what_was_counted(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore]:
+    """A Prometheus that takes native histograms, and scrapes one agent."""
     server = MetricsServer(
         ServerSettings(listen_address="127.0.0.1:0"),
         snapshot=Growing().snapshot,
@@ -49,22 +57,46 @@ def test_quantiles_of_native_histograms_need_no_le_and_find_what_was_counted(tmp
     with server:
         target = server.url.removeprefix("http://")
         config = f"scrape_configs:\n  - job_name: railscope\n    static_configs: [{{targets: ['{target}']}}]\n"
-        with prometheus(tmp_path, config, arguments=[FEATURE]) as url:
-            store = PrometheusStore(Endpoint(url))
+        with prometheus(tmp_path_factory.mktemp("prometheus"), config, arguments=[FEATURE]) as url:
+            yield PrometheusStore(Endpoint(url))
 
-            def value(query: str) -> float:
-                found = store.query(query)
-                return found[0].value if len(found) == 1 else math.nan
 
-            until(lambda: value(f"histogram_count(rate({SIZE}[10s]))") > 0, "a rate of the native histogram")
-            # In the bucket that ends with 64 MiB: a native histogram's quantile has no `le` to be found by.
-            assert 2**25 < value(f"histogram_quantile(0.5, rate({SIZE}[10s]))") <= 2**26
-            # The calls without bytes are in the bucket around zero, one of 101.
-            assert 0 <= value(f"histogram_quantile(0.005, rate({SIZE}[10s]))") <= 1
-            assert value(f"histogram_sum({SIZE}) / (histogram_count({SIZE}) * 100 / 101)") == 48 * 2**20
-            # What is native has no classic buckets beside it, unless a newer Prometheus is told to keep them.
-            assert store.query(f"{SIZE}_bucket") == ()
-            # Histograms of times have no native bounds: as ever.
-            assert value('count(railscope_collective_duration_seconds_bucket{op="AllReduce", source="proxy"})') > 1
-            assert value("railscope_snapshot_timestamp_seconds") > 0
-            assert value("up") == 1
+def test_quantiles_of_native_histograms_need_no_le_and_find_what_was_counted(native: PrometheusStore) -> None:
+    def value(query: str) -> float:
+        found = native.query(query)
+        return found[0].value if len(found) == 1 else math.nan
+
+    until(lambda: value(f"histogram_count(rate({SIZE}[10s]))") > 0, "a rate of the native histogram")
+    # In the bucket that ends with 64 MiB: a native histogram's quantile has no `le` to be found by.
+    assert 2**25 < value(f"histogram_quantile(0.5, rate({SIZE}[10s]))") <= 2**26
+    # The calls without bytes are in the bucket around zero, one of 101.
+    assert 0 <= value(f"histogram_quantile(0.005, rate({SIZE}[10s]))") <= 1
+    assert value(f"histogram_sum({SIZE}) / (histogram_count({SIZE}) * 100 / 101)") == 48 * 2**20
+    # What is native has no classic buckets beside it, unless a newer Prometheus is told to keep them.
+    assert native.query(f"{SIZE}_bucket") == ()
+    # Histograms of times have no native bounds: as ever.
+    assert value('count(railscope_collective_duration_seconds_bucket{op="AllReduce", source="proxy"})') > 1
+    assert value("railscope_snapshot_timestamp_seconds") > 0
+    assert value("up") == 1
+
+
+def job_panels(*metrics: str) -> Iterator[tuple[documents.Panel, str]]:
+    """The panels of the dashboard Job that ask for one of these, with each query as Prometheus gets it."""
+    for panel in documents.read_all(build.COMMITTED)["railscope-job.json"].panels:
+        for query in panel.queries:
+            if any(metric in query.expression for metric in metrics):
+                yield panel, expressions.substituted(query.expression, "10s")
+
+
+def test_panels_show_native_histograms_too(native: PrometheusStore) -> None:
+    until(lambda: bool(native.query(f"histogram_count(rate({BANDWIDTH}[10s])) > 0")), "a rate of the native histogram")
+    panels = list(job_panels(SIZE, BANDWIDTH))
+    assert {panel.title for panel, _ in panels} == {"Message sizes", "Bus bandwidth of single operations"}
+    assert len(panels) == 4
+    for panel, expression in panels:
+        if panel.kind == "heatmap":
+            (operations,) = native.query(f"histogram_count({expression})")
+            assert operations.value > 0, panel.title
+        else:
+            (bytes_per_second,) = native.query(expression)
+            assert 2**35 < bytes_per_second.value <= 2**36, panel.title

@@ -21,6 +21,7 @@ from agent.snapshot import (
     NvlinkFacts,
     OpHistogram,
     OpTotal,
+    PeerTotal,
     ProbeLevel,
     RailFacts,
     RailLedger,
@@ -82,7 +83,7 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         receive_explained_ratio=0.911,
         transmit_rate=RATES,
         receive_rate=replace(RATES, sum=None),
-        counters=(("link_downed", "error", 1), ("np_cnp_sent", "congestion", 42)),
+        counters=(("link_downed", "page", 1), ("np_cnp_sent", "context", 42)),
         transmit_collective_bytes=2**62 - 5,
         queue=RailQueue("mq", 4096, 3, 5, 6, 7),
         tcp=RailTcp(4, 2, 0.0005, 0.002, 10**9, 1, 12, 0, 2**40, 2**39, 9, 1448, 1, 10**6, 12.5, 0.25, 0.0),
@@ -183,6 +184,11 @@ def full_snapshot() -> Snapshot:
         monotonic_ns=8_500_000_000,
         arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
         rank_times=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
+        peers=(
+            PeerTotal("00c0ffee00c0ffee", "0", "1", "ring", 3 << 29),
+            PeerTotal("00c0ffee00c0ffee", "1", "0", "call", 4096),
+            PeerTotal("00c0ffee00c0ffee", "1", "other", "call", 2**61),
+        ),
         completed=(CompletedTotal("AllReduce", 1 << 20, 100, 100 << 20, 150 << 20, 1.25),),
         comm_events={"init": 3, "abort": 0},
         comm_errors={"remote_error": 1},
@@ -223,6 +229,7 @@ def large_snapshot(communicators: int = 7_000, rails: int = 64) -> Snapshot:
         base,
         arrivals=(),
         rank_times=(),
+        peers=(),
         communicators=tuple(
             communicator(comm=f"{number // 8:016x}", rank=str(number % 8), pid=number + 2)
             for number in range(communicators)

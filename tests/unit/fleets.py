@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from agent.fleet_facts import Agent, Fleet, LongWait, Moving, Rail, Rank, Stall
 from agent.fleet_sequences import Position
+from agent.verdict_words import Finding, verdict_of
 
 NOW: Final = 1_000_000.0
 COMM: Final = "00000000000000aa"
@@ -121,3 +122,16 @@ class Fleets:
             tuple(self.waiting),
             communicators=len({one.comm for one in self.ranks}),
         )
+
+
+def only(fleets: Fleets) -> Finding:
+    """The one root cause of their verdict."""
+    verdict = verdict_of(fleets.made())
+    assert verdict.problem
+    (finding,) = verdict.findings
+    return finding
+
+
+def waiting(hosts: int = 2) -> Fleets:
+    """A communicator in which every rank waits and no host knows why."""
+    return Fleets(hosts).communicator().all_say("unknown")

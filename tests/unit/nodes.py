@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.snapshot import RailFacts, Snapshot
+from agent.snapshot import NvlinkFacts, RailFacts, Snapshot
 from exporters.communicator_page import communicators_json
 from exporters.families import families
 from exporters.node_view import NodeView, node_view
@@ -70,6 +70,7 @@ def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
             for one in snapshot.rank_times
         ),
         rails=tuple(_rail_later(one, steps) for one in snapshot.rails),
+        nvlinks=tuple(_nvlink_later(one, steps) for one in snapshot.nvlinks),
     )
 
 
@@ -80,6 +81,15 @@ def _rail_later(rail: RailFacts, steps: int) -> RailFacts:
         rail,
         transmit_bytes=rail.transmit_bytes + 60_000_000_000 * steps,
         receive_bytes=rail.receive_bytes + 30_000_000_000 * steps,
+    )
+
+
+def _nvlink_later(link: NvlinkFacts, steps: int) -> NvlinkFacts:
+    """10 GB/s sent and 5 GB/s received, where the GPU counts."""
+    return replace(
+        link,
+        transmit_bytes=None if link.transmit_bytes is None else link.transmit_bytes + 20_000_000_000 * steps,
+        receive_bytes=None if link.receive_bytes is None else link.receive_bytes + 10_000_000_000 * steps,
     )
 
 

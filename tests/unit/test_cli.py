@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -43,11 +45,23 @@ def test_a_word_that_is_no_command_names_the_help_of_all(capsys: pytest.CaptureF
 
 def test_the_doctor_s_help_lists_what_matters_to_it_and_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     _, text = said(capsys, "doctor", "--help")
-    for flag in ("--json", "--pid", "--rail.devices", "--probe.attach", "--path.procfs", "--config.file"):
+    for flag in ("--json", "--pid", "--rail.devices", "--loader", "--probe.attach", "--path.procfs", "--config.file"):
         assert flag in text
-    for flag in ("--web.listen-address", "--limit.series", "--once", "--collector.netdev", "--rail.window"):
+    for flag in ("--web.listen-address", "--limit.series", "--once", "--collector.netdev", "--rail.window", "--log"):
         assert flag not in text
-    status, text = said(capsys, "doctor", "--web.listen-address", ":9779", "--bogus")
+    status, text = said(capsys, "doctor", "--web.listen-address", ":9779", "--log.level", "debug", "--bogus")
+    assert (status, "unknown option --bogus" in text) == (2, True)
+
+
+def test_the_help_of_record_lists_what_matters_to_a_recording_and_takes_the_rest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, text = said(capsys, "record", "--help")
+    for flag in ("--output", "--level", "--rail.sample-interval", "--collector.rdma", "--log.level"):
+        assert flag in text
+    for flag in ("--web.listen-address", "--stall.after", "--once", "--collector.tcp", "--collector.nvlink"):
+        assert flag not in text
+    status, text = said(capsys, "record", "-o", "x.npz", "--no-collector.tcp", "--bogus")
     assert (status, "unknown option --bogus" in text) == (2, True)
 
 
@@ -68,6 +82,24 @@ def test_a_file_name_that_is_too_long_is_one_line_and_status_2(
     assert complaint.startswith("railscope")
     assert f"{name}: {os.strerror(errno.ENAMETOOLONG)}" in complaint
     assert complaint.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.version() == metadata.version("railscope")
+    monkeypatch.setattr(sys, "path", ["", "/nonexistent"])
+    assert cli.version() == "unknown"
+
+
+def test_every_command_has_options_of_its_own_and_is_known_by_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(capsys, "--help")
+    commands = re.findall(r"^    ([a-z]+)(?:\s|$)", text, re.MULTILINE)
+    assert {"agent", "doctor", "top", "record", "report", "diagnose", "dashboards"} <= set(commands)
+    for command in commands:
+        status, text = said(capsys, command, "--help")
+        assert status == 0
+        usage, _, _ = text.partition("\n\n")
+        assert usage.startswith(f"usage: railscope {command} [-h]")
+        assert usage.split() != ["usage:", "railscope", command, "[-h]"], "it has options of its own"
 
 
 def test_an_error_that_is_of_no_named_file_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

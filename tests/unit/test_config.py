@@ -109,6 +109,7 @@ def test_every_flag_reaches_its_field() -> None:
         "--probe.scan-interval=1m30s", "--probe.attach=multi", "--probe.enqueue-time=off", "--probe.sample-every=1",
         "--rail.devices", "eth*", "ib0=3", "--rail.sample-interval=1ms", "--rail.window=1m",
         "--rail.small-message=1KiB", "--limit.series=500", "--limit.communicator-lifetime=1h",
+        "--series.detail", "counters", "nvlinks",
         "--limit.aggregates=2048", "--limit.communicators=100", "--limit.ring=1MiB", "--path.sysfs=/a",
         "--recordings.directory=", "--recordings.max-bytes=1GiB", "--recordings.window=5m", "--recordings.memory=0",
         "--path.procfs=/b", "--log.level=debug", "--log.format=json", "--no-collector.netdev", "--once",
@@ -118,6 +119,7 @@ def test_every_flag_reaches_its_field() -> None:
         scan_interval_ns=90_000_000_000, probe_attach="multi", probe_enqueue_time="off", probe_sample_every=1,
         rails=("eth*", "ib0=3"), sample_interval_ns=1_000_000, correlation_window_ns=60_000_000_000,
         small_payload_bytes=1024, series_limit=500, comm_lifetime_ns=3_600_000_000_000, aggregate_entries=2048,
+        series_detail=("counters", "nvlinks"),
         communicator_entries=100, ring_bytes=1 << 20, recordings_directory=None, recordings_max_bytes=1 << 30,
         recordings_window_ns=300_000_000_000, recordings_memory_bytes=0, sysfs=Path("/a"), procfs=Path("/b"),
         log_level="debug",
@@ -209,7 +211,7 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         (
             "- a\n",
             "line 1: the file must hold keys with values "
-            "(collectors, limits, logging, path, probes, rails, recordings, stalls, web)",
+            "(collectors, limits, logging, path, probes, rails, recordings, series, stalls, web)",
         ),
         ("hello\n", "line 1: the file must hold keys with values"),
         ("web: 9779\n", "line 1: web must hold keys with values (listen_address, telemetry_path, config_file)"),

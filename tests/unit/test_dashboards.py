@@ -125,6 +125,7 @@ def test_every_metric_is_shown_somewhere() -> None:
             asking("railscope_rail_rate_bytes_total"),
         ),
         ("which nothing exports", asking("railscope_rail_up_bucket")),
+        ("which nothing exports", asking("histogram_count(railscope_collective_duration_seconds)")),
         ("is no PromQL", asking("sum by (rail (railscope_rail_up)")),
         ("the label op", asking('railscope_rail_up{op="AllReduce"}')),
         ("the label le", asking('railscope_rail_up{le="1"}')),
@@ -158,6 +159,7 @@ def test_a_mistake_is_found(committed: Path, what: str, change: Callable[[dict[s
     [
         'railscope_collective_size_bytes_bucket{le="1"}',
         "railscope_collective_size_bytes_sum",
+        "histogram_count(railscope_collective_size_bytes)",
         'railscope_comm_info{exported_job="7",user="ada",pod="x"}',
         'railscope_rail_up{netns="pod"} and up{job="railscope"}',
         "rail:railscope_transmit_bytes:rate1m",

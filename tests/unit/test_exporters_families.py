@@ -12,6 +12,7 @@ from exporters import catalogue
 from exporters.budget import SeriesBudget
 from exporters.families import families
 from exporters.metric import Family
+from exporters.selection import SUMMED, Selection
 from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
@@ -32,7 +33,8 @@ def count(shown: Iterable[Family]) -> int:
 
 
 def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> None:
-    assert [family.metric for family in families(full_snapshot())] == list(catalogue.METRICS)
+    shown = families(full_snapshot(), selection=Selection(["all"]))
+    assert [family.metric for family in shown] == list(catalogue.METRICS)
 
 
 def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it_is_not_known() -> None:
@@ -130,8 +132,16 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
     assert count(shown) <= budget.limit
 
 
+def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
+    whole = count(families(full_snapshot()))
+    shown = families(full_snapshot(), SeriesBudget(whole - 1))
+    assert not samples(shown, "comm_peer_wire_bytes_total")
+    assert len(samples(shown, "comm_info")) == 3
+    assert samples(shown, "series_dropped_total")[-1] == ({"reason": "cap"}, 3)
+
+
 def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
-    snapshot = replace(full_snapshot(), arrivals=(), rank_times=())
+    snapshot = replace(full_snapshot(), arrivals=(), rank_times=(), peers=())
     core = count(families(replace(snapshot, communicators=(), rails=())))
     without_counters = replace(snapshot, communicators=(), rails=tuple(replace(r, counters=()) for r in snapshot.rails))
     shown = families(snapshot, SeriesBudget(count(families(without_counters))))
@@ -183,7 +193,7 @@ rails = st.builds(
     few_texts,
     few_texts,
     few_texts,
-    st.lists(st.tuples(few_texts, few_texts, st.integers(0, 9))).map(tuple),
+    st.lists(st.tuples(few_texts, few_texts | st.sampled_from(SUMMED), st.integers(0, 9))).map(tuple),
 )
 sizes = st.builds(OpHistogram, few_texts, st.just(Histogram((1.0, 2.0), (1, 2, 3), None)))
 snapshots = st.builds(

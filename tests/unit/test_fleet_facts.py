@@ -214,6 +214,19 @@ def test_rails_are_read_for_the_hosts_of_the_stall(store: CannedStore) -> None:
     assert asked == 'railscope_rail_up{instance=~"host0:9779|host1:9779"}'
 
 
+def test_a_counter_that_was_not_shown_while_it_was_0_counts_as_risen_by_what_it_shows(store: CannedStore) -> None:
+    rail = {"instance": "host1:9779", "rail": "0", "device": "mlx5_0"}
+    store.say("railscope_rail_info", 1, **rail)
+    read(store)
+    (appeared,) = (one for one in store.asked if " unless " in one and "railscope_rail_events_total" in one)
+    assert "railscope_rail_events_by_severity_total" in appeared
+    store.say(re.sub(r"\{[^}]*\}|\s", "", appeared), 7, **rail, counter="packet_seq_err", severity="warn")
+    store.say("increase(railscope_rail_events_total)>0", 3, **rail, counter="packet_seq_err", severity="warn")
+    store.say("increase(railscope_rail_events_total)>0", 1, **rail, counter="link_downed", severity="page")
+    (found,) = read(store).rails
+    assert found.events == (("link_downed", "page", 1.0), ("packet_seq_err", "warn", 7.0))
+
+
 def test_names_with_special_characters_are_matched_literally(store: CannedStore) -> None:
     agent(store, 'a.b"c:1')
     rank(store, 'a.b"c:1', 5)

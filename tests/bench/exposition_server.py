@@ -1,0 +1,127 @@
+"""A process that serves the same series twice, by the agent's server and by prometheus-client's; and watches the time.
+
+    python -m tests.bench.exposition_server SERIES [--peer]
+
+It prints one line of JSON: `ours`, `peers` (empty without --peer; address and port of each) and `series`.  Each line
+"SECONDS" of standard input is answered by a line with the 99th percentile of how late a thread was, in nanoseconds,
+that woke every millisecond for so long.
+
+The series are a typical node's (dashboards/typical_node.py), with as many communicators as it takes; two states of it
+are shown in turn, so that values change from scrape to scrape.  prometheus-client has one Gauge a series, as its users
+have, and shows the same lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+from agent.snapshot import Snapshot
+from dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
+from exporters.budget import SeriesBudget
+from exporters.families import families
+from exporters.http import MetricsServer, ServerSettings
+from exporters.metric import Family
+
+PERIOD_NS: Final = 1_000_000
+_ADDRESS: Final = "127.0.0.1"
+_UNLIMITED: Final = 10**9
+_USUAL: Final = GPUS * COMMUNICATORS_OF_A_GPU
+
+
+def node_with(series: int) -> Snapshot:
+    """A node that shows at least so many series, and at most a communicator's more."""
+    usual = series_of(typical_node())
+    of_a_communicator = series_of(typical_node(_USUAL + 1)) - usual
+    return typical_node(_USUAL + max(0, math.ceil((series - usual) / of_a_communicator)))
+
+
+def series_of(node: Snapshot) -> int:
+    return sum(family.series() for family in families(node, SeriesBudget(_UNLIMITED)))
+
+
+def lateness_ns(seconds: float, period_ns: int = PERIOD_NS) -> int:
+    """The 99th percentile of how late this thread is, which is to run once a period; beats that it misses are late."""
+    late: list[int] = []
+    due = time.monotonic_ns() + period_ns
+    end = due + round(seconds * 1e9)
+    while due < end:
+        time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
+        now = time.monotonic_ns()
+        while due <= now:
+            late.append(now - due)
+            due += period_ns
+    return round(statistics.quantiles(late, n=100)[98])
+
+
+def gauges(shown: Iterable[Family]) -> CollectorRegistry:
+    """A Gauge for every series."""
+    registry = CollectorRegistry()
+    for family in shown:
+        name, labels = family.metric.name, family.labels
+        if family.samples:
+            gauge = Gauge(name, family.metric.help, labels, registry=registry)
+            for values, value in family.samples:
+                _child(gauge, values).set(value)
+        if family.histograms:
+            bucket = Gauge(f"{name}_bucket", family.metric.help, (*labels, "le"), registry=registry)
+            count = Gauge(f"{name}_count", family.metric.help, labels, registry=registry)
+            total = Gauge(f"{name}_sum", family.metric.help, labels, registry=registry)
+            for values, histogram in family.histograms:
+                ends = (*map(str, histogram.bounds), "+Inf")
+                for end, below in zip(ends, accumulate(histogram.counts), strict=True):
+                    _child(bucket, (*values, end)).set(below)
+                _child(count, values).set(sum(histogram.counts))
+                if histogram.sum is not None:
+                    _child(total, values).set(histogram.sum)
+    return registry
+
+
+def _child(gauge: Gauge, values: tuple[str | None, ...]) -> Gauge:
+    return gauge.labels(*(value or "" for value in values)) if values else gauge
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("series", type=int)
+    parser.add_argument("--peer", action="store_true")
+    options = parser.parse_args()
+    one = node_with(options.series)
+    other = replace(
+        one, communicators=tuple(replace(each, enqueued=2, inflight_seconds=0.5) for each in one.communicators)
+    )
+    turns = itertools.cycle((one, other))
+    server = MetricsServer(
+        ServerSettings(listen_address=f"{_ADDRESS}:0"),
+        snapshot=lambda: next(turns),
+        healthy=lambda: (True, "ok"),
+        ready=lambda: (True, "ready"),
+        budget=SeriesBudget(_UNLIMITED),
+    )
+    peers = ""
+    if options.peer:
+        peer, _ = start_http_server(0, _ADDRESS, gauges(families(one, SeriesBudget(_UNLIMITED))))
+        peers = f"{_ADDRESS}:{peer.server_port}"
+    with server:
+        gc.collect()  # as the agent does after its start
+        gc.freeze()
+        ours = f"{_ADDRESS}:{server.port}"
+        print(json.dumps({"ours": ours, "peers": peers, "series": series_of(one)}), flush=True)
+        for line in sys.stdin:
+            print(lateness_ns(float(line)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How the server keeps its connections, however many and however slow its clients are."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+
+import pytest
+
+from agent.snapshot import Snapshot
+from exporters.http import MetricsServer
+from tests.unit.exporters_snapshots import full_snapshot
+from tests.unit.http_agent import FREE_PORT, Agent, Response, ask, ask_on, raw, received_until_closed, serving
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    with serving() as one:
+        yield one
+
+
+def until_idle(server: MetricsServer, count: int) -> None:
+    deadline = time.monotonic() + 10
+    while server.idle_connections != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_one_connection_serves_scrape_after_scrape(agent: Agent) -> None:
+    server = agent.server()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as client:
+        client.connect()
+        ours = client.sock.getsockname()
+        for path in ("/metrics", "/nothing", "/healthz"):
+            ask_on(client, path)
+            assert client.sock is not None
+            assert client.sock.getsockname() == ours
+
+
+def test_requests_that_arrive_together_are_answered_in_order(agent: Agent) -> None:
+    said = raw(
+        agent.server(),
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    )
+    assert re.findall(rb"\r\n\r\n(\w+)\n", said) == [b"ok", b"ready"]
+
+
+def test_an_old_client_is_answered_and_the_connection_closed(agent: Agent) -> None:
+    assert raw(agent.server(), b"GET /healthz HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nok\n")
+
+
+def test_a_request_with_a_body_ends_the_connection_so_that_the_body_is_not_taken_for_a_request(agent: Agent) -> None:
+    inner = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+    said = raw(agent.server(), b"GET /healthz HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(inner), inner))
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert b"\r\nConnection: close\r\n" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.1\r\n\r\n", b"505"),
+        (b"GET / WHAT/1.1\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000, b"431"),
+    ],
+)
+def test_what_is_no_request_gets_one_line_and_is_closed(agent: Agent, data: bytes, status: bytes) -> None:
+    said = raw(agent.server(), data)
+    assert said.startswith(b"HTTP/1.1 " + status + b" ")
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"Connection: close" in head
+    assert body.count(b"\n") == 1
+
+
+def test_a_client_that_trickles_its_request_is_cut_off_at_the_deadline(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, request_timeout_seconds=0.3))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        stop = threading.Event()
+        # A byte now and then must not buy more time.
+        trickle = threading.Thread(target=send_slowly, args=(client, stop))
+        trickle.start()
+        try:
+            assert received_until_closed(client) == b""
+        finally:
+            stop.set()
+            trickle.join()
+
+
+def send_slowly(client: socket.socket, stop: threading.Event) -> None:
+    for byte in b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 10_000:
+        if stop.wait(0.05):
+            return
+        try:
+            client.send(bytes([byte]))
+        except OSError:
+            return
+
+
+def test_an_idle_connection_is_closed(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, idle_timeout_seconds=0.2))
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        assert client.recv(1) == b""
+
+
+def begun_request(server: MetricsServer) -> socket.socket:
+    """A connection whose request is on its way, and the server knows it."""
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /he")
+    assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    return client
+
+
+def test_more_connections_than_allowed_are_answered_503_and_a_free_place_is_used_again(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=2))
+    with ExitStack() as clients:
+        first, second = (clients.enter_context(closing(begun_request(server))) for _ in range(2))
+        assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
+        for client in (first, second):
+            client.sendall(b"althz HTTP/1.1\r\nConnection: close\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        # Their places are free once their threads have ended, an instant after the clients saw the end.
+        freed = threading.Event()
+        for _ in range(200):
+            if raw(server, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "):
+                freed.set()
+                break
+            freed.wait(0.02)
+        assert freed.is_set()
+
+
+def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=3))
+    with ExitStack() as clients:
+        busy = clients.enter_context(closing(begun_request(server)))
+        older, newer = (
+            clients.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+            for _ in range(2)
+        )
+        for number, client in enumerate((older, newer), 1):
+            assert ask_on(client, "/healthz").status == 200
+            # The answer may be here before the server has gone back to waiting.
+            until_idle(server, number)
+        assert ask(server, "/healthz").status == 200
+        assert older.sock is not None
+        assert older.sock.recv(1) == b""
+        assert ask_on(newer, "/healthz").status == 200
+        busy.sendall(b"althz HTTP/1.1\r\n\r\n")
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_that_never_ask_anything_do_not_hold_off_a_scrape(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=2))
+    with ExitStack() as clients:
+        for _ in range(5):
+            clients.enter_context(closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)))
+        assert ask(server, "/metrics").status == 200
+
+
+def test_a_scrape_whose_client_has_gone_does_not_hold_a_place(agent: Agent) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Snapshot:
+        begun.set()
+        assert go_on.wait(10)
+        return full_snapshot()
+
+    agent.snapshot = slow
+    server = agent.server(replace(FREE_PORT, max_connections=1))
+    try:
+        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert begun.wait(10)
+            assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
+        assert ask(server, "/healthz").status == 200
+    finally:
+        go_on.set()
+
+
+def test_health_answers_while_a_snapshot_takes_long(agent: Agent) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Snapshot:
+        begun.set()
+        assert go_on.wait(10)
+        return full_snapshot()
+
+    agent.snapshot = slow
+    server = agent.server()
+    answers: list[Response] = []
+    scrape = threading.Thread(target=lambda: answers.append(ask(server, "/metrics")))
+    scrape.start()
+    try:
+        assert begun.wait(10)
+        assert ask(server, "/healthz").status == 200
+    finally:
+        go_on.set()
+        scrape.join()
+    assert answers[0].status == 200
+
+
+def test_two_scrapes_at_once_take_one_snapshot_after_the_other(agent: Agent) -> None:
+    taking = threading.Lock()
+    alone: list[bool] = []
+
+    def snapshot() -> Snapshot:
+        alone.append(taking.acquire(blocking=False))
+        threading.Event().wait(0.05)
+        taking.release()
+        return full_snapshot()
+
+    agent.snapshot = snapshot
+    server = agent.server()
+    scrapes = [threading.Thread(target=ask, args=(server, "/metrics")) for _ in range(3)]
+    for scrape in scrapes:
+        scrape.start()
+    for scrape in scrapes:
+        scrape.join()
+    assert alone == [True, True, True]
