@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.wire import Placement, wire_share
 from probes.nccl.abi import Op
@@ -51,8 +51,7 @@ _SETTLED_WITHIN: Final = 64
 """A backlog above the lowest by less than this part of a window's traffic counts as settled."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedCalls:
+class ObservedCalls(NamedTuple):
     """All calls so far of one kind on one rank's end of a communicator."""
 
     comm: str

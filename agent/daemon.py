@@ -24,10 +24,11 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
+from agent.drain_pace import pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
-from agent.recorder_feed import RecorderFeed, make_recorder
+from agent.recorder_feed import RecorderFeed, Stream, make_recorder
 from agent.recording import RecordedStall, Recording
 from agent.recording_store import RecordingStore
 from agent.recordings import Recordings
@@ -35,7 +36,7 @@ from agent.snapshot import Snapshot
 from agent.stall_watch import LOOK_NS
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
-from exporters.web_config import WebConfigFile
+from exporters.selection import Selection
 from probes.calibration import calibrate
 from probes.clock import Clock
 from probes.exit_status import exit_status
@@ -51,13 +52,8 @@ from probes.processes import ProcessIdentity, open_pidfd
 _log = logging.getLogger("railscope.daemon")
 
 _TICK_NS: Final = 1_000_000_000
-_FAST_DRAIN_NS: Final = 5_000_000
-_DRAIN_NS: Final = 50_000_000
-_IDLE_DRAIN_NS: Final = 250_000_000
-"""A ring that was empty is left alone longer: its 2 MiB hold what 100,000 calls a second write in that time."""
-_FAST_DRAIN_FULLNESS: Final = 1 / 8
 _TROUBLE_SECONDS: Final = 0.2
-_SETTLE_NS: Final = 5_000_000
+_SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
 
 
@@ -65,11 +61,19 @@ class Daemon:
     """The running agent.  `run` returns when `stop` was called."""
 
     def __init__(
-        self, config: Config, clock: Clock, version: str, *, serve: bool = True, keep_ended: bool = False
+        self,
+        config: Config,
+        clock: Clock,
+        version: str,
+        *,
+        serve: bool = True,
+        keep_ended: bool = False,
+        shown: bool = True,
     ) -> None:
         """Load the programs and bind the server's address.
 
-        `keep_ended`: there is no limit on ended communicators that stay readable.
+        `keep_ended`: there is no limit on ended communicators that stay readable.  `shown` False: nobody waits for what
+        this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked.
 
         Raises:
             LoadError: the kernel does not take the programs.
@@ -84,10 +88,11 @@ class Daemon:
         self._beat_ns = clock.monotonic_ns()
         self._ended: list[tuple[ProcessIdentity, int | None]] = []
         """With the wait status, where it is known."""
-        self._fresh_pids: set[int] = set()
         self._pidfds: dict[int, ProcessIdentity] = {}
-        self._settle_ns: int | None = None
         self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
+        self._drained_ns = self._beat_ns
+        self._shown = shown
+        self._look_ns = LOOK_NS if shown else _TICK_NS
         self._mmap_events: MmapEvents | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
@@ -154,7 +159,12 @@ class Daemon:
         )
 
     def _bind(self) -> MetricsServer:
-        web = WebConfigFile(self._config.web_config_file) if self._config.web_config_file else None
+        web = None
+        if self._config.web_config_file is not None:
+            # Passwords and TLS take 6 MB of code, which is only for those who ask for them.
+            from exporters.web_config import WebConfigFile
+
+            web = WebConfigFile(self._config.web_config_file)
         settings = ServerSettings(listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path)
         return MetricsServer(
             settings,
@@ -162,6 +172,7 @@ class Daemon:
             healthy=self._healthy,
             ready=self._is_ready,
             budget=SeriesBudget(self._config.series_limit),
+            selection=Selection(self._config.series_detail),
             web=web,
         )
 
@@ -198,8 +209,7 @@ class Daemon:
             # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
             try:
                 self._mmap_events = MmapEvents.open()
-                for fd in self._mmap_events.fds:
-                    self._selector.register(fd, selectors.EVENT_READ, self._take_mappings)
+                self._selector.register(self._mmap_events, selectors.EVENT_READ, self._take_mappings)
             except MmapEventsError as error:
                 _log.warning("new processes are found by scanning only: %s", error)
         if self._internals is not None:
@@ -256,29 +266,22 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        deadlines = [self._next_tick_ns, self._next_drain_ns, self._next_scan_ns, self._next_look_ns]
-        if self._settle_ns is not None:
-            deadlines.append(self._settle_ns)
-        for key, _ in self._selector.select(max(0.0, (min(deadlines) - self._clock.monotonic_ns()) / 1e9)):
+        next_ns = min(self._next_tick_ns, self._next_drain_ns, self._next_scan_ns, self._next_look_ns)
+        for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
             handler: Callable[[], None] = key.data
             handler()
         now_ns = self._beat_ns = self._clock.monotonic_ns()
         ended, self._ended = self._ended, []
         for identity, status in ended:
             self.observer.process_gone(identity, status)
-        if self._fresh_pids and self._settle_ns is None:
-            self._settle_ns = now_ns + _SETTLE_NS
-        if self._settle_ns is not None and now_ns >= self._settle_ns:
-            pids, self._fresh_pids, self._settle_ns = self._fresh_pids, set(), None
-            self.observer.look_at(pids)
         if now_ns >= self._next_drain_ns:
             self._next_drain_ns = now_ns + self._drain()
         if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + LOOK_NS
+            self._next_look_ns = now_ns + self._look_ns
             self.observer.look_for_stalls()
         if now_ns >= self._next_tick_ns:
             self._next_tick_ns = now_ns + _TICK_NS
-            for events in self.observer.tick():
+            for events in self.observer.tick(relate=self._shown):
                 self._unpoll(events)
             if self._feed is not None:
                 self._feed.tick()
@@ -286,8 +289,10 @@ class Daemon:
             self._next_scan_ns = now_ns + self._config.scan_interval_ns
             self.observer.scan()
             spent_ns = self._clock.monotonic_ns() - now_ns
-            # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core.
-            self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, 100 * spent_ns)
+            # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below
+            # a fifth of that where mappings are heard of anyhow, and nobody waits for what a scan would mend.
+            share = 100 if self._shown or self._mmap_events is None else 500
+            self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, share * spent_ns)
         if self._feed is not None:
             self._feed.look_at_rails()
         self.recordings.turn()
@@ -303,10 +308,32 @@ class Daemon:
         Raises:
             RuntimeError: the flight recorder is switched off.
         """
+        feed = self._recording_feed()
+        self._drain()
+        return feed.freeze(reason, stalls)
+
+    def stream_to(self, stream: Stream, period_ns: int) -> None:
+        """Give a stream all that is recorded from now on, every `period_ns` or sooner; call before `run`.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        self._recording_feed().stream_to(stream, period_ns)
+
+    def give_rest(self, stream: Stream) -> None:
+        """Give a stream what it was not given yet; call when the loop has ended.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        feed = self._recording_feed()
+        self._drain()
+        feed.give(stream)
+
+    def _recording_feed(self) -> RecorderFeed:
         if self._feed is None:
             raise RuntimeError("nothing is recorded: the flight recorder is switched off")
-        self._drain()
-        return self._feed.freeze(reason, stalls)
+        return self._feed
 
     def close(self) -> None:
         """Stop serving, detach, and free everything."""
@@ -341,13 +368,20 @@ class Daemon:
 
     def _take_mappings(self) -> None:
         if self._mmap_events is not None:
-            self._fresh_pids.update(event.pid for event in self._mmap_events.read())
+            # Asleep, not waiting for other things: on a host that starts processes all the time each turn less counts,
+            # and nothing here is so urgent.
+            self._clock.sleep(_SETTLE_SECONDS)
+            pids = {event.pid for event in self._mmap_events.read()}
+            # Who is told which processes to observe need not look at what others map.
+            self.observer.look_at(pids.intersection(self._config.pids) if self._config.pids else pids)
 
     def _drain(self) -> int:
         """Make room in the ring of call events; returns when to come again, ns."""
         if self._programs is None:
             return _TICK_NS
         recorder = self._recorder
+        now_ns = self._clock.monotonic_ns()
+        waited_ns, self._drained_ns = now_ns - self._drained_ns, now_ns
         fullness = 0.0
         if self._internals is not None:
             ring = self._internals.completion_events
@@ -364,9 +398,7 @@ class Daemon:
             self.observer.take_calls(calls)
         if recorder is not None and len(calls):
             recorder.add_calls(calls)
-        if fullness > _FAST_DRAIN_FULLNESS:
-            return _FAST_DRAIN_NS
-        return _DRAIN_NS if fullness else _IDLE_DRAIN_NS
+        return pause_ns(fullness, waited_ns)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:

@@ -103,10 +103,13 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
             demo = _Demo(daemon.observer, fabric, settings, out)
             for pattern in patterns:
                 demo.run_job(pattern, settings.seconds / len(patterns))
-            return demo.conclude()
+            status = demo.conclude()
         finally:
             daemon.stop()
             loop.join()
+    if settings.record is not None and not settings.as_json:
+        print(f"wrote {settings.record}", file=out)
+    return status
 
 
 def gpt_shape(ranks: int) -> GptShape:
@@ -141,7 +144,7 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
         from agent.dataset.files import DatasetError
         from agent.dataset.record import DatasetRecorder
     try:
-        recorder = DatasetRecorder(folder, config, version, SystemClock(), keep_ended=True)
+        recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True)
         try:
             recorder.daemon.start()
             recorder.started()

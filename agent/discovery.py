@@ -24,7 +24,7 @@ from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf, ElfError, ElfUnreadable
 from probes.file_changes import FileChanges
 from probes.library_file import FileStamp, file_stamp, library_key, same_library
-from probes.links import Links
+from probes.links import Links, close_together
 from probes.nccl.layout import CommLayout, Layouts
 from probes.nccl.library import ProbePoints, contains_nccl, probe_points
 from probes.nccl.programs import MOST_LIBRARIES
@@ -149,6 +149,8 @@ class Discovery:
         """What each process had mapped when it was looked at last."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
+        self.changes = 0
+        """How often a library, a mapper of one, or whether it is probed has changed."""
 
     @property
     def libraries(self) -> tuple[Library, ...]:
@@ -200,6 +202,7 @@ class Discovery:
 
     def close(self) -> None:
         """Detach everywhere."""
+        close_together(library.links for library in self._libraries.values() if library.links is not None)
         for library in list(self._libraries.values()):
             self._drop(library, "railscope ends")
         if self._changes is not None:
@@ -232,6 +235,7 @@ class Discovery:
                 library.path += _DELETED
             if identity not in library.mappers:
                 library.mappers.add(identity)
+                self.changes += 1
                 self._found(identity, library)
             if library.links is None and file not in this.failed:
                 self._attach(library, file, this)
@@ -305,6 +309,7 @@ class Discovery:
             this.failed.add(file)
             this.errors.append(f"{library.path}: {refusal.strerror}")
             return
+        self.changes += 1
         _log.info(
             "attached to %s: NCCL %s, through %s, layout %s",
             library.path,
@@ -355,7 +360,9 @@ class Discovery:
                     self._forget(library, identity)
 
     def _forget(self, library: Library, identity: ProcessIdentity) -> None:
-        library.mappers.discard(identity)
+        if identity in library.mappers:
+            library.mappers.remove(identity)
+            self.changes += 1
         if not library.mappers:
             self._drop(library, "no process maps it any more")
 
@@ -366,6 +373,7 @@ class Discovery:
         if self._changes is not None and library.watch is not None:
             self._changes.unwatch(library.watch)
         os.close(library.descriptor)
+        self.changes += 1
         del self._libraries[library.number]
         self._by_file = {key: number for key, number in self._by_file.items() if number != library.number}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from agent.accounting import CallCount
 from agent.communicators import Communicator, ObservedProcess
 from agent.correlation import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
+from agent.wire import Placement
 from probes.nccl.abi import Op
 
 CommunicatorOf = Callable[[int], Communicator | None]
@@ -43,6 +44,8 @@ class ExpectedWire:
 
     def _of(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
         by_namespace: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
+        names: dict[int, tuple[str, Placement | None]] = {}
+        """By instance: each has a row for each kind and size of its calls."""
         for count in counts:
             kind = count.kind
             process = self._process_of(kind.tgid)
@@ -50,10 +53,11 @@ class ExpectedWire:
             # Calls without a communicator are NCCL's invalidArgument: nothing was sent for them.
             if process is None or process.namespace is None or communicator is None:
                 continue
+            if kind.instance not in names:
+                names[kind.instance] = communicator.name, communicator.placement
             by_namespace[process.namespace.inode].append(
                 ObservedCalls(
-                    communicator.name,
-                    communicator.placement,
+                    *names[kind.instance],
                     Op(kind.op),
                     kind.peer,
                     count.payload_bytes,

@@ -178,7 +178,7 @@ def _names(names: Iterator[str]) -> str:
 
 
 def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, same: SameOperations) -> Iterator[str]:
-    yield str(path)
+    yield f"wrote {path}"
     seconds = (max(host.ended_ns for host in hosts) - min(host.began_ns for host in hosts)) / 1e9
     simulated = " (SIMULATED hardware)" if any(host.simulated for host in hosts) else ""
     yield (

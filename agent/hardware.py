@@ -147,11 +147,13 @@ class Hardware:
         if self._nvlink is not None:
             self._with_utilization(self._nvlink.state().links)
 
-    def tick(self, expected: list[ExpectedBytes]) -> list[LinkEvents]:
-        """Once a second: relate what collectives should have sent to what ports counted.
+    def tick(self, expected: list[ExpectedBytes] | None) -> list[LinkEvents]:
+        """Once a second: relate what collectives should have sent to what ports counted; None: not now.
 
         Returns link events that must not be polled any more.
         """
+        if expected is None:
+            return self.rails.tick(None)
         return self.rails.tick(self._relate_rdma(expected), self._handed_over())
 
     def relate(self, expected: list[ExpectedBytes]) -> None:
@@ -191,6 +193,11 @@ class Hardware:
             rails=(*rdma, *self.rails.rails()),
             collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors),
         )
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly, since what they are to read is known."""
+        sources = (self.rails, self._rdma, self._ethernet, self._nvlink)
+        return tuple(name for source in sources if source is not None for name in source.awaited())
 
     def close(self) -> None:
         """Stop sampling."""

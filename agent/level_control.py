@@ -17,6 +17,8 @@ from probes.bpf_syscall import KernelRefusal
 from probes.calibration import Calibration
 from probes.clock import Clock
 from probes.nccl.internal_functions import Level
+from probes.nccl.internal_records import InternalStat
+from probes.nccl.internals import Sent
 from probes.nccl.records import Stat
 
 _log = logging.getLogger("railscope.levels")
@@ -49,6 +51,9 @@ class LevelControl:
         self._overhead = Overhead(calibration, clock)
         self._governor = Governor(calibration, budget_ratio, LEVELS[level])
         self._reason = self._governor.reason
+        self._calls: Mapping[Stat, int] = {}
+        self._below: tuple[Mapping[InternalStat, int], list[Sent], int] = ({}, [], 0)
+        """Of the last tick that read them."""
         if completion is not None:
             completion.want(self._governor.level)
 
@@ -64,10 +69,13 @@ class LevelControl:
         """
         try:
             calls = self._programs.stats()
-            internals, sent, cuda = self._completion.hits() if self._completion is not None else ({}, [], 0)
+            # Without communicators nothing happens below the calls, and reading that takes longer than all the rest.
+            if self._completion is not None and (processes or calls != self._calls):
+                self._below = self._completion.hits()
         except KernelRefusal as refusal:
             return [f"what the probes cost cannot be read: {refusal.strerror}"]
-        interval = self._overhead.take(calls, internals, sent, cuda)
+        self._calls = calls
+        interval = self._overhead.take(calls, *self._below)
         if self._completion is None:
             return []
         available = self._completion.levels.highest

@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -101,6 +101,7 @@ class Observer:
                 completion,
                 procfs=config.procfs,
                 on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
+                most_peers=config.series_peers,
             )
             self._discovery = Discovery(programs, config.procfs, wanted=self._wanted, found=self._found)
         if completion is not None:
@@ -201,11 +202,17 @@ class Observer:
         if len(news) > _MOST_REPORTED:
             _log.warning("and %d more of the kind; 'railscope doctor' says what is missing", len(news) - _MOST_REPORTED)
 
-    def look_at(self, pids: Iterable[int]) -> None:
+    def look_at(self, pids: Set[int]) -> None:
         """Look at processes that have just mapped something executable."""
         with self._lock:
+            changes = self._discovery.changes
             errors = [error for pid in pids for error in self._discovery.look_at(pid)]
-            self._report([*self._reported, *errors, *self._follow()])
+            # A host that starts processes all the time has few that map NCCL: only those may have more to be probed.
+            mappers = (mapper.pid for library in self._discovery.libraries for mapper in library.mappers)
+            if changes != self._discovery.changes or not pids.isdisjoint(mappers):
+                errors += self._follow()
+            if errors:
+                self._report([*self._reported, *errors])
 
     def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
         """Names of the network devices of a process."""
@@ -279,16 +286,30 @@ class Observer:
         with self._lock:
             self._hardware.rails.take_events(events)
 
-    def tick(self) -> list[LinkEvents]:
-        """Once a second: relate, fold, forget.  Returns link events that must not be polled any more."""
+    def look(self) -> None:
+        """Learn of ports and links before the first `tick`, so that all of their sources can be read."""
+        with self._lock:
+            self._hardware.look()
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly."""
+        with self._lock:
+            return self._hardware.awaited()
+
+    def tick(self, *, relate: bool = True) -> list[LinkEvents]:
+        """Once a second: relate, fold, forget.  Returns link events that must not be polled any more.
+
+        `relate` False: what collectives sent and what ports counted is brought together by `snapshot` alone.
+        """
         with self._lock:
             self._hardware.look()
             if self._programs is None:
-                return self._hardware.tick([])
+                return self._hardware.tick([] if relate else None)
             now_ns = self._clock.monotonic_ns()
-            if self._completion is not None:
+            if relate and self._completion is not None:
                 self._completion.read_handed_over()
-            closed = self._hardware.tick(self._collectives.expected(self._collectives.read()))
+            counts = self._collectives.read()
+            closed = self._hardware.tick(self._collectives.expected(counts) if relate else None)
             self._meet_all()
             self._collectives.look_for_errors(now_ns)
             self._collectives.settle(now_ns)
@@ -430,8 +451,8 @@ class Observer:
     def close(self) -> None:
         """Detach everywhere and stop sampling."""
         with self._lock:
-            with ThreadPoolExecutor(2) as side_by_side:
-                closing = []
+            with ThreadPoolExecutor(3) as side_by_side:
+                closing = [side_by_side.submit(self._hardware.close)]
                 if self._completion is not None:
                     closing.append(side_by_side.submit(self._completion.close))
                 if self._programs is not None:
@@ -440,4 +461,3 @@ class Observer:
                     one.result()
             if self._programs is not None:
                 self._stalls.close()
-            self._hardware.close()

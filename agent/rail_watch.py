@@ -252,11 +252,15 @@ class RailWatch:
                 self._sampler.refresh(watched.key)
 
     def tick(
-        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
+        self, expected: Sequence[ExpectedBytes] | None, handed_over: Mapping[tuple[int, str], int] | None = None
     ) -> list[LinkEvents]:
-        """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more."""
+        """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more.
+
+        `expected` None: bytes are not related now.
+        """
         now_ns = self._clock.monotonic_ns()
-        self.relate(expected, handed_over)
+        if expected is not None:
+            self.relate(expected, handed_over)
         self._say()
         for sources in self._to_close:
             sources.close()
@@ -282,6 +286,10 @@ class RailWatch:
             result = state.result(watched.key)
             if result is not None and result.reads:
                 watched.remark.say(on_one_line(result.troubles))
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly."""
+        return self._sampler.state().awaited
 
     @property
     def namespaces(self) -> set[int]:

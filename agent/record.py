@@ -9,6 +9,7 @@ seen until then is written.
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,10 +20,13 @@ from typing import Final, TextIO, TypeVar
 
 from agent.config import Config
 from agent.daemon import Daemon
+from agent.first_readings import await_first_readings
 from agent.recording_file import RecordingError, read_recording
 from agent.recording_store import save
 from agent.recording_summary import describe, summarise
 from probes.clock import Clock, SystemClock
+
+_log = logging.getLogger("railscope.record")
 
 REASON: Final = "record"
 FILE_SUFFIX: Final = ".npz"
@@ -31,6 +35,9 @@ _FILE_MEMORY_BYTES: Final = 256 << 20
 _ENDLESS_NS: Final = 86_400_000_000_000
 _MARGIN_NS: Final = 5_000_000_000
 """Attaching and writing take time beside the seconds that were asked for."""
+
+_PATIENCE_SECONDS: Final = 0.5
+"""For the first reading of rails; meanwhile nobody empties the rings."""
 
 Result = TypeVar("Result")
 
@@ -68,7 +75,7 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
             most_bytes=settings.most_bytes,
         )
         try:
-            _watch(recorder.daemon, settings.seconds, recorder.finish, recorder.started)
+            _watch(recorder.daemon, settings, recorder.finish, recorder.started)
         finally:
             recorder.close()
     except DatasetError as error:
@@ -95,33 +102,38 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
     )
     daemon = Daemon(config, clock, version, serve=False)
     try:
-        recording = _watch(daemon, settings.seconds, lambda: daemon.freeze(REASON))
+        recording = _watch(daemon, settings, lambda: daemon.freeze(REASON))
     finally:
         daemon.close()
     try:
         save(recording, settings.output)
     except OSError as error:
         raise RecordingError(f"{settings.output}: the recording cannot be written: {error.strerror}") from None
-    print(settings.output, file=out)
+    print(f"wrote {settings.output}", file=out)
     for line in describe(summarise(recording)):
         print(line, file=out)
     return 0
 
 
 def _watch(
-    daemon: Daemon, seconds: float | None, finish: Callable[[], Result], started: Callable[[], None] = lambda: None
+    daemon: Daemon,
+    settings: RecordSettings,
+    finish: Callable[[], Result],
+    started: Callable[[], None] = lambda: None,
 ) -> Result:
     """Run the daemon until the time is over or a signal comes, then finish; a signal meanwhile changes nothing.
 
-    `started` is called when everything is attached: from then on the seconds count.
+    `started` is called when everything is attached and rails were read: from then on the seconds count.
     """
     before = {number: signal.signal(number, lambda *_: daemon.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     end: threading.Timer | None = None
     try:
         daemon.start()
+        await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
         started()
-        if seconds is not None:
-            end = threading.Timer(seconds, daemon.stop)
+        _log.info("recording into %s", settings.output)
+        if settings.seconds is not None:
+            end = threading.Timer(settings.seconds, daemon.stop)
             end.start()
         daemon.run()
         return finish()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 from agent.recording import Recording
-from agent.recording_file import write_recording
 
 _log = logging.getLogger("railscope.recordings")
 
@@ -102,6 +101,8 @@ def save(recording: Recording, path: Path, most_bytes: int | None = None) -> tup
     Raises:
         OSError: it cannot be written, or is larger than `most_bytes` by itself; what was there stays.
     """
+    from agent.recording_file import write_recording  # not before there is something to write
+
     partial = path.with_name(f"{_PARTIAL_PREFIX}{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}")
     removed = 0
     try:

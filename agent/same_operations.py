@@ -2,9 +2,10 @@
 
 Ranks of a communicator give it the same collectives in the same order, so communicator, number and kind name one
 operation on all hosts: where each rank was watched from its first call on, the numbers compare.  Where one was not,
-its numbers begin anywhere.  Then times tell how far: a collective is under way on all its ranks at some moment, so the
-right distance makes every pair overlap, within what the clocks may be off; if not exactly one distance does,
-nothing is joined.  Send and Recv have numbers of their own on each rank, and are not joined.
+its numbers begin anywhere.  Then times and sizes tell how far: a collective is under way on all its ranks at some
+moment, and its count is the same on all of them, so the right distance makes every pair overlap, within what the
+clocks may be off, and be of one size; if not exactly one distance does, nothing is joined.  Send and Recv have numbers
+of their own on each rank, and are not joined.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _End:
     sequence: Rows
     op: Rows
     """Places in the words of all hosts."""
+    payload_bytes: Rows
     begin_ns: Rows
     end_ns: Rows
 
@@ -106,7 +108,9 @@ class _Joiner:
         else:
             begin_ns = table["begin_ns"][rows]
             end_ns = np.where(table["end_ns"][rows] == NOT_ENDED, _ENDLESS_NS, table["end_ns"][rows])
-        return _End(host, communicator, rows, table["sequence"][rows], op, begin_ns, end_ns)
+        return _End(
+            host, communicator, rows, table["sequence"][rows], op, table["payload_bytes"][rows], begin_ns, end_ns
+        )
 
     def _join(self, comm: str, ends: list[_End], numbers: list[Rows]) -> None:
         # The one that others are compared with: numbered from the start if there is such, and with most to compare.
@@ -147,6 +151,7 @@ class _Joiner:
         shortest = int(np.argmin(other.end_ns - other.begin_ns))
         near = np.flatnonzero(
             (first.op == other.op[shortest])
+            & _of_one_size(first.payload_bytes, other.payload_bytes[shortest])
             & (first.begin_ns <= other.end_ns[shortest] + within_ns)
             & (first.end_ns >= other.begin_ns[shortest] - within_ns)
         )
@@ -170,9 +175,16 @@ def _overlap(first: _End, other: _End, distance: int, within_ns: int) -> bool:
         return False
     return bool(
         (first.op[mine] == other.op[theirs]).all()
+        and _of_one_size(first.payload_bytes[mine], other.payload_bytes[theirs]).all()
         and (first.begin_ns[mine] <= other.end_ns[theirs] + within_ns).all()
         and (first.end_ns[mine] >= other.begin_ns[theirs] - within_ns).all()
     )
+
+
+def _of_one_size(payload_bytes: Rows, others: Rows) -> Rows:
+    """Where two may be; what is not known may be anything."""
+    alike: Rows = (payload_bytes == others) | (payload_bytes == NOT_KNOWN) | (others == NOT_KNOWN)
+    return alike
 
 
 def _rows_by_instance(table: Rows) -> dict[int, Rows]:

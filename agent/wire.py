@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 from probes.nccl.abi import Op
@@ -94,6 +95,7 @@ def placement_of(rank: int, nranks: int, node: int, n_nodes: int, local_ranks: i
     return Placement(rank, nranks, node, n_nodes, local_ranks) if possible else None
 
 
+@lru_cache(maxsize=1 << 14)
 def wire_share(placement: Placement | None, op: Op, peer: int) -> WireShare | None:
     """What one rank's call adds to its node's egress and ingress, for each byte of payload.
 

@@ -7,12 +7,14 @@ the writer, a dataset holds whole parts.  Parts are numbered within their record
     DIR/calls/gpu-node-1/2026-11-21T14/00f1…e7-00000013-00000028.parquet
 
 The second one holds what parts 13 to 28 held.  Where some of those are still there, they count no more: whoever put
-them together was stopped before it had removed them.
+them together was stopped before it had removed them.  What a writer that was killed has left under the other name is
+the business of `leftovers`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -116,26 +118,90 @@ def _counting(files: Iterable[Path]) -> list[Path]:
     return sorted(counting)
 
 
+def make_folder(folder: Path, *, durable: bool) -> None:
+    """Make a folder and those that it is in, as far as they are not there.
+
+    `durable`: they are still there after a power failure.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+    if folder.is_dir():
+        return
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    if durable:
+        for one in reversed(missing):
+            _sync(one.parent)
+
+
 @contextlib.contextmanager
 def written_whole(path: Path, *, durable: bool) -> Iterator[Path]:
     """A name to write to, which becomes `path` at the end, and what was there gives way; after an error nothing stays.
 
-    `durable`: it is on disk before it gets its name, so that it is whole after a power failure, too.
+    `durable`: it is on disk before it gets its name, and its name is, so that it is whole and there after a power
+    failure, too.  As long as this writes, `is_abandoned` knows; write to the file that is there.
 
     Raises:
         OSError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL_SUFFIX}")
+    descriptor = _made_and_locked(partial)
     try:
         yield partial
         if durable:
-            descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            os.fsync(descriptor)
         partial.replace(path)
+        if durable:
+            _sync(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+    finally:
+        os.close(descriptor)
+
+
+def is_abandoned(partial: Path) -> bool:
+    """Whether whoever wrote this file has gone without ending it; False where nobody can tell."""
+    try:
+        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def whole_path(partial: Path) -> Path:
+    """What a file that `written_whole` writes to would have become."""
+    return partial.with_name(partial.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX).rpartition(".")[0])
+
+
+def _made_and_locked(partial: Path) -> int:
+    """A new file's descriptor, with a lock that goes when its process does, however that ends."""
+    while True:
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            # A file system without locks: then nobody takes the file for one that was left behind, either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Before it was locked, somebody took it for one that was left behind.
+        os.close(descriptor)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -9,6 +9,7 @@ before it had finished, and whoever imported again wrote the same a second time.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import unquote
 
 import duckdb
 import ibis
@@ -27,11 +29,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent.dataset.check import check_folder, one_line, unreadable
-from agent.dataset.files import DatasetError, part_of, table_files
+from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
 from agent.dataset.from_recording import convert_file
+from agent.dataset.leftovers import leftovers
 from agent.dataset.schema import TABLES
 
 __all__ = ("Dataset", "DatasetError", "check_folder", "open_dataset")
+
+_log = logging.getLogger("railscope.recordings")
 
 _MEMORY_LIMIT: Final = "3GB"
 """Of DuckDB, which spills to disk beyond."""
@@ -98,6 +103,7 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
                 found = {convert_file(path, Path(temporary.name))}
             else:
                 check_folder(path)
+                _say_what_is_left(path)
                 folders.append(path)
                 found = _recordings(path)
             for recording in sorted(found):
@@ -117,6 +123,17 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
         if temporary is not None:
             temporary.cleanup()
         raise
+
+
+def _say_what_is_left(folder: Path) -> None:
+    """Whoever reads a recording whose recorder was killed learns that its end may be missing."""
+    left = leftovers(folder)
+    if left:
+        nodes = ", ".join(sorted({unquote(one.parent.parent.name) for one in left}))
+        _log.warning(
+            "%s: writers of %s were killed while they wrote (%s): what came last is not in it",
+            *(folder, nodes, f"{len(left)} file{'s' * (len(left) != 1)} in {PARTIAL_SUFFIX}"),
+        )
 
 
 def _own_engine() -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +22,11 @@ from agent.config import Config
 from agent.daemon import Daemon
 from agent.dataset.check import check_folder
 from agent.dataset.files import DatasetError, table_files
+from agent.dataset.leftovers import settle
 from agent.dataset.recording_writer import RecordingRow, RecordingWriter
 from agent.dataset.size import Removed, SizeBound
 from agent.dataset.stream import DatasetStream, StreamTotals
 from agent.dataset.writer import DatasetWriter
-from agent.recorder_feed import Stream
 from agent.recording import read_clocks
 from probes.clock import Clock
 
@@ -37,26 +37,10 @@ MEMORY_BYTES: Final = 64 << 20
 """For what came in and is not written; several times what a busy host makes until then."""
 _WINDOW_NS: Final = 60_000_000_000
 """How long rails that are gone are remembered; everything else is taken within seconds."""
+_RECORDED: Final = frozenset({"collective", "netdev", "rdma"})
+"""Collectors of which something is in the tables."""
 _MOST_NAMED: Final = 3
 """Nodes, where it is said what a folder holds."""
-
-
-class _StreamingDaemon(Daemon):
-    """An agent without a server that gives what it records to a stream."""
-
-    def __init__(self, config: Config, clock: Clock, version: str, *, keep_ended: bool) -> None:
-        super().__init__(config, clock, version, serve=False, keep_ended=keep_ended)
-
-    def stream_to(self, stream: Stream) -> None:
-        """Give all that comes in from now on; call before `start`."""
-        if self._feed is not None:
-            self._feed.stream_to(stream, FLUSH_NS)
-
-    def give_rest(self, stream: Stream) -> None:
-        """Give what came in since; call when the loop has ended."""
-        self._drain()
-        if self._feed is not None:
-            self._feed.give(stream)
 
 
 class DatasetRecorder:
@@ -71,31 +55,26 @@ class DatasetRecorder:
         *,
         memory_bytes: int | None = None,
         most_bytes: int | None = None,
-        keep_ended: bool = False,
+        shown: bool = False,
     ) -> None:
         """Make the folder, load the programs, and write the recording's first row.
 
-        `most_bytes`: of this node in the folder; None: there is no limit.  `keep_ended` is the daemon's.
+        `most_bytes`: of this node in the folder; None: there is no limit.  `shown`: somebody asks the daemon's observer
+        for everything that an agent shows, too.
 
         Raises:
             DatasetError: the folder cannot be used.
             LoadError: this host does not take the probes.
         """
         made = prepare(folder)
-        config = replace(
-            config,
-            once=False,
-            recordings_directory=None,
-            recordings_window_ns=_WINDOW_NS,
-            recordings_memory_bytes=MEMORY_BYTES if memory_bytes is None else memory_bytes,
-        )
+        config = recorders_config(config, MEMORY_BYTES if memory_bytes is None else memory_bytes)
         self._folder = folder
         self._pids = config.pids
         self._sees_calls = "collective" in config.collectors
         self._clock = clock
         self._bound = None if most_bytes is None else SizeBound(most_bytes)
         try:
-            self.daemon = _StreamingDaemon(config, clock, version, keep_ended=keep_ended)
+            self.daemon = Daemon(config, clock, version, serve=False, keep_ended=shown, shown=shown)
         except BaseException:
             for one in made:
                 with contextlib.suppress(OSError):
@@ -111,13 +90,15 @@ class DatasetRecorder:
                 ended_ns=now.realtime_ns,
                 clock_error_ns=now.maximum_error_ns,
             )
-            self._writer = RecordingWriter(DatasetWriter(folder, socket.gethostname(), durable=True), row)
+            writer = DatasetWriter(folder, socket.gethostname(), durable=True)
+            settle(folder, writer.node)
+            self._writer = RecordingWriter(writer, row)
         except OSError as error:
             self.daemon.close()
             raise _cannot_write(folder, error) from None
         # A recorder that writes nothing any more has nothing left to do.
         self._stream = DatasetStream(self._writer, self._bound, self.daemon.stop)
-        self.daemon.stream_to(self._stream)
+        self.daemon.stream_to(self._stream, FLUSH_NS)
 
     def started(self) -> None:
         """The recording begins now; call when the daemon has started, before its loop runs.
@@ -147,10 +128,20 @@ class DatasetRecorder:
             self._stream.close()
         self.daemon.close()
 
+    @property
+    def row(self) -> RecordingRow:
+        """The recording as its row says."""
+        return self._writer.row
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Rows written so far, by table of events."""
+        return self._writer.rows
+
     def describe(self) -> Iterator[str]:
         """What was recorded, as lines for people."""
-        row, rows = self._writer.row, self._writer.rows
-        yield str(self._folder)
+        row, rows = self.row, self.rows
+        yield f"wrote {self._folder}"
         yield (
             f"{(row.ended_ns - row.began_ns) / 1e9:.1f} s of {self._writer.writer.node}: "
             f"{rows.get('calls', 0):,} calls, {rows.get('operations', 0):,} completed operations, "
@@ -161,6 +152,22 @@ class DatasetRecorder:
         yield from describe_losses(self._stream.totals)
         if self._bound is not None:
             yield from describe_removed(self._bound.removed)
+
+
+def recorders_config(config: Config, memory_bytes: int) -> Config:
+    """What a recorder's agent is told to do: what none of the tables holds is not looked at.
+
+    Whoever asked for the host time of calls gets the probes that measure it, as with any agent.
+    """
+    return replace(
+        config,
+        once=False,
+        collectors=config.collectors & _RECORDED,
+        probe_enqueue_time="off" if config.probe_enqueue_time == "auto" else config.probe_enqueue_time,
+        recordings_directory=None,
+        recordings_window_ns=_WINDOW_NS,
+        recordings_memory_bytes=memory_bytes,
+    )
 
 
 def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Sequence[int]) -> Iterator[str]:

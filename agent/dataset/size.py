@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from agent.dataset.check import one_line
 from agent.dataset.files import Part, node_folder, node_parts, part_of
 from agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
 from agent.dataset.schema import TABLES
-from agent.dataset.writer import read_part, write_table
+from agent.dataset.writer import last_moment_ns, read_row, write_row
 
 _log = logging.getLogger("railscope.recordings")
 
@@ -145,10 +144,8 @@ class SizeBound:
         until_ns = 0
         for table, part in group.parts:
             with _reading(part):
-                metadata = pq.read_metadata(part.path)
-                last_ns = _last_moment(metadata, "end_ns" if table == "operations" else "time_ns")
-            rows[table] += metadata.num_rows
-            until_ns = max(until_ns, last_ns + 1)
+                rows[table] += pq.read_metadata(part.path).num_rows
+                until_ns = max(until_ns, last_moment_ns(part.path, table) + 1)
         # The row is told first: it never promises what is not there.
         if group.recording == writer.writer.recording:
             writer.note_removed(rows["calls"], rows["operations"], until_ns)
@@ -187,24 +184,15 @@ def _reading(part: Part) -> Iterator[None]:
         raise _DamagedError(f"{part.path}: cannot be read: {one_line(error)}") from None
 
 
-def _last_moment(metadata: pq.FileMetaData, column: str) -> int:
-    """The largest value of a column, as the file's own statistics have it."""
-    at = metadata.schema.names.index(column)
-    groups = (metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups))
-    return max((one.max for one in groups if one is not None and one.has_min_max), default=0)
-
-
 def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: int, until_ns: int) -> None:
     """Say in the row of a recording that has ended that its beginning goes."""
     for part in _of(writer, "recordings", recording):
         with _reading(part):
-            (row,) = read_part(part.path, "recordings").to_pylist()
+            row = read_row(part.path, "recordings")
         row["began_ns"] = max(row["began_ns"] or 0, until_ns)
         row["calls_removed"] = (row["calls_removed"] or 0) + calls
         row["operations_removed"] = (row["operations_removed"] or 0) + operations
-        status = part.path.stat()
-        write_table(part.path, "recordings", pa.Table.from_pylist([row], schema=TABLES["recordings"]), durable=True)
-        os.utime(part.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        write_row(part.path, "recordings", row)
 
 
 def _remove_empty(writer: RecordingWriter, recording: int) -> int:

@@ -28,6 +28,7 @@ from agent.recorder_feed import StreamPiece
 
 _log = logging.getLogger("railscope.recordings")
 
+THREAD_NAME: Final = "dataset"
 _AGAIN_SECONDS: Final = 1.0
 
 
@@ -60,7 +61,7 @@ class DatasetStream:
         self._trouble = ""
         self._kernel_lost: dict[str, int] = {}
         self._overwritten: dict[str, int] = {}
-        self._thread = threading.Thread(target=self._work, name="dataset")
+        self._thread = threading.Thread(target=self._work, name=THREAD_NAME)
         self._thread.start()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import encodable, hour_folder, part_name, written_whole
+from agent.dataset.files import encodable, hour_folder, make_folder, part_name, written_whole
 from agent.dataset.schema import TABLES
 
 _COMPRESSION: Final = "zstd"
@@ -19,6 +20,7 @@ _COMPRESSION_LEVEL: Final = 1
 _RISING: Final = frozenset({"time_ns", "begin_ns", "end_ns", "handed_over_ns", "sequence"})
 """Columns whose differences are smaller than their values: stored as such, a call takes 5 to 8 bytes in all."""
 _TIMES: Final = frozenset({"time_ns", "begin_ns", "end_ns"})
+_NO_METADATA: Final[Mapping[str, str]] = {}
 
 
 class DatasetWriter:
@@ -54,21 +56,28 @@ class DatasetWriter:
         self._parts += 1
         return self.put(table, rows, hour_ns, self._parts)
 
-    def add_rows(self, table: str, rows: list[dict[str, Any]], hour_ns: int) -> Path:
+    def add_rows(
+        self, table: str, rows: list[dict[str, Any]], hour_ns: int, metadata: Mapping[str, str] = _NO_METADATA
+    ) -> Path:
         """As `add`, from rows by column; columns that a row lacks are null, `recording` and `node` are filled in."""
-        return self.add(table, self.table_of(table, rows), hour_ns)
+        self._parts += 1
+        return self.put(table, self.table_of(table, rows), hour_ns, self._parts, metadata)
 
-    def put(self, table: str, rows: pa.Table, hour_ns: int, part: int) -> Path:
+    def put(
+        self, table: str, rows: pa.Table, hour_ns: int, part: int, metadata: Mapping[str, str] = _NO_METADATA
+    ) -> Path:
         """As `add`, as the part of this number; one that is there already gives way.
+
+        `metadata` is kept in the file, beside the rows.
 
         Raises:
             OSError: it cannot be written; what was there stays.
         """
         self._parts = max(self._parts, part)
         folder = hour_folder(self._folder, table, self._node, hour_ns)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, durable=self._durable)
         file = folder / part_name(self.recording, part)
-        write_table(file, table, rows, durable=self._durable)
+        write_table(file, table, rows, durable=self._durable, metadata=metadata)
         return file
 
     def table_of(self, table: str, rows: list[dict[str, Any]]) -> pa.Table:
@@ -77,14 +86,21 @@ class DatasetWriter:
         return pa.Table.from_pylist([{**own, **row} for row in rows], schema=TABLES[table])
 
 
-def write_table(file: Path, table: str, rows: pa.Table, *, durable: bool) -> None:
+def write_table(
+    file: Path, table: str, rows: pa.Table, *, durable: bool, metadata: Mapping[str, str] = _NO_METADATA
+) -> None:
     """Write one file of a table, whole or not at all; columns that the rows lack are null.
 
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    with written_whole(file, durable=durable) as partial:
-        pq.write_table(_completed(table, rows), partial, **writing_options(table))
+    with (
+        written_whole(file, durable=durable) as partial,
+        pq.ParquetWriter(partial, TABLES[table], **writing_options(table)) as writer,
+    ):
+        writer.write_table(_completed(table, rows))
+        if metadata:
+            writer.add_key_value_metadata(dict(metadata))
 
 
 def read_part(file: Path, table: str) -> pa.Table:
@@ -98,8 +114,46 @@ def read_part(file: Path, table: str) -> pa.Table:
         return _completed(table, part.read())
 
 
+def read_row(file: Path, table: str) -> dict[str, Any]:
+    """The row of a file that has one.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or has another number of rows.
+    """
+    (row,) = read_part(file, table).to_pylist()
+    found: dict[str, Any] = row
+    return found
+
+
+def write_row(file: Path, table: str, row: dict[str, Any]) -> None:
+    """Put another row in the place of a file's only one; it stays as old as it was, by which others judge it.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    status = file.stat()
+    said = pq.read_metadata(file).metadata or {}
+    metadata = {key.decode(): value.decode() for key, value in said.items()}
+    write_table(file, table, pa.Table.from_pylist([row], schema=TABLES[table]), durable=True, metadata=metadata)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def last_moment_ns(file: Path, table: str) -> int:
+    """The last time in a part of events, as the file's own statistics have it; 0: they have none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    metadata = pq.read_metadata(file)
+    at = metadata.schema.names.index("end_ns" if table == "operations" else "time_ns")
+    groups = (metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups))
+    return max((one.max for one in groups if one is not None and one.has_min_max), default=0)
+
+
 def _completed(table: str, rows: pa.Table) -> pa.Table:
     schema = TABLES[table]
+    if rows.schema.equals(schema):
+        return rows
     for field in schema:
         if field.name not in rows.column_names:
             rows = rows.append_column(field, pa.nulls(len(rows), field.type))

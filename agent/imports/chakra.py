@@ -136,9 +136,15 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
 
 
 def _rank(source: Source, place: int) -> int:
-    found = _RANK.search(source.label)
-    named = int(found[1]) if found is not None else rank_of_name(source.label)
-    return place if named is None else named
+    named = said_by_name(source.label)
+    return int(named) if named else place
+
+
+def said_by_name(label: str) -> str:
+    """The rank that the name of a file tells; empty: none."""
+    found = _RANK.search(label)
+    named = int(found[1]) if found is not None else rank_of_name(label)
+    return "" if named is None else str(named)
 
 
 class _Trace:

@@ -83,6 +83,12 @@ def rank_of_name(label: str) -> int | None:
     return int(found[1]) if found is not None else None
 
 
+def said_by_name(label: str) -> str:
+    """What only the name of a file tells: the rank; empty: nothing."""
+    rank = rank_of_name(label)
+    return "" if rank is None else str(rank)
+
+
 @dataclass(slots=True)
 class _Member:
     """This rank's end of one group."""
@@ -365,8 +371,16 @@ def _sizes(arguments: Mapping[str, Any]) -> Sizes:
 
 
 def _peer(op: Op, arguments: Mapping[str, Any], ranks: tuple[int, ...]) -> int | None:
-    """The other rank of a Send or Recv in the group; the trace has its rank in the job."""
+    """The other rank of a Send or Recv in the group; the trace has its rank in the job.
+
+    Raises:
+        UnknownName: the group has no such rank.
+    """
     if op not in (Op.Send, Op.Recv):
         return None
     other = whole_number(arguments.get("Dst Rank" if op is Op.Send else "Src Rank"))
-    return ranks.index(other) if other in ranks else None
+    if other is None or not ranks:
+        return None
+    if other not in ranks:
+        raise UnknownName(f"{op.name} with rank {other}, which is not in the group")
+    return ranks.index(other)

@@ -101,6 +101,9 @@ class _Reader:
         )
         if key.rank >= key.nranks:
             raise _NotKnown(f"rank {key.rank} of {key.nranks}")
+        peer = small_number(said.get("p2p_peer"))
+        if "p2p_peer" in said and (peer is None or peer >= key.nranks):
+            raise _NotKnown(f"{op.name} with rank {said['p2p_peer']!r} of {key.nranks}")
         if key not in self._instances:
             name = text(header.get("comm_name"))
             self._instances[key] = self._target.new_instance(key.host), "" if name == "unknown" else name
@@ -108,7 +111,6 @@ class _Reader:
         payload_bytes = _required(said, f"{kind}_msg_size_bytes")
         length_ns = _required(said, f"{kind}_exec_time_us") * 1000
         called_ns, end_ns = self._times(kind, said, _required(metadata, "dump_timestamp_us") * 1000, length_ns)
-        peer = small_number(said.get("p2p_peer"))
         sequence = whole_number(said.get(f"{kind}_sn"))
         self._target.add(
             key.host,

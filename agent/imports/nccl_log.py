@@ -291,6 +291,9 @@ class _Log:
         if not 0 < size <= MOST_RANKS:
             self._skip(number, f"a communicator of {size} ranks")
             return
+        if op[1] and not 0 <= int(root) < size:
+            self._skip(number, f"{op[0]} with rank {root} of {size}")
+            return
         # What stands behind the stream may count ranks of the job.
         own = int(rank) if rank is not None and int(rank) < size else None
         end = self._communicators.called(writer.process, address, size, own)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agent.imports import (
     chakra,
@@ -20,9 +19,17 @@ from agent.imports import (
     torch_flight_recorder,
 )
 from agent.imports.detect import HEAD_BYTES, format_of
+from agent.imports.earlier import content_of
 from agent.imports.facts import FORMATS, ImportFailure, Problems
 from agent.imports.sources import Source, Sources
 from agent.imports.target import ImportedNode, ImportTarget
+
+_SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
+    kineto.FORMAT: kineto.said_by_name,
+    chakra.FORMAT: chakra.said_by_name,
+    torch_flight_recorder.FORMAT: torch_flight_recorder.said_by_name,
+}
+"""What only the names of files tell, by format: what two ranks did may look alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,6 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     paths = list(dict.fromkeys(paths))
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
-        content = _content_of(paths)
         nodes: list[ImportedNode] = []
         recordings, times_known = 0, True
         for name, own in by_format.items():
@@ -63,9 +69,12 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 recordings = railscope_recording.import_files(own, folder, problems)
                 continue
             before = problems.count
+            content = content_of(own, name, _SAID_BY_NAMES.get(name, _nothing), folder)
+            for copy in content.copies:
+                problems.note(f"{copy} holds the same as another of these files: it is left out")
             target = ImportTarget(folder, name, content)
             try:
-                _import(name, own, target, problems, node)
+                _import(name, content.sources, target, problems, node)
                 if not target.empty:
                     nodes += target.finish(problems.count - before)
                     times_known &= target.times_known
@@ -73,7 +82,19 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 target.discard()
                 raise
             if target.replaced:
-                problems.note("the same files were in the dataset already: what was there of them is replaced")
+                problems.note(
+                    "these files, or their beginnings, were in the dataset already: what was there of them is replaced"
+                )
+            if target.another_job:
+                problems.note(
+                    "the dataset has another job whose communicators are called the same: "
+                    "those of this one have names of their own"
+                )
+            if target.doubled:
+                problems.note(
+                    "a rank is twice in a communicator: where these files are of several jobs, import each job "
+                    "with a command of its own"
+                )
     if not nodes and not recordings:
         reason = f" ({problems.first[0]})" if problems.first else ""
         raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
@@ -87,17 +108,8 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     )
 
 
-def _content_of(paths: Sequence[Path]) -> bytes:
-    """Stands for what is in the files, in any order, and for their names, which may say whose they are."""
-    whole = hashlib.blake2b(digest_size=16)
-    for name, digest in sorted((os.fsencode(path.name), _digest(path)) for path in paths):
-        whole.update(hashlib.blake2b(name, digest_size=16).digest() + digest)
-    return whole.digest()
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
+def _nothing(_label: str) -> str:
+    return ""
 
 
 def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: Problems) -> dict[str, list[Source]]:

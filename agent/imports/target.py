@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +17,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from agent.dataset.files import encodable, node_folder
+from agent.dataset.leftovers import remove_recording
 from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
 from agent.dataset.writer import DatasetWriter
+from agent.imports.earlier import Content
 from agent.imports.facts import (
     ImportedCall,
     ImportedConnection,
@@ -27,6 +29,7 @@ from agent.imports.facts import (
     ImportedOperation,
     printable,
 )
+from agent.imports.job_names import tag_of, with_tag
 
 _BATCH_ROWS: Final = 1 << 16
 _MOST_ROWS: Final = 1 << 20
@@ -71,10 +74,11 @@ class ImportedNode:
 class ImportTarget:
     """Takes what one importer finds in files of one format."""
 
-    def __init__(self, folder: Path, source: str, content: bytes) -> None:
+    def __init__(self, folder: Path, source: str, content: Content) -> None:
         """`source` is the name of the format, for `recordings.source`; `content` stands for what is in the files.
 
-        Numbers of recordings follow from both and the node: what is imported again takes its own place.
+        Numbers of recordings follow from both and the node: what is imported again takes its own place.  Earlier
+        imports that it replaces go when this one is there.
         """
         self._folder = folder
         self._source = source
@@ -87,8 +91,12 @@ class ImportTarget:
         """False: the data had no times, and `…_ns` are made up to keep the order."""
         self.clock_error_ns: int | None = None
         """What is known of the accuracy of times."""
-        self.replaced = False
+        self.replaced = bool(content.replaces)
         """The same was in the dataset before, and gave way."""
+        self.doubled = False
+        """A rank of a communicator was found twice: the files are not those of one job."""
+        self.another_job = False
+        """Communicators have the names of others in the dataset, and got names of their own."""
 
     def new_instance(self, node: str) -> int:
         """A number for one rank's end of one communicator on a node."""
@@ -123,11 +131,13 @@ class ImportTarget:
 
     def finish(self, lines_skipped: int) -> tuple[ImportedNode, ...]:
         """Write what is left; `lines_skipped` stands in the first node's recording, since no node owns them."""
+        for one in self._nodes.values():
+            for kind in list(one.rows):
+                self._flush(one, kind)
+        self._name_apart()
         places = _places({name: one.ends for name, one in self._nodes.items()})
         result = []
         for number, (name, one) in enumerate(sorted(self._nodes.items())):
-            for kind in list(one.rows):
-                self._flush(one, kind)
             began_ns, ended_ns = one.began_ns or 0, one.ended_ns or 0
             if one.ends:
                 rows = [_end_row(end, *places[name, end.instance]) for end in one.ends]
@@ -147,7 +157,7 @@ class ImportTarget:
                 "compute_recorded": one.counts[ImportedKernel] > 0,
                 "times_known": self.times_known,
             }
-            self._written.append(one.writer.add_rows("recordings", [recording], began_ns))
+            self._written.append(one.writer.add_rows("recordings", [recording], began_ns, self._content.metadata))
             result.append(
                 ImportedNode(
                     node=name,
@@ -157,7 +167,29 @@ class ImportTarget:
                     kernels=one.counts[ImportedKernel],
                 )
             )
+        own = {one.writer.recording for one in self._nodes.values()}
+        for earlier in self._content.replaces:
+            for place, one_before in earlier.recordings:
+                if one_before not in own:
+                    remove_recording(self._folder, place, one_before)
         return tuple(result)
+
+    def _name_apart(self) -> None:
+        """Give communicators names that are not those of another job in the dataset."""
+        ends = [end for one in self._nodes.values() for end in one.ends]
+        ranked = [(end.comm, end.rank) for end in ends if end.rank is not None]
+        self.doubled = len(ranked) != len(set(ranked))
+        moments = [one.began_ns for one in self._nodes.values() if one.began_ns is not None]
+        moments += [one.ended_ns for one in self._nodes.values() if one.ended_ns is not None]
+        window = (min(moments), max(moments)) if moments and self.times_known else None
+        gone = {one.writer.recording for one in self._nodes.values()}
+        gone.update(recording for earlier in self._content.replaces for _, recording in earlier.recordings)
+        named = [(_fit(end.comm), end.rank) for end in ends]
+        tag = tag_of(self._folder, self._source, named, window, gone)
+        self.another_job = tag is None
+        tag = self._content.digest.hex()[:8] if tag is None else tag
+        for one in self._nodes.values():
+            one.ends = [replace(end, comm=with_tag(_fit(end.comm), tag)) for end in one.ends]
 
     def discard(self) -> None:
         """Take away what was written: rows without a row in `recordings` belong to nothing."""
@@ -169,17 +201,15 @@ class ImportTarget:
         name = _fit(name)
         if name not in self._nodes:
             writer = DatasetWriter(self._folder, name)
-            writer.recording = _number(self._content, self._source, name)
+            writer.recording = _number(self._content.digest, self._source, name)
             self._make_room(writer)
             self._nodes[name] = _Node(writer)
         return self._nodes[name]
 
     def _make_room(self, writer: DatasetWriter) -> None:
-        """Take away what an import of the same has left, whole or not; its row in `recordings` goes first."""
-        for table in ("recordings", *TABLES):
-            for file in node_folder(self._folder, table, writer.node).glob(f"*/{writer.recording:016x}-*.parquet"):
-                file.unlink(missing_ok=True)
-                self.replaced |= table == "recordings"
+        """Take away what an import of the same has left, whole or not."""
+        place = node_folder(self._folder, "recordings", writer.node).name
+        self.replaced |= remove_recording(self._folder, place, writer.recording)
 
     def _flush_the_most(self) -> None:
         """Write the nodes with the most rows: as few files as it takes to have half of the room again."""

@@ -66,17 +66,24 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
         problems.note(NO_HOST)
 
 
+def said_by_name(label: str) -> str:
+    """The rank that only the name of a file tells; empty: none."""
+    number, named = _LAST_NUMBER.search(label), rank_of_name(label)
+    if named is not None:
+        return str(named)
+    return "" if number is None else str(int(number[1]))
+
+
 class _Dump:
     """One file: one rank."""
 
     def __init__(self, source: Source, target: ImportTarget, problems: Problems, node: str) -> None:
-        number = _LAST_NUMBER.search(source.label)
-        named = rank_of_name(source.label)
+        rank = said_by_name(source.label)
         self._source = source
         self._target = target
         self._problems = problems
         self._node = node
-        self._rank = named if named is not None else (int(number[1]) if number is not None else None)
+        self._rank = int(rank) if rank else None
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
         """Description and ranks by name."""
         self._instances: dict[str, int] = {}

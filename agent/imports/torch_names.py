@@ -170,8 +170,10 @@ def transfers(op: Op, sizes: Sizes, peer: int | None) -> list[Transfer]:
     """The calls that PyTorch makes of NCCL for an operation; an AllToAll of unequal parts is a Send and Recv a peer.
 
     Raises:
-        UnknownName: the sizes do not tell.
+        UnknownName: the sizes do not tell, or there is no such peer.
     """
+    if peer is not None and sizes.group and peer >= sizes.group:
+        raise UnknownName(f"{op.name} with rank {peer} of {sizes.group}")
     if op is Op.AllGather:
         return [Transfer(op, sizes.inputs)]
     if op is Op.ReduceScatter:
@@ -197,6 +199,9 @@ def _all_to_all(sizes: Sizes) -> list[Transfer]:
         if sizes.inputs % sizes.group:
             raise UnknownName(f"an AllToAll of {sizes.inputs} elements in {sizes.group} parts that are not given")
         return [Transfer(Op.AllToAll, sizes.inputs // sizes.group)]
+    for splits in (sizes.input_splits, sizes.output_splits):
+        if sizes.group and splits and len(splits) != sizes.group:
+            raise UnknownName(f"an AllToAll of {len(splits)} parts among {sizes.group} ranks")
     return [
         *_parts(Op.Send, sizes.inputs, sizes.input_splits),
         *_parts(Op.Recv, sizes.outputs, sizes.output_splits),

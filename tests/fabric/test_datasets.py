@@ -35,7 +35,7 @@ def recorder(folder: Path, pids: Sequence[int], *options: str) -> Iterator[subpr
     ) as process:
         try:
             assert process.stderr is not None
-            assert any("calls are counted by" in line for line in process.stderr)
+            assert any("recording into" in line for line in process.stderr)
             yield process
         finally:
             if process.poll() is None:
@@ -63,7 +63,7 @@ def test_two_recorders_write_one_dataset_that_holds_every_call(two_hosts: Fabric
             for process in (one, other):
                 out, err = process.communicate(timeout=60)
                 assert process.returncode == 0, err
-                assert out.startswith(f"{folder}\n")
+                assert out.startswith(f"wrote {folder}\n")
                 assert "nothing was lost" in out
     with open_dataset([folder]) as dataset:
         assert recorded(dataset) == said(reports)
@@ -111,7 +111,8 @@ def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_ad
                 time.sleep(0.1)
             killed.kill()
             killed.communicate()
-        (folder / "calls" / ".left-behind.partial").touch()
+        left = next((folder / "calls").glob("*/*")) / ".left-behind.parquet.1.partial"
+        left.write_bytes(b"half of a part")
         with open_dataset([folder]) as dataset:
             held = recorded(dataset)
             (row,) = dataset.rows(dataset["recordings"]).to_pylist()
@@ -124,6 +125,7 @@ def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_ad
         with recorder(folder, job.pids, "--seconds", "3") as second:
             _, err = second.communicate(timeout=60)
             assert second.returncode == 0, err
+            assert not left.exists()
         job.stop()
     with open_dataset([folder]) as dataset:
         assert dataset.rows(dataset["recordings"].count()).as_py() == 2
@@ -141,6 +143,7 @@ def test_a_recording_begins_when_all_is_attached_and_says_that_nobody_called(tmp
             timeout=60,
         )
         assert one.returncode == 0, one.stderr
+        assert one.stdout.startswith(f"wrote {folder}\n")
         assert f"process {pid} did not use NCCL meanwhile" in one.stdout
         assert already in one.stderr
         (line,) = (line for line in one.stderr.splitlines() if "calls are counted by" in line)

@@ -309,6 +309,18 @@ def test_a_rail_that_vanishes_fails_alone_and_its_totals_stay(bench: Bench) -> N
     assert all(result.success for result in bench.watch.collectors())
 
 
+def test_sources_are_awaited_until_they_were_read_with_the_rails_known(bench: Bench) -> None:
+    """As for `agent --once`: before that a read finds nothing to read."""
+    bench.watch.add_process(bench.sender.pid, bench.namespace)
+    assert len(bench.watch.awaited()) == 3
+    bench.sampler.tick(bench.clock.monotonic_ns())
+    assert bench.watch.awaited() == ()
+    bench.watch.tick(bench.decisions)
+    assert len(bench.watch.awaited()) == 3
+    bench.sampler.tick(bench.clock.monotonic_ns() + 60_000_000_000)
+    assert bench.watch.awaited() == ()
+
+
 def test_facts_outlive_the_last_process_of_a_namespace_and_no_socket_keeps_it(bench: Bench) -> None:
     bench.watch.add_process(bench.sender.pid, bench.namespace)
     bench.read()

@@ -39,7 +39,7 @@ def test_calls_of_both_hosts_are_in_one_trace_and_joined_by_arrows(two_hosts: Fa
         ]
         for recorder in started:
             assert recorder.stderr is not None
-            assert any("calls are counted by" in line for line in recorder.stderr)
+            assert any("recording into" in line for line in recorder.stderr)
         job.release()
         reports = job.wait(60)
         for recorder in started:

@@ -64,6 +64,34 @@ def mappers(found: Discovery) -> dict[str, set[int]]:
     return {library.path: {mapper.pid for mapper in library.mappers} for library in found.libraries}
 
 
+def test_what_changes_is_told_and_a_look_that_finds_nothing_new_is_no_change(tmp_path: Path) -> None:
+    path = library(tmp_path / "libnccl.so.2")
+    attacher = RecordingAttacher()
+    with Caller(path) as first, discovering(first.pid, os.getpid(), attacher=attacher) as found:
+        changes = [found.changes]
+
+        def changed() -> bool:
+            changes.append(found.changes)
+            return changes[-1] != changes[-2]
+
+        found.look_at(os.getpid())
+        assert not changed(), "a process without NCCL"
+        attacher.refuses = True
+        assert found.look_at(first.pid) != []
+        assert changed(), "a mapper"
+        attacher.refuses = False
+        assert found.look_at(first.pid) == []
+        assert changed(), "probes"
+        found.look_at(first.pid)
+        found.scan()
+        assert not changed()
+        (mapper,) = found.libraries[0].mappers
+        found.process_gone(mapper)
+        assert changed(), "the last mapper's end"
+        found.process_gone(mapper)
+        assert not changed()
+
+
 def test_a_file_that_could_not_be_read_once_is_read_at_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

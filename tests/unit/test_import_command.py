@@ -38,7 +38,7 @@ def test_it_says_what_was_imported_left_out_and_made_up(tmp_path: Path) -> None:
     assert lines[3].startswith("note: times are made up")
     assert lines[4] == "left out: 2 lines or events that made no sense"
     assert lines[5] == f"  {SAMPLES}/nccl-launchers.log:13: a data type that is not known: 99"
-    assert lines[-1] == f"written to {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'"
+    assert lines[-1] == f"wrote {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'"
 
 
 def test_json_says_the_same(tmp_path: Path) -> None:

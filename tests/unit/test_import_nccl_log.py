@@ -337,3 +337,11 @@ def test_no_text_makes_it_fail(pieces: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = written(Path(folder), "log", f"{call()}\n{''.join(pieces)}".encode("utf-8", "surrogatepass"))
         assert imported(Path(folder), file, chosen="nccl-log").calls()
+
+
+@pytest.mark.parametrize("op", ["Send", "Recv", "Broadcast"])
+def test_a_peer_or_root_that_the_communicator_does_not_have_is_left_out_with_its_line(tmp_path: Path, op: str) -> None:
+    lines = [call(op, root=1), call(op, root=2), call(op, root=-1), call("AllReduce", root=7)]
+    result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
+    assert [(one, peer) for _, one, _, peer in result.calls()] == [(op, 1), ("AllReduce", None)]
+    assert result.skipped == [(2, f"{op} with rank 2 of 2"), (3, f"{op} with rank -1 of 2")]

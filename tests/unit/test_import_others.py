@@ -206,8 +206,7 @@ def test_the_same_files_imported_again_take_their_own_place(tmp_path: Path) -> N
 
 def test_other_files_of_the_same_host_stand_beside_the_first(tmp_path: Path) -> None:
     imported(tmp_path, written(tmp_path, "log", inspectors("a")))
-    # Equal content of another rank, which the file's name tells, is not the same.
-    both = imported(tmp_path, written(tmp_path, "log.1", inspectors("a")))
+    both = imported(tmp_path, written(tmp_path, "log.1", inspectors("a").replace("4096", "4097")))
     assert [row["node"] for row in both.rows("recordings")] == ["a", "a"]
     assert len(both.calls()) == 2
 
@@ -255,6 +254,19 @@ def test_a_node_of_chakras_without_the_time_that_others_have_is_left_out(tmp_pat
     result = imported(tmp_path, written(tmp_path, "gpt.0.json", "\n".join(map(json.dumps, nodes))))
     assert [row["time_ns"] for row in result.rows("calls", "time_ns")] == [179 * 10**16, 179 * 10**16 + 900_000]
     assert result.skipped == [(2, "a node without its time, where others have theirs")]
+
+
+@pytest.mark.parametrize("peer", [2, -1, 1 << 40, "x", None])
+def test_a_peer_that_the_communicator_does_not_have_is_left_out_with_its_line(tmp_path: Path, peer: object) -> None:
+    line = json.loads(inspectors("a"))
+    line["p2p_perf"] = {
+        name.replace("coll", "p2p"): value for name, value in line.pop("coll_perf").items() if name != "coll"
+    }
+    line["p2p_perf"] |= {"p2p": "Send", "p2p_peer": peer}
+    good = json.dumps({**line, "p2p_perf": {**line["p2p_perf"], "p2p_peer": 1}})
+    result = imported(tmp_path, written(tmp_path, "log", f"{good}\n{json.dumps(line)}\n"))
+    assert result.calls() == [(0, "Send", 4096, 1)]
+    assert result.skipped == [(2, f"Send with rank {peer!r} of 2")]
 
 
 ODD: tuple[Any, ...] = (

@@ -378,3 +378,23 @@ def test_lists_in_texts() -> None:
     assert whole_numbers("[]") == whole_numbers([]) == ()
     for text in ("[0, 1, ...]", "0, 1", "[a]", 7, None, [1.5], [True]):
         assert whole_numbers(text) is None
+
+
+def test_a_peer_that_is_not_in_the_group_is_left_out(tmp_path: Path) -> None:
+    sends = [
+        host_side(**{"Collective name": "send", "Dst Rank": peer, "Process Group Ranks": "[4, 6]"}) for peer in (6, 5)
+    ]
+    result = imported(tmp_path, written(tmp_path, "rank4.json", trace(*sends)))
+    assert [(row["op"], row["peer"]) for row in result.rows("calls")] == [("Send", 1)]
+    assert [reason for _, reason in result.skipped] == ["Send with rank 5, which is not in the group"]
+    dump = json.loads((SAMPLES / "nccl_trace_rank_1.json").read_text())
+    entry = {**dump["entries"][0], "is_p2p": True}
+    entries = [{**entry, "profiling_name": f"nccl:send 0->{peer}"} for peer in (1, 7)]
+    result = imported(tmp_path / "b", written(tmp_path, "dump_0.json", json.dumps({**dump, "entries": entries})))
+    assert [(row["op"], row["peer"]) for row in result.rows("calls")] == [("Send", 1)]
+    assert [reason for _, reason in result.skipped] == ["Send with rank 7 of 2"]
+
+
+def test_parts_of_an_all_to_all_for_more_ranks_than_there_are_are_left_out() -> None:
+    with pytest.raises(UnknownName, match="an AllToAll of 3 parts among 2 ranks"):
+        transfers(Op.AllToAll, Sizes(6, 6, 2, (1, 2, 3), (2, 2, 2)), None)

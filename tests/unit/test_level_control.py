@@ -13,6 +13,7 @@ from agent.level_control import LevelControl
 from probes.bpf_syscall import KernelRefusal
 from probes.calibration import ASSUMED
 from probes.nccl.internal_functions import Level
+from probes.nccl.internal_records import InternalStat
 from probes.nccl.records import Stat
 from tests.unit.test_levels import SimulatedPrograms
 
@@ -41,6 +42,16 @@ class CountedCalls:
     def stats(self) -> Mapping[Stat, int]:
         if self.refuses:
             raise KernelRefusal(errno.EPERM, "simulated refusal")
+        return dict(self.hits)
+
+
+@dataclass(slots=True)
+class CountingPrograms(SimulatedPrograms):
+    hits: dict[InternalStat, int] = field(default_factory=lambda: dict.fromkeys(InternalStat, 0))
+    stats_read: int = 0
+
+    def stats(self) -> dict[InternalStat, int]:
+        self.stats_read += 1
         return dict(self.hits)
 
 
@@ -74,3 +85,28 @@ def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
     (line,) = control.tick(1)
     assert line.endswith("simulated refusal")
     assert completion.levels.wanted is Level.RAILS
+
+
+def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_nothing_is_missed() -> None:
+    calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
+    control = control_of(calls, Completion(below, Level.COUNTS), clock, "rails")
+
+    def tick(processes: int) -> None:
+        clock.now_ns += SECOND_NS
+        assert control.tick(processes) == []
+
+    tick(0)
+    readings = below.stats_read
+    tick(0)
+    assert below.stats_read == readings
+    below.hits[InternalStat.POSTS] += 1000
+    tick(0)
+    assert control.seconds["proxy_post"] == 0
+    # A communicator that has come, or calls of which nobody knows the communicator.
+    tick(1)
+    cost = control.seconds["proxy_post"]
+    assert cost > 0
+    below.hits[InternalStat.POSTS] += 1000
+    calls.hits[Stat.CALLS] += 1
+    tick(0)
+    assert control.seconds["proxy_post"] == 2 * cost

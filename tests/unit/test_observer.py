@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import cast
 
 import pytest
 
+from agent.completion import Completion
 from agent.config import Config
 from agent.observer import Observer
 from agent.snapshot import Snapshot
 from probes.clock import SystemClock
+from probes.nccl.internal_functions import Level
 from probes.nccl.programs import NcclPrograms
+from tests.unit import test_levels
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 
@@ -38,5 +43,31 @@ def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: s
         kernel.refuses_totals = kernel.aggregates.refuses = kernel.communicators.refuses = False
         assert collective_success(observer.snapshot())
         assert observer.snapshot().collectives == before.collectives
+    finally:
+        observer.close()
+
+
+def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed: list[list[object]] = []
+
+    def follow(_completion: Completion, libraries: Iterable[object]) -> list[str]:
+        followed.append(list(libraries))
+        return []
+
+    monkeypatch.setattr(Completion, "follow", follow)
+    observer = Observer(
+        Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
+        cast(NcclPrograms, SimulatedPrograms()),
+        SystemClock(),
+        "0",
+        completion=Completion(test_levels.SimulatedPrograms(), Level.COUNTS),
+    )
+    try:
+        observer.look_at({os.getppid()})
+        assert followed == []
+        observer.scan()
+        assert followed == [[]]
     finally:
         observer.close()

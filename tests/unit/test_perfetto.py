@@ -251,6 +251,44 @@ def test_numbers_that_do_not_compare_are_aligned_by_what_was_under_way_together(
     ]
 
 
+def test_sizes_tell_where_clocks_do_not() -> None:
+    ranks = []
+    for number, from_start in ((0, True), (1, False)):
+        one = rank(number, host=f"host {number}", from_start=from_start)
+        done = one.completions.copy()
+        done["payload_bytes"] = [4096, 8192, 4096, 512, 64]
+        ranks.append(replace(one, arrays={**one.arrays, "completions": done}))
+    late = ranks[1]
+    done = late.completions[2:].copy()
+    done["sequence"] -= 2
+    late = replace(late, arrays={**late.arrays, "completions": done, "calls": late.calls[2:]})
+    trace, summary = written(ranks[0], late)
+    assert (summary.joined, summary.not_joined) == (3, ())
+    assert all(a.said["payload_bytes"] == b.said["payload_bytes"] for a, b in trace.arrows().values())
+    # Of what is not known it cannot be said that it is another one.
+    done["payload_bytes"][0] = (1 << 64) - 1
+    unknown = replace(late, arrays={**late.arrays, "completions": done})
+    assert written(ranks[0], unknown)[1].joined == 3
+
+
+def of_communicators(trace: ReadTrace) -> list[str]:
+    """What their tracks say."""
+    return [text for where, text in trace.descriptions.items() if where[-1].startswith(f"comm {COMM}")]
+
+
+def test_a_communicator_without_arrows_says_why_in_the_trace() -> None:
+    one, late = rank(0, host="a"), rank(1, host="b", from_start=False)
+    trace, summary = written(one, late)
+    assert summary.not_joined == (COMM,)
+    why = "not all were watched from the first call on, so that their numbers do not compare, and times do not tell"
+    assert [why in text for text in of_communicators(trace)] == [True, True]
+    recorded = [one for one in trace.slices if one.category == "recording"]
+    assert [one.said["no arrows"].startswith(f"{COMM}: not all ranks are joined") for one in recorded] == [True, True]
+    trace, _ = written(one, rank(1, host="b"))
+    assert of_communicators(trace) == ["", ""]
+    assert not any("no arrows" in one.said for one in trace.slices)
+
+
 def test_operations_that_are_always_under_way_together_are_not_aligned() -> None:
     ranks = []
     for number in (0, 1):
@@ -304,7 +342,7 @@ def test_export_writes_a_trace_and_says_what_is_in_it(tmp_path: Path) -> None:
         save(replace(rank(at, host=name), clocks=exact(rank(at, host=name))), tmp_path / f"{name}.npz")
     out = tmp_path / "job.pftrace"
     said = export(out, tmp_path / "a.npz", tmp_path / "b.npz").splitlines()
-    assert said[0] == str(out)
+    assert said[0] == f"wrote {out}"
     assert said[1].startswith("60.0 s of a, b (SIMULATED hardware): 10 calls, 10 completed operations and 0 unfinished")
     assert said[2] == "times of different hosts compare within 2 ms"
     assert said[3] == "arrows join what ranks did for 5 operations"

@@ -205,3 +205,18 @@ def test_counters_that_cannot_be_read_are_one_line_and_so_is_their_return(
     watch.counters.error = ""
     until(2)
     assert caplog.messages == ["netdev: Input/output error", "netdev: is read again"]
+
+
+def test_bytes_are_related_only_when_it_is_said_what_was_expected(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    related: list[object] = []
+    monkeypatch.setattr(watch.rails, "relate", lambda *expected: related.append(expected))
+    watch.inventory.names.append("eth1")
+    watch.events.coming.append(MalformedNetlink("short"))
+    watch.take()
+    watch.events.coming.append([ADDED])
+    watch.rails.tick(None)
+    assert (related, watch.devices()) == ([], ["eth0", "eth1"])
+    watch.rails.tick([])
+    assert len(related) == 1

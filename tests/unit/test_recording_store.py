@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import recording_store
+from agent import recording_file
 from agent.recording import Recording
 from agent.recording_file import read_recording, write_recording
 from agent.recording_store import RecordingStore, WriteResult, make_room, name_of, save
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_nothing_behind_and_is_told_once(
 ) -> None:
     store = RecordingStore(tmp_path, 1 << 20)
     with monkeypatch.context() as disk:
-        disk.setattr(recording_store, "write_recording", FullDisk(number))
+        disk.setattr(recording_file, "write_recording", FullDisk(number))
         for second in range(3):
             assert write(store, at(second)) == [("stall", WriteResult.FAILED)]
     assert names(tmp_path) == []
@@ -153,7 +153,7 @@ def test_saving_over_a_file_keeps_the_old_one_until_the_new_one_is_whole(
     path = tmp_path / "job.npz"
     save(recording("signal"), path)
     with monkeypatch.context() as disk:
-        disk.setattr(recording_store, "write_recording", FullDisk(errno.ENOSPC))
+        disk.setattr(recording_file, "write_recording", FullDisk(errno.ENOSPC))
         with pytest.raises(OSError, match="No space left on device") as caught:
             save(recording("stall"), path)
     assert caught.value.filename == str(path)

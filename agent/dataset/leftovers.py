@@ -1,0 +1,109 @@
+"""What writers that were killed have left in a dataset's folder: files that they had not ended.
+
+No reader takes them for data.  Whoever records on the node next settles them.  A part of events that is whole, and has
+only not got its name, gets it, and the row of its recording says that it goes so far.  Of a file that is not whole
+nothing can be read, since Parquet has its index at the end: it is removed, and what is lost is said, the last seconds
+before the end.  A file of who is who, or of parts that were being put together, held nothing that is not elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from agent.dataset.check import one_line
+from agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, node_folder, node_parts, part_of, whole_path
+from agent.dataset.recording_writer import EVENT_TABLES
+from agent.dataset.schema import TABLES
+from agent.dataset.writer import last_moment_ns, read_part, read_row, write_row
+
+_log = logging.getLogger("railscope.recordings")
+
+_PARTIAL: Final = f".*{PARTIAL_SUFFIX}"
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Files of all nodes that were not ended, and whose writers are gone."""
+    return sorted(one for table in TABLES for one in (folder / table).glob(f"*/*/{_PARTIAL}") if is_abandoned(one))
+
+
+def settle(folder: Path, node: str) -> None:
+    """Save what a node's writers have left, or remove it, and say so; what cannot be touched stays."""
+    for table, partial in list(_of(folder, node)):
+        try:
+            rows = _save(folder, node, table, partial)
+            if rows is not None:
+                _log.info("%s: saved: its recorder was killed when %d rows were on disk", whole_path(partial), rows)
+                continue
+            size_bytes = partial.stat().st_size
+            partial.unlink()
+        except OSError as error:
+            _log.warning("%s: left by a recorder that was killed, and stays: %s", partial, one_line(error))
+            continue
+        # An empty one may be of somebody who is about to write, and notices.
+        if size_bytes and table in EVENT_TABLES and not _put_together(partial):
+            _log.warning(
+                "%s: its recorder was killed while it wrote it: %d bytes of %s cannot be read and are removed",
+                *(whole_path(partial), size_bytes, table.replace("_", " ")),
+            )
+
+
+def remove_recording(folder: Path, place: str, recording: int) -> bool:
+    """Remove a recording, or what is there of it; returns whether there was a row of it, which goes first.
+
+    `place`: the name of its node's folders.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    row = False
+    for table in ("recordings", *TABLES):
+        for file in (folder / table / place).glob(f"*/{recording:016x}-*.parquet"):
+            file.unlink(missing_ok=True)
+            row |= table == "recordings"
+        for partial in (folder / table / place).glob(f"*/.{recording:016x}-*{PARTIAL_SUFFIX}"):
+            if is_abandoned(partial):
+                partial.unlink(missing_ok=True)
+    return row
+
+
+def _of(folder: Path, node: str) -> Iterator[tuple[str, Path]]:
+    for table in TABLES:
+        for partial in sorted(node_folder(folder, table, node).glob(f"*/{_PARTIAL}")):
+            if is_abandoned(partial):
+                yield table, partial
+
+
+def _put_together(partial: Path) -> bool:
+    part = part_of(whole_path(partial))
+    return part is not None and part.first != part.last
+
+
+def _save(folder: Path, node: str, table: str, partial: Path) -> int | None:
+    """Give a whole part its name; returns its rows, or None where there is nothing to save.
+
+    Raises:
+        OSError: it cannot be renamed, or the row of its recording not be written.
+    """
+    path = whole_path(partial)
+    part = part_of(path)
+    if table not in EVENT_TABLES or part is None or _put_together(partial) or path.exists():
+        return None
+    recordings = [one.path for one in node_parts(folder, "recordings", node) if one.recording == part.recording]
+    try:
+        rows = len(read_part(partial, table))
+        last_ns = last_moment_ns(partial, table)
+        said = [(file, read_row(file, "recordings")) for file in recordings]
+    except (OSError, pa.ArrowException, ValueError):
+        return None
+    if not said:
+        return None
+    for file, row in said:
+        row["ended_ns"] = max(row["ended_ns"] or 0, last_ns + 1)
+        write_row(file, "recordings", row)
+    partial.replace(path)
+    return rows

@@ -1,0 +1,154 @@
+"""What was imported into a dataset before, so that nothing is in it twice.
+
+The file that holds the row of an import says in its metadata what was imported together: of each file its length, a
+digest of its content and what its name said.  A file that begins with all of an earlier one is that file, whatever it
+is called now, compressed or not, and whether it has grown meanwhile; the earlier import gives way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent.dataset.check import unreadable
+from agent.dataset.files import part_of, table_files
+from agent.imports.facts import ImportFailure
+from agent.imports.sources import Source
+
+_KEY: Final = "railscope.imported"
+_DIGEST_BYTES: Final = 16
+_READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """What stands for one file."""
+
+    name: str
+    said: str
+    """What its name alone tells, such as the rank; empty: nothing."""
+    size_bytes: int
+    digest: str
+    beginnings: Mapping[int, str]
+    """Digests of the bytes up to where an earlier import ended, by their number."""
+
+    def begins_with(self, earlier: _EarlierFile) -> bool:
+        return self.said == earlier.said and self.beginnings.get(earlier.size_bytes) == earlier.digest
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlierFile:
+    said: str
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierImport:
+    """One command's files of one format."""
+
+    files: tuple[_EarlierFile, ...]
+    recordings: tuple[tuple[str, int], ...]
+    """Folder of the node and number of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is imported now."""
+
+    sources: tuple[Source, ...]
+    """Each content once."""
+    copies: tuple[str, ...]
+    """Names of those that hold the same as another one, and are left out."""
+    digest: bytes
+    """Stands for all of the files, in any order."""
+    metadata: Mapping[str, str]
+    """For the file that holds the row of the recording."""
+    replaces: tuple[EarlierImport, ...]
+
+
+def content_of(sources: Sequence[Source], source: str, said_by_name: Callable[[str], str], folder: Path) -> Content:
+    """What stands for these files of the format `source`, and which earlier imports of a folder they replace.
+
+    Args:
+        said_by_name: what only the name of a file tells.
+
+    Raises:
+        ImportFailure: a file was imported before together with others that are not among these.
+        DatasetError: what is in the folder cannot be read.
+    """
+    before = _earlier(folder, source)
+    ends = {file.size_bytes for one in before for file in one.files}
+    files: dict[tuple[str, str], tuple[FileContent, Source]] = {}
+    copies = []
+    for one in sources:
+        file = _file(one, said_by_name(one.label), ends)
+        if (file.said, file.digest) in files:
+            copies.append(file.name)
+        else:
+            files[file.said, file.digest] = file, one
+    contents = [file for file, _ in files.values()]
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for said, digest in sorted(files):
+        whole.update(f"{said}\n{digest}\n".encode())
+    said_of_files = [{"said": one.said, "size_bytes": one.size_bytes, "digest": one.digest} for one in contents]
+    imported = {"import": whole.hexdigest(), "format": source, "files": said_of_files}
+    return Content(
+        sources=tuple(one for _, one in files.values()),
+        copies=tuple(copies),
+        digest=whole.digest(),
+        metadata={_KEY: json.dumps(imported)},
+        replaces=tuple(_replaced(before, contents, folder)),
+    )
+
+
+def _replaced(before: Sequence[EarlierImport], files: Sequence[FileContent], folder: Path) -> Iterator[EarlierImport]:
+    for earlier in before:
+        again = [file for old in earlier.files for file in files if file.begins_with(old)]
+        missing = sum(not any(file.begins_with(old) for file in files) for old in earlier.files)
+        if again and missing:
+            raise ImportFailure(
+                f"{again[0].name}: it was imported into {folder} before, together with {missing} other "
+                f"file{'s' * (missing != 1)}: name all of them again, or another folder"
+            )
+        if again:
+            yield earlier
+
+
+def _file(source: Source, said: str, ends: Collection[int]) -> FileContent:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    size_bytes = 0
+    beginnings = {}
+    waiting = sorted(ends, reverse=True)
+    with source.open() as stream:
+        while content := stream.read(min(_READ_BYTES, waiting[-1] - size_bytes) if waiting else _READ_BYTES):
+            digest.update(content)
+            size_bytes += len(content)
+            if waiting and size_bytes == waiting[-1]:
+                beginnings[waiting.pop()] = digest.hexdigest()
+    return FileContent(source.name, said, size_bytes, digest.hexdigest(), beginnings)
+
+
+def _earlier(folder: Path, source: str) -> list[EarlierImport]:
+    """Every earlier import of files of this format."""
+    files: dict[str, tuple[_EarlierFile, ...]] = {}
+    recordings: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for file in table_files(folder, "recordings"):
+        part = part_of(file)
+        try:
+            metadata = pq.read_metadata(file).metadata or {}
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(file, error) from None
+        said: Any = json.loads(metadata.get(_KEY.encode(), b"null"))
+        if part is not None and said is not None and said["format"] == source:
+            files[said["import"]] = tuple(_EarlierFile(**one) for one in said["files"] if one["size_bytes"])
+            recordings[said["import"]].append((file.parent.parent.name, part.recording))
+    return [EarlierImport(of_import, tuple(recordings[name])) for name, of_import in files.items()]

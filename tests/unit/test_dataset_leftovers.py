@@ -1,0 +1,128 @@
+"""What writers that were killed have left: saved where it is whole, removed where not, and said either way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from agent.dataset.files import PARTIAL_SUFFIX, written_whole
+from agent.dataset.leftovers import leftovers, settle
+from agent.dataset.reader import open_dataset
+from agent.dataset.recording_writer import RecordingWriter
+from agent.dataset.writer import DatasetWriter
+from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
+from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS
+
+NODE = "gpu/01"
+
+
+def recorded(folder: Path, pieces: int = 2) -> RecordingWriter:
+    writer = RecordingWriter(DatasetWriter(folder, NODE), ROW)
+    for number in range(pieces):
+        writer.add(piece(number), NO_LOSSES, {})
+    return writer
+
+
+def killed(file: Path, content: bytes | None = None) -> Path:
+    """What is left of a file whose writer was killed before the file got its name; None: it was whole."""
+    partial = file.with_name(f".{file.name}.4711{PARTIAL_SUFFIX}")
+    file.rename(partial)
+    if content is not None:
+        partial.write_bytes(content)
+    return partial
+
+
+def test_what_was_not_ended_is_removed_and_it_is_said_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (_, part) = sorted((recorded(tmp_path).writer.folder / "calls").rglob("*.parquet"))
+    partial = killed(part, b"PAR1 and some calls")
+    with open_dataset([tmp_path]) as dataset:
+        assert dataset.rows(dataset["calls"].count()).as_py() == 10
+    assert caplog.messages == [
+        f"{tmp_path}: writers of {NODE} were killed while they wrote (1 file in .partial): what came last is not in it"
+    ]
+    caplog.clear()
+    settle(tmp_path, NODE)
+    assert caplog.messages == [
+        f"{part}: its recorder was killed while it wrote it: 19 bytes of calls cannot be read and are removed"
+    ]
+    assert not partial.exists()
+    assert sequences(tmp_path) == list(range(1, 11))
+    caplog.clear()
+    settle(tmp_path, NODE)
+    open_dataset([tmp_path]).close()
+    assert caplog.messages == []
+
+
+def test_a_part_that_only_lacked_its_name_is_saved_and_the_recording_goes_so_far(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "railscope.recordings")
+    recorded(tmp_path, 1)
+    writer = DatasetWriter(tmp_path, NODE)
+    (row,) = read(tmp_path, "recordings")
+    writer.recording = row["recording"]
+    calls = RecordingWriter(DatasetWriter(tmp_path / "elsewhere", NODE), ROW).add(piece(1), NO_LOSSES, {})
+    ((_, whole),) = calls
+    killed(writer.put("calls", pq.read_table(whole), BEGAN_NS + REALTIME_NS, 2))
+    assert row["ended_ns"] == BEGAN_NS + REALTIME_NS + SECOND_NS
+    settle(tmp_path, NODE)
+    assert sequences(tmp_path) == list(range(1, 21))
+    (row,) = read(tmp_path, "recordings")
+    assert row["ended_ns"] == BEGAN_NS + REALTIME_NS + SECOND_NS + 9001
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "saved: its recorder was killed when 10 rows were on disk"
+    ]
+
+
+def test_what_is_being_written_and_what_other_nodes_left_is_not_touched(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    (first, second) = sorted((tmp_path / "calls").rglob("*.parquet"))
+    with written_whole(first, durable=True) as partial:
+        partial.write_bytes(b"half of")
+        assert leftovers(tmp_path) == []
+        settle(tmp_path, NODE)
+        partial.write_bytes(second.read_bytes())
+    assert first.read_bytes() == second.read_bytes()
+    partial = killed(second, b"half of")
+    settle(tmp_path, "another node")
+    assert leftovers(tmp_path) == [partial]
+
+
+@pytest.mark.parametrize("table", ["communicators", "recordings"])
+def test_a_newer_row_of_who_is_who_that_was_not_ended_gives_way_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
+    recorded(tmp_path)
+    (file,) = (tmp_path / table).rglob("*.parquet")
+    before = file.read_bytes()
+    partial = killed(file)
+    file.write_bytes(before)
+    settle(tmp_path, NODE)
+    assert (file.read_bytes(), partial.exists(), caplog.messages) == (before, False, [])
+
+
+def test_parts_that_were_being_put_together_are_still_there_and_nothing_is_doubled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded(tmp_path)
+    (first, _) = sorted((tmp_path / "calls").rglob("*.parquet"))
+    whole = first.with_name(f"{first.name.removesuffix('.parquet')}-00000002.parquet")
+    whole.write_bytes(first.read_bytes())
+    killed(whole)
+    settle(tmp_path, NODE)
+    assert sequences(tmp_path) == list(range(1, 21))
+    assert (leftovers(tmp_path), caplog.messages) == ([], [])
+
+
+def test_a_part_of_a_recording_without_a_row_is_not_saved(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    (first, _) = sorted((tmp_path / "calls").rglob("*.parquet"))
+    for file in (tmp_path / "recordings").rglob("*.parquet"):
+        file.unlink()
+    killed(first)
+    settle(tmp_path, NODE)
+    assert sequences(tmp_path) == list(range(11, 21))

@@ -1,0 +1,34 @@
+"""When the kernel's rings are read again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.drain_pace import AIM, LONGEST_NS, SHORTEST_NS, pause_ns
+
+RING_BYTES = 2 << 20
+EVENT_BYTES = 72
+
+
+@given(st.integers(1, 2_000_000), st.integers(1_000_000, 1_000_000_000))
+def test_at_a_steady_rate_a_ring_is_found_as_full_as_it_should_be(calls_per_second: int, waited_ns: int) -> None:
+    for _ in range(3):
+        fullness = min(1.0, calls_per_second * EVENT_BYTES * waited_ns / 1e9 / RING_BYTES)
+        waited_ns = pause_ns(fullness, waited_ns)
+        assert SHORTEST_NS <= waited_ns <= LONGEST_NS
+    fullness = calls_per_second * EVENT_BYTES * waited_ns / 1e9 / RING_BYTES
+    # Also where a full ring hid how much was lost, it is found earlier from one time to the next.
+    assert fullness < 1.01 * AIM or waited_ns == SHORTEST_NS
+
+
+def test_ten_thousand_calls_a_second_are_read_some_times_a_second() -> None:
+    waited_ns = LONGEST_NS
+    for _ in range(3):
+        waited_ns = pause_ns(10_000 * EVENT_BYTES * waited_ns / 1e9 / RING_BYTES, waited_ns)
+    assert 150_000_000 < waited_ns < LONGEST_NS
+
+
+def test_an_empty_ring_is_left_alone_the_longest() -> None:
+    assert pause_ns(0.0, SHORTEST_NS) == LONGEST_NS
+    assert pause_ns(1.0, SHORTEST_NS) == SHORTEST_NS
