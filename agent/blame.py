@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from statistics import median
 from typing import Final
-
-import numpy as np
 
 from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts
 
@@ -167,7 +166,7 @@ def _slow(rails: tuple[RailSigns, ...]) -> Blame | None:
 def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     if rail.backlog_bytes is None or rail.backlog_bytes < _BACKLOG_BYTES:
         return []
-    usual = np.median([other.backlog_bytes or 0 for other in others]) if others else 0
+    usual = median([other.backlog_bytes or 0 for other in others]) if others else 0
     if rail.backlog_bytes < _BACKLOG_RATIO * usual:
         return []
     return [
@@ -177,7 +176,7 @@ def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
 
 def _round_trips(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     times = [other.round_trip_ns for other in others if other.round_trip_ns]
-    usual = np.median(times) if times else rail.least_round_trip_ns
+    usual = median(times) if times else rail.least_round_trip_ns
     if rail.round_trip_ns is None or not usual or not rail.busy_ratio:
         return []
     if rail.round_trip_ns < max(_ROUND_TRIP_RATIO * usual, usual + _ROUND_TRIP_NS):
@@ -237,7 +236,7 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
         if process.condition != "running":
             sentences.insert(0, f"process {last.pid} of rank {last.name} is {process.condition}")
         elif process.starved:
-            sentences.append(f"its threads wait for a processor: {process.waited_ratio:.1f} of them at any time")
+            sentences.append(f"its threads {_starving(process)}")
         elif process.computing:
             culprit, excused = False, process.writing
             sentences.append(f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written")
@@ -255,15 +254,22 @@ def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
         if process.condition != "running":
             sentence = f"process {peer.pid} of rank {peer.name} is {process.condition}"
         elif process.starved:
-            sentence = f"threads of rank {peer.name} wait for a processor: {process.waited_ratio:.1f} at any time"
+            sentence = f"threads of rank {peer.name} {_starving(process)}"
         else:
             continue
         return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=peer.rank)
     process = evidence.process
     if process.starved:
-        sentence = f"its own threads wait for a processor: {process.waited_ratio:.1f} of them at any time"
+        sentence = f"its own threads {_starving(process)}"
         return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=rank.rank)
     return None
+
+
+def _starving(process: ProcessFacts) -> str:
+    return (
+        f"wait for a processor: {process.waited_ratio:.1f} of them at any time, while {process.busy_ratio:.2f} "
+        "processors run them"
+    )
 
 
 def _gpu(rank: RankFacts) -> Blame | None:

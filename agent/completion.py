@@ -164,8 +164,10 @@ class Completion:
             return None
         completed = self._advance(instance, max(progress.completed, proved.completed_sequence if proved else 0))
         empty = self._empty.get(instance)
-        followed = empty.after(progress.followed) if empty is not None else progress.followed
-        return replace(progress, completed=completed, followed=max(completed, followed))
+        followed = max(completed, empty.after(progress.followed) if empty is not None else progress.followed)
+        if (completed, followed) == (progress.completed, progress.followed):
+            return progress
+        return replace(progress, completed=completed, followed=followed)
 
     def _advance(self, instance: int, completed: int) -> int:
         """Calls known to be complete, with those behind them that NCCL discarded.

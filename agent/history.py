@@ -84,6 +84,13 @@ class _Known:
             return None
         return sum(window.duration_ns for window in self.recent) / sum(window.operations for window in self.recent)
 
+    @property
+    def may_be_slower(self) -> bool:
+        """False: the last second alone says that it is not; told without looking at all that is known."""
+        if not self.seen or not self.recent:
+            return False
+        return self.recent[-1].mean_ns >= SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
+
     def slower(self, history: OwnHistory) -> bool:
         """Whether every one of the last seconds was slower than usual."""
         limit_ns = SLOWER_THAN_USUAL * max(history.mean_ns, _LEAST_MEAN_NS)
@@ -144,6 +151,8 @@ class Histories:
         seen = {kind: known for kind, known in all_known.items() if kind != _CALLS} or all_known
         found = None
         for (op, _), known in seen.items():
+            if not stalled and not known.may_be_slower:
+                continue
             history = known.history(now_ns)
             if history is None or history.recent_mean_ns is None:
                 continue

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Final
 
 from agent.communicators import Communicator, text
-from agent.snapshot import CompletedTotal, RankTimes
+from agent.snapshot import UNKNOWN, CompletedTotal, RankTimes
 from probes.maps import Records
 from probes.nccl.abi import Op, op_name
 from probes.nccl.internal_records import UNKNOWN_SIZE
@@ -38,12 +38,14 @@ def bus_factor(op: int, nranks: int) -> Fraction | None:
             return None
 
 
+_WITH_A_FACTOR: Final = frozenset(op for op in Op if bus_factor(op, 2) is not None)
+
+
 @dataclass(slots=True)
 class _Sum:
     operations: int = 0
     duration_ns: int = 0
     payload_bytes: int = 0
-    bus_bytes: Fraction = Fraction(0)
 
 
 class OperationTimes:
@@ -55,8 +57,8 @@ class OperationTimes:
         self._ranks: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank, as labels."""
         self._of_rank: defaultdict[int, _Sum] = defaultdict(_Sum)
-        self._of_node: defaultdict[tuple[int, int], _Sum] = defaultdict(_Sum)
-        """By op and size bucket."""
+        self._of_node: defaultdict[tuple[int, int, int], _Sum] = defaultdict(_Sum)
+        """By op, size bucket and number of ranks; of what has a factor."""
 
     def take(self, keys: Records, values: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
         """Learn from a reading of the kernel's table (HISTORY_KEY, HISTORY).
@@ -74,18 +76,18 @@ class OperationTimes:
             if now[0] < before[0]:
                 before = _NOTHING  # the kernel has forgotten the row in between
             rows[op, size] = now
-            self._ranks[instance] = communicator.name, text(communicator.rank)
-            operations, duration_ns, payload_bytes = (more - less for more, less in zip(now, before, strict=True))
+            if UNKNOWN in self._ranks.get(instance, (UNKNOWN,)):
+                self._ranks[instance] = communicator.name, text(communicator.rank)
+            operations, duration_ns, payload_bytes = now[0] - before[0], now[1] - before[1], now[2] - before[2]
             rank = self._of_rank[instance]
             rank.operations += operations
             rank.duration_ns += duration_ns
-            factor = bus_factor(op, communicator.nranks) if communicator.nranks else None
-            if factor is not None and size != UNKNOWN_SIZE:
-                node = self._of_node[op, size]
+            nranks = communicator.nranks
+            if nranks and op in _WITH_A_FACTOR and size != UNKNOWN_SIZE:
+                node = self._of_node[op, size, nranks]
                 node.operations += operations
                 node.duration_ns += duration_ns
                 node.payload_bytes += payload_bytes
-                node.bus_bytes += factor * payload_bytes
 
     def by_rank(self) -> tuple[RankTimes, ...]:
         """Of every communicator that is not forgotten, ended ones included."""
@@ -96,16 +98,24 @@ class OperationTimes:
 
     def by_size(self) -> tuple[CompletedTotal, ...]:
         """Of the node; never falls."""
+        sums: defaultdict[tuple[int, int], _Sum] = defaultdict(_Sum)
+        bus_bytes: defaultdict[tuple[int, int], Fraction] = defaultdict(Fraction)
+        for (op, size, nranks), more in self._of_node.items():
+            total = sums[op, size]
+            total.operations += more.operations
+            total.duration_ns += more.duration_ns
+            total.payload_bytes += more.payload_bytes
+            bus_bytes[op, size] += (bus_factor(op, nranks) or 0) * more.payload_bytes
         return tuple(
             CompletedTotal(
                 op_name(op),
                 1 << size,
                 total.operations,
                 total.payload_bytes,
-                int(total.bus_bytes),
+                int(bus_bytes[op, size]),
                 total.duration_ns / 1e9,
             )
-            for (op, size), total in sorted(self._of_node.items())
+            for (op, size), total in sorted(sums.items())
         )
 
     def forget(self, instances: Iterable[int]) -> None:

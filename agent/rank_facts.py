@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,11 +93,27 @@ class _Sign:
         return self.sequence != rank.enqueued or now_ns - self.looked_ns >= pause_ns
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one rank's end of a communicator is."""
+class _Operation(NamedTuple):
+    """What is needed of an operation that is not complete (dtype OPERATION)."""
 
+    instance: int
+    op: int
+    payload_bytes: int
+    posted_ns: int
+    algorithm: int
+    net_devices: int
+    before_sequence: int
+
+
+class _Row(NamedTuple):
+    """One rank's end of a communicator as the tables had it at the last look."""
+
+    communicator: Communicator
     process: ObservedProcess
+    enqueued: int
+    last_call_ns: int
+    operation: _Operation | None
+    """The oldest that is not complete."""
     address: int
     """Of the communicator, in the process."""
     library: int
@@ -131,7 +147,12 @@ class RankReader:
         """As of the last look; None: nobody asked."""
         self._unusual: set[int] = set()
         """Communicators that were stalled since histories were read last."""
-        self._living: set[int] = set()
+        self._read_ns = 0
+        """When the tables were read last."""
+        self._rows: dict[int, _Row] = {}
+        """As of then, by instance: living ranks."""
+        self._facts: dict[int, RankFacts] = {}
+        """Of those that somebody asked about."""
         self._last_op: dict[int, int] = {}
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
@@ -150,14 +171,16 @@ class RankReader:
         if apart.any():
             self._apart.update(np.unique(events["instance"][apart]).tolist())
 
-    def read(self, now_ns: int, stalled: Iterable[int]) -> list[RankFacts]:
-        """Every living rank of this host; `stalled`: instances whose last moments are not usual.
+    def read(self, now_ns: int, stalled: Collection[int]) -> list[RankFacts]:
+        """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.
+
+        `stalled`: instances whose last moments are not usual; they are among those returned while they live.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
         keys, values = self._communicators.read()
-        pids = dict(zip(values["instance"].tolist(), keys["tgid"].tolist(), strict=True))
+        instances, tgids = values["instance"].tolist(), keys["tgid"].tolist()
         oldest = self._oldest()
         self._connections = None
         self._unusual.update(stalled)
@@ -165,36 +188,66 @@ class RankReader:
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
-            self._take_histories(now_ns, unusual, pids)
-        found = []
-        for key, value in zip(keys, values, strict=True):
-            instance, pid = int(value["instance"]), int(key["tgid"])
+            self._take_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
+        rows = {}
+        suspects = []
+        # By column: a look at one field of one row of an array takes as long as the rest of the loop.
+        columns = (values["sequence"], values["last_ns"], values["first_ns"], keys["comm"], values["library"])
+        for instance, pid, enqueued, last_ns, first_ns, address, library in zip(
+            instances, tgids, *(column.tolist() for column in columns), strict=True
+        ):
             communicator, process = self._known.communicator(instance), self._known.process(pid)
             if communicator is None or communicator.ended_ns is not None or process is None or process.ended_ns:
                 continue
             if communicator.nranks == 1:
                 continue
-            rank = self._rank(communicator, value)
+            row = _Row(communicator, process, enqueued, last_ns or first_ns, oldest.get(instance), address, library)
+            rows[instance] = row
             if remember:
-                self._histories.take_calls(now_ns, instance, rank.enqueued, stalled=instance in unusual)
-                if rank.completed is None and now_ns - rank.last_call_ns < _HISTORY_NS:
+                self._histories.take_calls(now_ns, instance, enqueued, stalled=instance in unusual)
+                if now_ns - row.last_call_ns < _HISTORY_NS and self._known.completed(instance) is None:
                     self._look.remember_threads(process)
-            if instance in oldest:
-                rank = self._with_operation(now_ns, rank, oldest[instance])
-            found.append((rank, _Place(process, int(key["comm"]), int(value["library"]))))
-        living = {rank.instance for rank, _ in found}
-        if self._living - living:
+            if not self._is_well(now_ns, row) or instance in self._slow or instance in stalled:
+                suspects.append(instance)
+        if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
             self.take_times()
-        self._living = living
+        self._read_ns, self._rows, self._facts = now_ns, rows, {}
+        found = [self._fact(instance) for instance in suspects]
         if remember:
-            self._histories.forget(living)
-            slowest = {one: self._histories.slowest(now_ns, one, stalled=one in unusual) for one in living}
+            self._histories.forget(rows)
+            slowest = {one: self._histories.slowest(now_ns, one, stalled=one in unusual) for one in rows}
             self._slow = {one: history for one, history in slowest.items() if history is not None}
-        ahead = _most_calls(rank for rank, _ in found)
-        return [
-            self._with_signs(now_ns, rank, place, ahead) if rank.in_flight is None else rank for rank, place in found
-        ]
+        ahead: dict[str, int] | None = None
+        for at, rank in enumerate(found):
+            if rank.in_flight is None:
+                ahead = _most_calls(self.every()) if ahead is None else ahead
+                found[at] = self._with_signs(now_ns, rank, rows[rank.instance], ahead)
+        self._facts.update((rank.instance, rank) for rank in found)
+        return found
+
+    @property
+    def living(self) -> Collection[int]:
+        """Instances of all ranks at the last look."""
+        return self._rows.keys()
+
+    def every(self) -> list[RankFacts]:
+        """All ranks as of the last look: put together only for who asks, as most are well most of the time."""
+        return [self._fact(instance) for instance in self._rows]
+
+    def of_process(self, pid: int) -> list[RankFacts]:
+        """Those of one process."""
+        return [self._fact(instance) for instance, row in self._rows.items() if row.communicator.tgid == pid]
+
+    def _is_well(self, now_ns: int, row: _Row) -> bool:
+        """Whether nothing can be wrong with a rank yet, as far as the tables tell."""
+        if row.operation is not None:
+            return now_ns - row.operation.posted_ns < self._suspicion_ns
+        standing_ns = now_ns - row.last_call_ns
+        if row.enqueued and self._suspicion_ns <= standing_ns <= IDLE_NS:
+            return False
+        self._signs.pop(row.communicator.instance, None)
+        return True
 
     def take_times(self) -> None:
         """Learn now how long operations took: the kernel is about to forget some of them.
@@ -243,8 +296,17 @@ class RankReader:
             self._last_op.pop(instance, None)
             self._apart.discard(instance)
             self._unusual.discard(instance)
+            self._rows.pop(instance, None)
+            self._facts.pop(instance, None)
 
-    def _rank(self, communicator: Communicator, value: Records) -> RankFacts:
+    def _fact(self, instance: int) -> RankFacts:
+        known = self._facts.get(instance)
+        if known is None:
+            known = self._facts[instance] = self._rank(self._rows[instance])
+        return known
+
+    def _rank(self, row: _Row) -> RankFacts:
+        communicator = row.communicator
         instance = communicator.instance
         op, slow = self._slow.get(instance, (None, None))
         return RankFacts(
@@ -253,10 +315,10 @@ class RankReader:
             rank=communicator.rank,
             nranks=communicator.nranks,
             pid=communicator.tgid,
-            enqueued=int(value["sequence"]),
+            enqueued=row.enqueued,
             completed=self._known.completed(instance),
-            last_call_ns=int(value["last_ns"]) or int(value["first_ns"]),
-            in_flight=None,
+            last_call_ns=row.last_call_ns,
+            in_flight=None if row.operation is None else self._flight(communicator.tgid, row.operation),
             slow=slow,
             slow_op=self.op_of(instance) if op is None else op_name(op),
             comparable=communicator.whole and instance not in self._apart,
@@ -282,41 +344,38 @@ class RankReader:
         """Whether messages of a process are counted: not any more where operations went on without one."""
         return self._last_send.get(pid, (0, 0))[0] + 2 * _HISTORY_NS >= self._advanced_ns.get(pid, 0)
 
-    def _oldest(self) -> dict[int, Records]:
+    def _oldest(self) -> dict[int, _Operation]:
         """The first operation of each communicator that is not complete, by instance."""
         if self._tables is None:
             return {}
         _, operations = self._tables.operations()
         operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
         instances, at = np.unique(operations["instance"], return_index=True)
-        return dict(zip(instances.tolist(), operations[at], strict=True))
+        columns = (operations[name][at].tolist() for name in _Operation._fields)
+        return dict(zip(instances.tolist(), map(_Operation._make, zip(*columns, strict=True)), strict=True))
 
-    def _with_operation(self, now_ns: int, rank: RankFacts, operation: Records) -> RankFacts:
-        op, payload = int(operation["op"]), int(operation["payload_bytes"])
-        posted_ns = int(operation["posted_ns"])
+    def _flight(self, pid: int, operation: _Operation) -> InFlight:
+        posted_ns, payload = operation.posted_ns, operation.payload_bytes
+        last_send_ns, read_ns = self._last_send.get(pid, (posted_ns, 0))
         size = UNKNOWN_SIZE if payload == UNKNOWN_BYTES else max(payload - 1, 0).bit_length()
-        last_send_ns, read_ns = self._last_send.get(rank.pid, (posted_ns, 0))
-        flight = InFlight(
-            op=op_name(op),
+        return InFlight(
+            op=op_name(operation.op),
             payload_bytes=None if payload == UNKNOWN_BYTES else payload,
             since_ns=posted_ns,
             strength="strong",
             sign="handed to the network and not complete",
-            history=self._histories.of(now_ns, rank.instance, op, size),
-            nothing_sent=op in _BEGINS_WITH_A_SEND
-            and int(operation["algorithm"]) == _RING
-            and int(operation["net_devices"]) != 0
-            and self._counted(rank.pid)
-            and last_send_ns < posted_ns < read_ns,
-            calls_before=int(operation["before_sequence"]),
+            history=self._histories.of(self._read_ns, operation.instance, operation.op, size),
+            nothing_sent=operation.op in _BEGINS_WITH_A_SEND
+            and operation.algorithm == _RING
+            and operation.net_devices != 0
+            and last_send_ns < posted_ns < read_ns
+            and self._counted(pid),
+            calls_before=operation.before_sequence,
         )
-        return replace(rank, in_flight=flight)
 
-    def _with_signs(self, now_ns: int, rank: RankFacts, place: _Place, ahead: dict[str, int]) -> RankFacts:
+    def _with_signs(self, now_ns: int, rank: RankFacts, place: _Row, ahead: dict[str, int]) -> RankFacts:
         """The same with what says that something is in flight, although no operation is seen."""
-        standing_ns = now_ns - rank.last_call_ns
-        if not rank.enqueued or standing_ns > IDLE_NS or standing_ns < self._suspicion_ns:
-            self._signs.pop(rank.instance, None)
+        if self._is_well(now_ns, place):
             return rank
         known = self._signs.get(rank.instance)
         if known is None or known.due(now_ns, rank):
@@ -332,7 +391,7 @@ class RankReader:
             known = self._signs[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
         return replace(rank, in_flight=known.flight)
 
-    def _sign(self, rank: RankFacts, place: _Place, ahead: dict[str, int]) -> str:
+    def _sign(self, rank: RankFacts, place: _Row, ahead: dict[str, int]) -> str:
         """Why something must be in flight; empty: nothing says so."""
         process = place.process
         facts = self._look.process(process)
@@ -354,7 +413,7 @@ class RankReader:
         waiting = self._look.waits_for_network(process)
         return f"a thread that took part in collectives waits in {', '.join(waiting)}" if waiting else ""
 
-    def _proxy_works(self, pid: int, place: _Place) -> bool | None:
+    def _proxy_works(self, pid: int, place: _Row) -> bool | None:
         """None: that cannot be known."""
         layout = self._known.proxy_layout(place.library)
         if layout is None:

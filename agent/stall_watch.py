@@ -57,10 +57,8 @@ class StallWatch:
         self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
         self._stalls = Stalls(limits)
         self._stragglers = Stragglers()
-        self._ranks: dict[int, RankFacts] = {}
-        """As of the last look, by instance."""
-        self._peers: dict[str, list[RankFacts]] = {}
-        """The same by communicator, of those that have a name."""
+        self._peers: dict[str, list[RankFacts]] | None = None
+        """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
         self._processes: dict[int, ProcessFacts] = {}
         """By pid, those that this look has asked about: suspects of one communicator share their peers."""
         self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -92,21 +90,17 @@ class StallWatch:
         return bool(self.current) or self._look.open
 
     def look(self) -> None:
-        """Judge every living communicator."""
+        """Judge every living communicator that may not be well."""
         self._look.sweep()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, [stall.instance for stall in self.current])
+            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current})
         except KernelRefusal as refusal:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
             return
-        self._ranks = {rank.instance: rank for rank in ranks}
         self._processes.clear()
-        self._peers.clear()
-        for rank in ranks:
-            if rank.comm != UNKNOWN:
-                self._peers.setdefault(rank.comm, []).append(rank)
-        changes = self._stalls.look(now_ns, ranks, self._evidence)
+        self._peers = None
+        changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
 
@@ -124,7 +118,7 @@ class StallWatch:
             self._reader.take_times()
         except KernelRefusal as refusal:
             _log.error("how long its operations took cannot be read: %s", refusal.strerror)
-        for rank in [rank for rank in self._ranks.values() if rank.pid == pid]:
+        for rank in self._reader.of_process(pid):
             communicator = self._known.communicator(rank.instance)
             destroyed = communicator is not None and communicator.ended_ns is not None
             in_use = rank.in_flight is not None or now_ns - rank.last_call_ns < IDLE_NS
@@ -146,7 +140,6 @@ class StallWatch:
         self._settle((), self._stalls.forget(now_ns, gone))
         for instance in gone:
             self._lengths.pop(instance, None)
-            self._ranks.pop(instance, None)
         self._reader.forget(gone)
         self._stragglers.forget(gone)
 
@@ -208,12 +201,20 @@ class StallWatch:
         if process is None:
             return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
         devices, waits_for = self._reader.ways(rank)
-        peers = tuple(peer for peer in self._peers.get(rank.comm, ()) if peer.instance != rank.instance)
+        peers = tuple(peer for peer in self._peers_of(rank.comm) if peer.instance != rank.instance)
         owners = ((peer.pid, self._known.process(peer.pid)) for peer in peers)
         processes = tuple((pid, self._process(owner)) for pid, owner in owners if owner is not None)
         rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
         sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
         return Evidence(self._process(process), rails, peers, processes, waits_for, hidden, sends)
+
+    def _peers_of(self, comm: str) -> list[RankFacts]:
+        if self._peers is None:
+            self._peers = {}
+            for rank in self._reader.every():
+                if rank.comm != UNKNOWN:
+                    self._peers.setdefault(rank.comm, []).append(rank)
+        return self._peers.get(comm, [])
 
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid

@@ -87,11 +87,21 @@ class Stalls:
     def current(self) -> tuple[Stall, ...]:
         return tuple(self._current.values())
 
-    def look(self, now_ns: int, ranks: Iterable[RankFacts], evidence_of: Callable[[RankFacts], Evidence]) -> Changes:
-        """Judge every living communicator; `evidence_of` is asked about suspects only."""
+    def look(
+        self,
+        now_ns: int,
+        ranks: Iterable[RankFacts],
+        evidence_of: Callable[[RankFacts], Evidence],
+        *,
+        others: Iterable[int] = (),
+    ) -> Changes:
+        """Judge living ranks; `evidence_of` is asked about suspects only.
+
+        `others`: instances of ranks that live and that nothing can be wrong with.
+        """
         begun: list[Stall] = []
         ended: list[Stall] = []
-        seen = set()
+        seen = set(others)
         for rank in ranks:
             seen.add(rank.instance)
             stall = self._judge(now_ns, rank, evidence_of)

@@ -51,7 +51,7 @@ def exposition(sysfs: Path) -> str:
     """What the real command prints for a machine with this sysfs."""
     command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", _SETTLE]
     # The collectives are those of this machine's processes, whatever its devices are.
-    command += ["--no-collector.collective", "--path.sysfs", str(sysfs)]
+    command += ["--no-collector.collective", "--path.sysfs", str(sysfs), "--series.detail", "all"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "level=warn" not in done.stderr, done.stderr

@@ -63,7 +63,9 @@ def test_a_rail_without_carrier_comes_before_one_that_gives_no_answer() -> None:
 def test_a_port_that_may_not_be_used_is_no_culprit_and_anything_else_explains_more() -> None:
     perhaps = with_rail1(up=False, connections=0, surely_used=False)
     assert (found(perhaps).cause, found(perhaps).culprit) == (Cause.RAIL_DOWN, False)
-    assert found(replace(perhaps, process=replace(PROCESS, waited_ratio=2.0))).cause is Cause.RANK_BEHIND
+    assert (
+        found(replace(perhaps, process=replace(PROCESS, waited_ratio=2.0, busy_ratio=0.01))).cause is Cause.RANK_BEHIND
+    )
     lost = with_rail1(up=False, connections=0, surely_used=False, carrier_lost_ns=NOW_NS - 1)
     assert (found(lost).cause, found(lost).culprit) == (Cause.RAIL_DOWN, True)
 
@@ -128,6 +130,13 @@ def test_a_link_that_came_up_at_a_lower_speed_is_slow_without_tcp_too() -> None:
     blame = found(replace(CALM, rails=(with_(RAIL0, **rdma), slow)))
     assert (blame.cause, blame.device) == (Cause.RAIL_SLOW, "rail1")
     assert "8 Gbit/s" in blame.evidence[0]
+
+
+def test_a_rank_that_waits_on_a_busy_host_is_not_behind_because_its_spinning_threads_wait_too() -> None:
+    starved = found(replace(CALM, process=replace(PROCESS, waited_ratio=1.4, busy_ratio=0.02)))
+    assert (starved.cause, starved.blamed_rank, starved.culprit) == (Cause.RANK_BEHIND, 3, True)
+    spins = found(replace(CALM, process=replace(PROCESS, waited_ratio=1.4, busy_ratio=0.1)))
+    assert (spins.cause, spins.blamed_rank, spins.culprit) == (Cause.RANK_BEHIND, None, False)
 
 
 def test_closed_connections_tell_that_the_peer_is_gone() -> None:

@@ -160,7 +160,7 @@ def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
 
 
 def test_slow_operations_are_a_stall_only_beside_a_rail_that_differs_or_a_starved_process() -> None:
-    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.1))
+    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.05))
     slower = replace(SLOW, slow=OwnHistory(1000, 200e6, 250e6, 800e6))
     assert begun_in([MOVING] * 20) == []
     for evidence, rank, cause in ((starved, slower, Cause.RANK_BEHIND), (QUEUE, SLOW, Cause.RAIL_SLOW)):
@@ -170,7 +170,7 @@ def test_slow_operations_are_a_stall_only_beside_a_rail_that_differs_or_a_starve
 
 
 def test_a_moment_of_waiting_for_a_processor_does_not_make_fast_operations_a_stall() -> None:
-    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.1))
+    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.05))
     assert begun_in([starved] * 40) == []
 
 
