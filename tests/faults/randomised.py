@@ -43,12 +43,11 @@ class Drawn:
 
 
 def random_scenarios(count: int, seed: int) -> tuple[Drawn, ...]:
-    """So many faults, then so many controls."""
+    """So many faults and so many controls, in turn: a run that is ended early has had as many of either."""
     chance = random.Random(seed)
-    return (
-        *(_fault(chance, number) for number in range(count)),
-        *(_control(chance, number) for number in range(count)),
-    )
+    faults = [_fault(chance, number) for number in range(count)]
+    controls = [_control(chance, number) for number in range(count)]
+    return tuple(drawn for pair in zip(faults, controls, strict=True) for drawn in pair)
 
 
 def _where(chance: random.Random) -> tuple[Library, int]:

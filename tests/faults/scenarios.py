@@ -174,8 +174,9 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
     usual = _EXPECTED[kind]
     expected = Expected(
         causes=usual.causes,
-        # A rank that skips a call has nothing in flight: the others' agents say that they wait.
-        host=None if kind is Kind.SKIP else scenario.place,
+        # A rank that skips a call has nothing in flight: the others' agents say that they wait.  Of what happens in
+        # the switch both ends of the way see the same.
+        host=None if kind in (Kind.SKIP, Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH) else scenario.place,
         rank=None if kind in RAIL_KINDS else scenario.target,
         rail=scenario.rail if kind in RAIL_KINDS else None,
         clears=usual.clears,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from tests.faults.matrix import MATRIX
-from tests.faults.observation import Observation, expectation, summary, table
+from tests.faults.observation import Observation, expectation, summary, table, write_json
 from tests.faults.randomised import random_scenarios
 from tests.faults.scenarios import Expected, Kind, Library, fault
+from tests.faults.short_table import controls_table, faults_table, last_line, read
 from tests.faults.sightings import Accusation
 from tests.faults.web import samples_of
 
@@ -49,6 +53,14 @@ def test_a_skipped_collective_is_told_by_those_who_wait() -> None:
     assert accusation(0, "0", "rank_behind").is_right(expected)
     assert accusation(3, "3", "rank_behind", "3").is_right(expected)
     assert not accusation(0, "0", "rank_behind", "2").is_right(expected)
+
+
+def test_of_a_fault_in_the_switch_either_end_may_tell_and_must_name_the_rail() -> None:
+    expected = fault(Kind.SLOW_IN_SWITCH, Library.NCCL, 2).expected
+    assert accusation(0, "0", "rail_slow", rail="1").is_right(expected)
+    assert accusation(1, "1", "rail_slow", rail="1").is_right(expected)
+    assert not accusation(0, "0", "rail_slow", rail="0").is_right(expected)
+    assert not accusation(0, "0", "rail_slow", rail="1").is_right(fault(Kind.SLOW, Library.NCCL, 2).expected)
 
 
 def test_every_fault_happens_on_a_host_that_exists_and_expects_its_own_place() -> None:
@@ -97,3 +109,15 @@ def test_only_the_samples_asked_for_are_read() -> None:
         ("a", {"b": "c,d"}, 1.0),
         ("b", {}, 3.0),
     ]
+
+
+def test_the_short_table_counts_random_ones_with_the_matrix_and_libraries_apart(tmp_path: Path) -> None:
+    named = observation(control=False, problems=())
+    late = replace(named, scenario="7. SIGSTOP", delay_seconds=4.7)
+    missed = replace(named, library="workload", cause="", delay_seconds=None, verdict=None, problems=("nobody",))
+    alarm = observation(control=True, problems=("false alarm: x",))
+    write_json(tmp_path / "run.json", [named, missed, alarm], [late], seed=1)
+    rows = read(tmp_path / "run.json")
+    assert faults_table(rows).splitlines()[2] == "| SIGSTOP | process_stopped | 0/1 | – | 2/2 | 3.5 s (2.3 to 4.7) |"
+    assert controls_table(rows).splitlines()[2] == "| SIGSTOP | – | 0/1 |"
+    assert last_line(rows).startswith("2/3 faults named rightly, 0/1 controls silent")

@@ -1,0 +1,106 @@
+"""Which of several stalled communicators is the cause and which only waits, on made-up fleets."""
+
+from __future__ import annotations
+
+from agent.fleet_facts import Moving
+from agent.verdict_words import verdict_of
+from tests.unit.fleets import COMM, OTHER, Fleets, only, stall, waiting
+
+
+def test_a_communicator_that_waits_for_a_process_stuck_elsewhere_is_listed_below_the_root() -> None:
+    # Process 101 is in both: its tensor-parallel group waits for a stopped process, so the data-parallel one waits.
+    fleets = Fleets(4).communicator(OTHER, hosts=[1, 2]).communicator(COMM, hosts=[0, 1])
+    fleets.rank(0, OTHER, pid="101").rank(1, OTHER, pid="202").rank(1, COMM, pid="101")
+    fleets.all_say("rank_behind", OTHER).rank(1, OTHER, stall=stall("process_stopped", blamed_rank="1"))
+    fleets.all_say("rank_behind", COMM).behind(1, COMM)
+    finding = only(fleets)
+    assert (finding.comm, finding.cause, finding.pids) == (OTHER, "process_stopped", ("202",))
+    (dependent,) = finding.waiting
+    assert dependent.comm == COMM
+    assert "pid 101 on host1" in dependent.why
+
+
+def test_a_chain_of_waiting_ends_at_the_first_cause() -> None:
+    third = "00000000000000cc"
+    fleets = (
+        Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[1, 2]).communicator(third, hosts=[2, 3])
+    )
+    fleets.rank(1, COMM, pid="11").rank(0, OTHER, pid="11").rank(1, OTHER, pid="22").rank(0, third, pid="22")
+    fleets.all_say("rank_behind").all_say("rank_behind", OTHER).all_say("rank_behind", third)
+    fleets.behind(1, COMM).behind(1, OTHER).rank(1, third, stall=stall("gpu_not_progressing"))
+    finding = only(fleets)
+    assert finding.comm == third
+    assert {one.comm for one in finding.waiting} == {COMM, OTHER}
+
+
+def test_one_stopped_process_stalls_all_its_communicators_once() -> None:
+    fleets = Fleets().communicator(COMM).communicator(OTHER)
+    for comm in (COMM, OTHER):
+        fleets.all_say("rank_behind", comm).rank(1, comm, stall=stall("process_stopped", blamed_rank="1"))
+    finding = only(fleets)
+    assert [one.comm for one in finding.waiting] == [OTHER]
+
+
+def test_two_jobs_on_one_sick_rail_have_one_cause() -> None:
+    fleets = Fleets().communicator(COMM).communicator(OTHER, pids=500)
+    for comm in (COMM, OTHER):
+        fleets.all_say("rank_behind", comm).rank(1, comm, stall=stall("rail_slow", rail="0", device="eth0"))
+    finding = only(fleets)
+    assert finding.cause == "rail_slow"
+    assert "same rail" in finding.waiting[0].why
+
+
+def test_a_job_that_knows_no_cause_is_put_under_the_sick_rail_of_its_host() -> None:
+    fleets = Fleets().communicator(COMM).communicator(OTHER, pids=500)
+    fleets.all_say("rail_down", COMM, rail="0", device="eth0").all_say("unknown", OTHER)
+    assert [one.comm for one in only(fleets).waiting] == [OTHER]
+
+
+def test_two_independent_faults_are_two_root_causes() -> None:
+    fleets = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
+    fleets.all_say("rank_behind", COMM).rank(1, COMM, stall=stall("process_stopped", blamed_rank="1"))
+    fleets.all_say("rank_behind", OTHER).behind(0, OTHER)
+    verdict = verdict_of(fleets.made())
+    assert [(one.comm, one.cause) for one in verdict.findings] == [(COMM, "process_stopped"), (OTHER, "rank_behind")]
+    assert "1 more root cause below" in verdict.headline
+
+
+def test_a_rank_behind_for_its_own_reasons_is_not_excused_by_a_sick_rail_of_another_job() -> None:
+    fleets = Fleets().communicator(COMM).communicator(OTHER, pids=500)
+    fleets.all_say("rail_slow", COMM, rail="0", device="eth0")
+    fleets.all_say("rank_behind", OTHER).behind(1, OTHER)
+    assert {one.cause for one in verdict_of(fleets.made()).findings} == {"rail_slow", "rank_behind"}
+
+
+def test_a_circle_of_waiting_is_called_a_deadlock() -> None:
+    # Process 11 waits in COMM and has not entered OTHER; process 22 the other way round.
+    fleets = Fleets().communicator(COMM).communicator(OTHER)
+    for comm in (COMM, OTHER):
+        fleets.rank(0, comm, pid="11").rank(1, comm, pid="22").all_say("rank_behind", comm)
+    fleets.behind(1, COMM).behind(0, OTHER)
+    finding = only(fleets)
+    assert "deadlock" in finding.headline
+    assert len(finding.waiting) == 1
+
+
+def test_communicators_that_miss_ranks_of_the_same_host_are_one_finding() -> None:
+    fleets = Fleets(2).communicator(COMM).communicator(OTHER, pids=500)
+    fleets.all_say("unknown", COMM).all_say("unknown", OTHER).lose_host(1)
+    assert len(only(fleets).waiting) == 1
+
+
+def test_of_stalls_that_nobody_can_explain_the_first_in_a_job_is_the_root() -> None:
+    fleets = (
+        Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[1, 2]).communicator("cc", hosts=[2, 3])
+    )
+    fleets.rank(0, OTHER, pid="101").rank(0, "cc", pid="101").rank(1, OTHER, pid="7").rank(1, "cc", pid="8")
+    fleets.all_say("unknown").all_say("unknown", OTHER).all_say("unseen", "cc").rank(1, "cc", pid="7")
+    fleets.rank(0, OTHER, inflight_seconds=90.0)
+    fleets.rank(0, "cc", host="host2", pid="7").rank(1, "cc", pid="9")
+    assert [one.comm for one in only(fleets).waiting] == [COMM, OTHER]
+
+
+def test_a_healthy_job_beside_the_sick_one_is_shown() -> None:
+    fleets = waiting().rank(1, stall=stall("process_stopped", blamed_rank="1"))
+    fleets.moving.append(Moving("00000000000000ff", "host1", 900.0))
+    assert "communicator 00000000000000ff goes on at 900.0 calls/s on host1" in only(fleets).healthy

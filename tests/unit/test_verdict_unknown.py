@@ -1,0 +1,167 @@
+"""What a verdict does not claim: hosts that are silent, numbers that do not compare; on made-up fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.culprits import RANK_MISSING
+from agent.fleet_facts import Agent
+from agent.fleet_sequences import Position
+from agent.verdict_words import verdict_of
+from tests.unit.fleets import NOW, Fleets, only, stall, waiting
+
+SIZES = pytest.mark.parametrize("hosts", [2, 4])
+
+
+@SIZES
+def test_ranks_of_a_silent_host_are_missing_and_its_state_is_not_guessed(hosts: int) -> None:
+    finding = only(waiting(hosts).all_say("rank_behind").lose_host(1))
+    assert (finding.cause, finding.ranks, finding.hosts) == (RANK_MISSING, ("1",), ("host1",))
+    assert "cannot tell" in finding.headline
+    assert any("rank 1 on host1: its agent has said nothing for 50 s" in line for line in finding.unknown)
+    assert any("ping" in step.command for step in finding.next_steps)
+
+
+def test_what_a_host_said_before_its_agent_was_restarted_still_counts() -> None:
+    fleets = waiting().all_say("rank_behind").rank(1, stall=stall("process_stopped", blamed_rank="1"))
+    said = fleets.ranks[1].stall
+    fleets.lose_host(1).rank(1, last_said=said)
+    fleets.agents[1] = Agent("host1", up=True)
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks, finding.hosts, finding.basis) == (
+        "process_stopped",
+        ("1",),
+        ("host1",),
+        "history",
+    )
+    assert "when its host last told of it, rank 1 (pid 101, host1) was stopped" in finding.headline
+
+
+def test_a_rail_of_a_host_that_fell_silent_is_named_as_it_was_last_told() -> None:
+    fleets = waiting().all_say("rank_behind").lose_host(1)
+    fleets.rank(1, last_said=stall("rail_down", rail="0", device="eth0"))
+    finding = only(fleets)
+    assert (finding.cause, finding.hosts, finding.devices) == ("rail_down", ("host1",), ("eth0",))
+
+
+def test_a_job_whose_processes_have_all_ended_is_not_stalled() -> None:
+    fleets = waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).lose_host(1)
+    fleets.agents[1] = Agent("host1", up=True)
+    verdict = verdict_of(fleets.made())
+    assert not verdict.problem
+    assert any("all its processes have ended" in note for note in verdict.notes)
+    # If the other host is silent, or somebody still waits, it is.
+    fleets.agents[1] = Agent("host1", up=False)
+    assert verdict_of(fleets.made()).problem
+    assert verdict_of(waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).made()).problem
+
+
+def test_a_named_culprit_stays_named_while_another_host_is_silent() -> None:
+    fleets = waiting(4).all_say("rank_behind").rank(1, stall=stall("process_stopped", blamed_rank="1")).lose_host(3)
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks) == ("process_stopped", ("1",))
+    assert any("rank 3 on host3" in line for line in finding.unknown)
+
+
+def test_a_host_never_scraped_leaves_ranks_that_nobody_told_of() -> None:
+    fleets = waiting(4)
+    fleets.ranks = [one for one in fleets.ranks if one.rank != "3"]
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks, finding.hosts) == (RANK_MISSING, ("3",), ())
+    assert any("no host told of them" in line for line in finding.unknown)
+
+
+def test_sequences_are_not_compared_where_an_agent_was_restarted_beside_the_job() -> None:
+    fleets = waiting().rank(1, enqueued=3, completed=2, position=None)
+    finding = only(fleets)
+    assert finding.cause == "unknown"
+    assert any("rank 1 (on host1)" in line and "not compared" in line for line in finding.unknown)
+
+
+def test_a_learnt_position_counts_only_beyond_its_uncertainty() -> None:
+    near = waiting().rank(1, position=Position(1200, uncertainty=10, learnt=True), enqueued=5, completed=5)
+    assert only(near).cause == "unknown"
+    far = waiting().rank(1, position=Position(1190, uncertainty=10, learnt=True), enqueued=5, completed=5)
+    finding = only(far)
+    assert (finding.ranks, finding.strength) == (("1",), "weak")
+    assert "weak" in finding.headline
+
+
+def test_an_idle_rank_is_named_weakly_where_its_sequence_is_too_vague() -> None:
+    fleets = waiting(4).all_say("rank_behind").behind(2)
+    fleets.rank(2, position=Position(1204, uncertainty=3, learnt=True), enqueued=50, completed=50)
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks, finding.basis, finding.strength) == ("rank_behind", ("2",), "idle", "weak")
+    assert "rank 2 (pid 102, host2) is not inside any operation" in finding.headline
+    # Since its agent was started it made no call: it may have been inside the operation before.
+    assert only(fleets.rank(2, enqueued=0, completed=0)).cause == "unknown"
+
+
+def test_an_idle_rank_that_is_not_behind_is_not_blamed() -> None:
+    fleets = waiting(4).rank(2, stall=None, inflight_seconds=0.0, completed=1205)
+    assert "2" not in only(fleets).ranks
+
+
+def test_a_rank_scraped_before_the_stall_is_not_behind() -> None:
+    fleets = waiting().behind(1).rank(1, scraped=NOW - 60)
+    finding = only(fleets)
+    assert finding.cause == "unknown"
+    assert any("before the stall" in line for line in finding.unknown)
+
+
+@pytest.mark.parametrize("op", ["Send", "Recv", "SendRecv"])
+def test_sequences_of_point_to_point_are_not_compared(op: str) -> None:
+    fleets = waiting().all_say("unknown", op=op).rank(1, position=Position(900), enqueued=900, completed=900)
+    finding = only(fleets)
+    assert finding.cause == "unknown"
+    assert any("point to point" in line for line in finding.unknown)
+
+
+def test_sequences_of_a_communicator_that_goes_on_slowly_are_not_compared() -> None:
+    fleets = waiting().behind(1).rank(1, moving=True).rank(0, inflight_seconds=0.4)
+    finding = only(fleets)
+    assert finding.cause == "unknown"
+    assert any("still entered operations" in line for line in finding.unknown)
+
+
+def test_a_rank_that_stands_since_a_moment_ago_is_compared() -> None:
+    fleets = waiting().behind(1).rank(1, moving=True).rank(0, moving=True, inflight_seconds=2.5)
+    assert only(fleets).ranks == ("1",)
+
+
+def test_ranks_that_always_call_at_different_rates_are_not_compared() -> None:
+    fleets = waiting().behind(1, by=600).rank(1, mean_calls_per_second=20.0).rank(0, mean_calls_per_second=40.0)
+    assert only(fleets).cause == "unknown"
+
+
+def test_without_completions_it_is_said_that_only_entries_are_compared() -> None:
+    fleets = waiting().behind(1)
+    for number in (0, 1):
+        fleets.rank(number, completed=None, inflight_seconds=None)
+    finding = only(fleets)
+    assert finding.ranks == ("1",)
+    assert any("no host tells what completed" in line for line in finding.unknown)
+
+
+def test_weak_evidence_is_called_so() -> None:
+    finding = only(Fleets().communicator().all_say("unknown", strength="weak"))
+    assert any("weak" in line for line in finding.unknown)
+
+
+@pytest.mark.parametrize("which", [{"comm": "unknown"}, {"rank": "unknown"}])
+def test_what_has_no_identity_is_neither_compared_nor_missed(which: Any) -> None:
+    fleets = waiting(4).behind(1)
+    fleets.ranks = [replace(one, **which, nranks=9) for one in fleets.ranks]
+    finding = only(fleets)
+    assert finding.cause == "unknown"
+    assert any("cannot read which communicator or rank" in line for line in finding.unknown)
+
+
+def test_an_unknown_number_of_ranks_is_said() -> None:
+    fleets = waiting()
+    for number in (0, 1):
+        fleets.rank(number, nranks=None)
+    assert any("how many ranks" in line for line in only(fleets).unknown)

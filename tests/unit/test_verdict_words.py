@@ -1,0 +1,48 @@
+"""How a verdict says what it found."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.verdict_quantities import decimal_bytes, duration, ranks_text
+from tests.unit.fleets import only, stall, waiting
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_ranks_are_written_so_that_they_can_be_read_back(numbers: set[int]) -> None:
+    text = ranks_text(map(str, numbers)).split(" ", 1)[1]
+    read: set[int] = set()
+    for part in text.split(", "):
+        first, _, last = part.partition("-")
+        read |= set(range(int(first), int(last or first) + 1))
+    assert read == numbers
+
+
+def test_amounts_are_written_as_link_speeds_are() -> None:
+    assert [decimal_bytes(x) for x in (0, 999, 1e3, 1.25e9)] == ["0 B", "999 B", "1 kB", "1.25 GB"]
+
+
+def test_who_is_in_the_communicator_is_told_first() -> None:
+    assert only(waiting(4).rank(0, job="4711")).evidence[0] == "4 ranks on host0, host1, host2, host3; job 4711"
+
+
+def test_weak_signs_of_a_stall_do_not_make_a_stopped_process_doubtful() -> None:
+    fleets = waiting().rank(1, stall=stall("process_stopped", strength="weak"))
+    assert "weak" not in only(fleets).headline
+    assert "weak" in only(waiting().rank(1, stall=stall("rail_slow", device="eth0", strength="weak"))).headline
+
+
+def test_lengths_of_time_are_short() -> None:
+    assert [duration(x) for x in (0.04, 9.96, 42.4, 185, 7800)] == [
+        "0.0 s",
+        "10.0 s",
+        "42 s",
+        "3 min 5 s",
+        "2 h 10 min",
+    ]
+
+
+def test_a_rail_that_nothing_is_known_of_is_shown_as_such() -> None:
+    fleets = waiting().rank(1, stall=stall("rail_slow", rail="7", device="ib7"))
+    assert any("nothing is known" in line for line in only(fleets).evidence)
