@@ -18,8 +18,10 @@ from tests.bench import (
     agent_cost,
     collection_cost,
     dataset_cost,
+    exposition_cost,
     first_sight,
     late_attach,
+    live_recording_cost,
     nccl_cost,
     probe_cost,
     program_cost,
@@ -27,6 +29,7 @@ from tests.bench import (
     report_cost,
     ring_reader,
     sampler_cost,
+    tracker_cost,
     workload_cost,
 )
 from tests.bench.results import Line, table, write_json
@@ -43,10 +46,13 @@ _PARTS: Final[dict[str, tuple[Part, int]]] = {
     workload_cost.PART: (workload_cost.measure, 10),
     nccl_cost.PART: (nccl_cost.measure, 6),
     program_cost.PART: (program_cost.measure, 3),
+    exposition_cost.PART: (exposition_cost.measure, 9),
     late_attach.PART: (late_attach.measure, 5),
     first_sight.PART: (first_sight.measure, 7),
     recorder_cost.PART: (recorder_cost.measure, 5),
+    tracker_cost.PART: (tracker_cost.measure, 3),
     dataset_cost.PART: (dataset_cost.measure, 3),
+    live_recording_cost.PART: (live_recording_cost.measure, 2),
     report_cost.PART: (report_cost.measure, 1),
 }
 """Each part and its usual number of rounds."""

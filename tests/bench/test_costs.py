@@ -51,11 +51,15 @@ def test_beats_without_a_reading_are_of_all_beats_since_then() -> None:
 
 
 def test_a_collection_is_summed_up_round_by_round() -> None:
+    processor = {"processor time": 7.0}
     usual = [{"RDMA": 1.0, "NVLink": 9.0}, {"RDMA": 8.0, "NVLink": 2.0}, {"RDMA": 15.0, "NVLink": 15.0}]
-    whole, *parts, learning = collection_cost.lines_of(usual, [{"RDMA": 40.0, "NVLink": 2.0}])
+    learning_anew = {"RDMA": 40.0, "NVLink": 2.0}
+    whole, *parts, learning = collection_cost.lines_of(
+        [each | processor for each in usual], [learning_anew | processor]
+    )
     assert isinstance(whole, Figure)
     assert (whole.median, whole.verdict) == (10.0, "met")
-    assert [part.median for part in parts if isinstance(part, Figure)] == [8.0, 9.0]
+    assert [part.median for part in parts if isinstance(part, Figure)] == [8.0, 9.0, 7.0]
     assert isinstance(learning, Figure)
     assert learning.median == 42.0
 
