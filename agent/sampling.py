@@ -17,6 +17,7 @@ The rules:
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -34,6 +35,8 @@ from probes.netdev.counters import (
     DeviceFailure,
 )
 
+_log = logging.getLogger("railscope.sampling")
+
 MINIMUM_PERIOD_SECONDS: Final = 0.001
 MAXIMUM_PERIOD_SECONDS: Final = 10.0
 DEFAULT_PERIOD_SECONDS: Final = 0.1
@@ -47,6 +50,8 @@ _MOST_WAITING: Final = 64
 _LONGEST_WAIT_NS: Final = 1_000_000_000
 _STATE_PATIENCE_SECONDS: Final = 0.01
 """A source may hang while somebody asks for the state, who then gets what was known before."""
+_STOP_PATIENCE_SECONDS: Final = 1.0
+"""Likewise where the agent ends, which a device must not keep from ending."""
 _PR_SET_TIMERSLACK: Final = 29
 _TIMER_SLACK_NS: Final = 1_000
 
@@ -239,11 +244,14 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, if it runs, and close every source."""
+        """Stop the thread, if it runs, and close every source; one that hangs is left to itself."""
         self._stopping = True
         self._ring()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_STOP_PATIENCE_SECONDS)
+            if self._thread.is_alive():
+                hanging = sorted(key for key, entry in self._entries.items() if entry.use.locked())
+                _log.warning("%s does not answer: the agent ends without it", ", ".join(hanging) or "a source")
             self._thread = None
         for key in list(self._entries):
             self.remove(key)

@@ -418,3 +418,31 @@ def test_the_thread_reads_until_stopped_while_sources_come_and_go() -> None:
     assert not sampler.alive
     assert kept.closed
     assert all(source.closed for source in passing)
+
+
+def test_a_source_that_hangs_does_not_keep_the_agent_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SystemClock()
+    sampler = Sampler(clock)
+    begun, let_go = threading.Event(), threading.Event()
+
+    class Hanging(Source):
+        def read(self) -> CounterReading:
+            begun.set()
+            let_go.wait(30)
+            return super().read()
+
+    hanging, other = Hanging(clock, {"rail0": (0, 0, 0)}), Source(clock, {"rail0": (0, 0, 0)})
+    sampler.add("hanging", 1, hanging)
+    sampler.start()
+    assert begun.wait(30)
+    sampler.add("other", 2, other)
+    with caplog.at_level("WARNING", "railscope.sampling"):
+        sampler.stop()
+    assert caplog.messages == ["hanging does not answer: the agent ends without it"]
+    assert other.closed
+    assert not hanging.closed, "what is read must not be closed under the reader's hands"
+    let_go.set()
+    deadline_ns = clock.monotonic_ns() + 30_000_000_000
+    while not hanging.closed and clock.monotonic_ns() < deadline_ns:
+        clock.sleep(0.01)
+    assert hanging.closed
