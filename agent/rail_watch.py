@@ -331,8 +331,7 @@ class RailWatch:
             key = (decision.device.netns, decision.device.name)
             port, ethernet = state.device(*key), self.ethernet.get(key)
             # Bytes that were classed before it is known whose they are would stay where they are.
-            awaited = self.awaits_connections if ethernet is None else ethernet.awaited
-            if decision.rail is None or port is None or awaited:
+            if decision.rail is None or port is None or self._awaits_connections_of(ethernet):
                 continue
             by_namespace.setdefault(decision.device.netns, []).append(
                 evidence_of(
@@ -351,6 +350,10 @@ class RailWatch:
         """Every rail, those of namespaces that have gone lately included."""
         living = self._facts(self._sampler.state(), None)
         return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
+
+    def _awaits_connections_of(self, ethernet: RailEthernet | None) -> bool:
+        """Whether a rail's connections are to be read and have not been yet."""
+        return self.awaits_connections if ethernet is None else ethernet.awaited
 
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
         labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
@@ -378,6 +381,7 @@ class RailWatch:
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,
                     ethernet=ethernet,
+                    connections_awaited=self._awaits_connections_of(ethernet),
                     bond_members=members_of_bond(device, devices),
                     ledger=self._ledgers.of((device.netns, device.name)),
                     utilization=self._utilization.of((device.netns, device.name), device.speed_bytes_per_second),

@@ -313,10 +313,16 @@ def rail_facts(
     ledger: RailLedger | None = None,
     utilization: tuple[float | None, float | None] = (None, None),
     bond_members: tuple[tuple[str, bool | None], ...] = (),
+    connections_awaited: bool = False,
 ) -> RailFacts:
     """What a snapshot says about one rail; `totals` is None while no source has read it.
 
     `carrier_changes` is a total that never falls; None: it is not known.
+
+    Many drivers show statistics of the kernel's once more, as rx_errors.  Those are the same events, so the kernel's
+    are kept, which are read more often, and those of the driver left out also while the kernel's were not read yet.
+    The driver's stay where they mean something else, which shows in the severity: the kernel's rx_dropped counts also
+    what nobody listens to.
 
     Raises:
         ValueError: the device is not a rail.
@@ -326,6 +332,7 @@ def rail_facts(
         raise ValueError(f"{device.name} is not a rail: {decision.reason}")
     empty = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
     counted = totals.counters if totals else ()
+    of_kernel = dict(counted) if totals else SEVERITIES
     if carrier_changes is not None:
         counted = (*counted, ("carrier_changes", carrier_changes))
     return RailFacts(
@@ -352,10 +359,15 @@ def rail_facts(
         receive_rate=totals.receive_rate if totals else empty,
         counters=(
             *((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
-            *((one.name, one.severity, one.count) for one in (ethernet.counters if ethernet else ())),
+            *(
+                (one.name, one.severity, one.count)
+                for one in (ethernet.counters if ethernet else ())
+                if one.name not in of_kernel or SEVERITIES.get(one.name) != one.severity
+            ),
         ),
         queue=ethernet.queue if ethernet else None,
         tcp=ethernet.tcp if ethernet else None,
+        tcp_awaited=connections_awaited,
         ledger=ledger,
         transmit_utilization=utilization[0],
         receive_utilization=utilization[1],

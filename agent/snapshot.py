@@ -282,6 +282,8 @@ class RailFacts:
     queue: RailQueue | None = None
     tcp: RailTcp | None = None
     """Connections of observed processes through this rail."""
+    tcp_awaited: bool = False
+    """Connections are to be read and have not been yet: that there are none known says nothing."""
     pinned: tuple[str, ...] = ()
     """Counters that stand at the most they can show: more may have happened since."""
     bond_members: tuple[tuple[str, bool | None], ...] = ()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from agent.snapshot import Snapshot
 from exporters.budget import SeriesBudget
-from exporters.http_request import Request, RequestRefused, parse_request
+from exporters.http_request import Request, RequestRefused, parse_request, without_empty_lines
 from exporters.listen import ServerError, bound_socket, parse_listen_address
 from exporters.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
 from exporters.selection import Selection
@@ -38,6 +38,8 @@ _logger: Final = logging.getLogger("railscope.http")
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _SEND_BYTES: Final = 256 * 1024
+_DRAIN_BYTES: Final = 8 * 1024 * 1024
+_DRAIN_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 5.0
 _AFTER_FAILED_ACCEPT_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 60.0
@@ -310,11 +312,15 @@ class _Connection(socketserver.BaseRequestHandler):
         self._arrived = b""
         self._closing = False
         self._answered = True
+        self._more_may_come = False
+        """The client may be sending still what nobody will read."""
 
     def handle(self) -> None:
         try:
             while not self._closing:
                 self._handle_one()
+            if self._more_may_come:
+                self._drain()
         except _ClientGoneError as error:
             _logger.debug("%s: %s", _peer(self.client_address), error)
 
@@ -325,12 +331,14 @@ class _Connection(socketserver.BaseRequestHandler):
             if len(head) > _MAX_HEAD_BYTES:
                 raise RequestRefused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             request = parse_request(head)
+            self._more_may_come = request.has_body
             answer = self._answer(request)
             # As a literal: what a client sent must not be able to write lines of the log.
             _logger.debug("%s: %r %d", _peer(self.client_address), request.line, answer.status)
             self._finish(answer, close=request.has_body or not request.stays, only_head=request.method == "HEAD")
         except RequestRefused as refused:
             _logger.debug("%s: %d", _peer(self.client_address), refused.status)
+            self._more_may_come = True
             self._finish(one_line(refused.status, refused.status.phrase.lower()), close=True)
         finally:
             # Where something raised: the client gets one line, `handle_error` logs the rest.
@@ -371,14 +379,22 @@ class _Connection(socketserver.BaseRequestHandler):
     def _head(self) -> bytes:
         """The next request up to its empty line, or more than the limit of bytes where that does not come.
 
+        Empty lines before it are passed over; after more of them than the limit there is no request: no bytes.
+
         Raises:
             _ClientGoneError: no request came, or not all of one in time.
         """
         deadline = time.monotonic() + self.server.settings.idle_timeout_seconds
         started = False
-        if not self._arrived:
+        empty_bytes = 0
+        if not without_empty_lines(self._arrived):
             self.server.note_idle(self.request, idle=True)
         while True:
+            rest = without_empty_lines(self._arrived)
+            empty_bytes += len(self._arrived) - len(rest)
+            self._arrived = rest
+            if empty_bytes > _MAX_HEAD_BYTES:
+                return b""
             if self._arrived and not started:
                 started = True
                 self.server.note_idle(self.request, idle=False)
@@ -406,6 +422,21 @@ class _Connection(socketserver.BaseRequestHandler):
                 rest = rest[self.request.send(rest[:_SEND_BYTES]) :]
         except OSError as error:
             raise _ClientGoneError(f"answer not taken: {error}") from error
+
+    def _drain(self) -> None:
+        """Take what the client still sends, within limits: closing on it would take the answer back from the client."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        left = _DRAIN_BYTES
+        try:
+            self.request.shutdown(socket.SHUT_WR)
+            while left > 0:
+                self._wait_at_most_until(deadline)
+                more = self.request.recv(_SEND_BYTES)
+                if not more:
+                    return
+                left -= len(more)
+        except OSError as error:
+            raise _ClientGoneError(f"still sending: {error}") from error
 
     def _wait_at_most_until(self, deadline: float) -> None:
         left = deadline - time.monotonic()

@@ -14,6 +14,12 @@ from typing import Final
 
 _VERSION: Final = re.compile(rb"HTTP/(\d{1,10})\.(\d{1,10})")
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TARGET: Final = re.compile(rb"[!-~\x80-\xff]+")
+_HOST: Final = re.compile(r"(\[[0-9A-Za-z:.%\-_~!$&'()*+,;=]+\]|[0-9A-Za-z.%\-_~!$&'()*+,;=]*)(:[0-9]*)?")
+"""A host as a URL names it; may be empty.  Two of them, joined as a list, are none, for the space between them."""
+_ORIGIN: Final = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
+_LINE_END: Final = re.compile(rb"\r?\n")
+_EMPTY_LINES: Final = re.compile(rb"(?:\r?\n)*")
 _MOST_FIELDS: Final = 100
 
 
@@ -40,13 +46,21 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The target without its query."""
-        return self.target.partition("?")[0]
+        """The target without its query, and without the host that one writes who believes to ask a proxy."""
+        origin = _ORIGIN.match(self.target)
+        path = self.target[origin.end() if origin else 0 :].partition("?")[0]
+        return path or "/"
 
     @property
     def has_body(self) -> bool:
         """Whether a body follows, which must not be taken for the next request."""
         return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+
+
+def without_empty_lines(arrived: bytes) -> bytes:
+    """What arrived, from the first line on that is not empty: some clients end a request with line ends too many."""
+    found = _EMPTY_LINES.match(arrived)
+    return arrived[found.end() :] if found else arrived
 
 
 def parse_request(head: bytes) -> Request:
@@ -55,23 +69,28 @@ def parse_request(head: bytes) -> Request:
     Raises:
         RequestRefused: with the status to answer.
     """
-    # Some clients end a request with one line end too many, which comes first in the next one.
-    first, *rest = head.lstrip(b"\r\n").rstrip(b"\r\n").split(b"\n")
-    words = first.split()
+    first, *rest = _LINE_END.split(head)
+    while rest and not rest[-1]:
+        rest.pop()
+    words = first.split(b" ")
     if len(words) == 2:
         words.append(b"HTTP/1.0")  # one who says nothing is an old one
     if len(words) != 3:
         raise RequestRefused(HTTPStatus.BAD_REQUEST)
     method, target, version = words
     number = _VERSION.fullmatch(version)
-    if number is None or not _NAME.fullmatch(method):
+    if number is None or not _NAME.fullmatch(method) or not _TARGET.fullmatch(target):
         raise RequestRefused(HTTPStatus.BAD_REQUEST)
     if int(number[1]) != 1:
         raise RequestRefused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
     headers = _headers(rest)
+    # Who is asked has to be said, and once: somebody on the way may have listened to the other one.
+    host = headers.get("host", None if int(number[2]) >= 1 else "")
+    if host is None or not _HOST.fullmatch(host):
+        raise RequestRefused(HTTPStatus.BAD_REQUEST)
     wishes = {wish.strip().lower() for wish in headers.get("connection", "").split(",")}
     return Request(
-        line=first.strip().decode("latin-1"),
+        line=first.decode("latin-1"),
         method=method.decode("ascii"),
         target=target.decode("latin-1"),
         headers=headers,
@@ -86,8 +105,9 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(b":")
         # No space before the colon, no line that goes on in the next: who forwards requests may read those otherwise.
-        if not colon or not _NAME.fullmatch(name):
+        # The same goes for a carriage return that ends no line, and for what ends a string in C.
+        if not colon or not _NAME.fullmatch(name) or b"\r" in value or b"\0" in value:
             raise RequestRefused(HTTPStatus.BAD_REQUEST)
-        key, text = name.decode("ascii").lower(), value.strip().decode("latin-1")
+        key, text = name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers

@@ -92,18 +92,21 @@ def _counters(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Dr
     )
     yield _of_rails(
         catalogue.RAIL_COUNTER_BY_SEVERITY,
-        (
-            (one, (one.port, severity), _risen(one, severity, selection))
-            for one in rails
-            for severity in SUMMED
-            if any(of == severity for _, of, _ in one.counters)
-        ),
+        _risen(rails, selection),
     )
 
 
-def _risen(rail: RailFacts, severity: str, selection: Selection) -> int:
-    counters = ((counter, value) for counter, of, value in rail.counters if of == severity)
-    return selection.risen((rail.rail, rail.device, rail.port, rail.netns, severity), counters)
+def _risen(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[tuple[RailFacts, tuple[str, str], int]]:
+    """(rail, (port, severity), what its counters rose by); rails of the same labels are one."""
+    owners: dict[tuple[str, str, str, str, str], tuple[RailFacts, list[tuple[str, int]]]] = {}
+    for one in rails:
+        for severity in SUMMED:
+            found = [(counter, value) for counter, of, value in one.counters if of == severity]
+            if found:
+                owner = (one.rail, one.device, one.port, one.netns, severity)
+                owners.setdefault(owner, (one, []))[1].extend(found)
+    for owner, (one, counters) in owners.items():
+        yield one, (one.port, owner[-1]), selection.risen(owner, counters)
 
 
 def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:

@@ -10,7 +10,7 @@ what others tell.  What is left out follows rules that hold for every node, so t
 * `nvlinks`: bytes and state are told of each link; speed and utilization of each GPU; errors of each GPU, and of a
   link once it had some.
 * `devices`: a port of an RDMA device is a network device too.  Short-interval rates and TCP of that one are shown once
-  a job has used it for TCP.
+  a job has used it for TCP, or where nobody looks at TCP.
 * `buckets`: see exporters/buckets.py.
 
 What begins to be shown stays.  Sums are of increases since railscope first saw a counter, so that one that is read
@@ -20,6 +20,7 @@ later than its neighbours, or not for a while, neither lifts nor lowers them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -55,6 +56,8 @@ class Selection:
         self.buckets = "buckets" in wanted
         self._sums: dict[LabelValues, _Sum] = {}
         """By owner, the one that was asked for last at the end."""
+        self._with_rates: dict[LabelValues, None] = {}
+        """Network devices whose rates were shown, the one that was met last at the end."""
 
     def of_counters(self, rail: RailFacts) -> Iterable[tuple[str, str, int]]:
         """(counter, severity, value) of those counters that are shown."""
@@ -73,17 +76,39 @@ class Selection:
         of_rdma = {one.rail for one in rails if one.port}
         return tuple(
             replace(one, transmit_rate=_NO_RATES, receive_rate=_NO_RATES, tcp=None)
-            if not one.port and one.rail in of_rdma and one.tcp is not None and _never_used(one.tcp)
+            if not one.port and not self._shows_rates(one, one.rail in of_rdma)
             else one
             for one in rails
         )
 
+    def _shows_rates(self, device: RailFacts, of_rdma: bool) -> bool:
+        """Whether rates and connections of a network device are shown, which stays so."""
+        key = (device.rail, device.device, device.netns)
+        unused = device.tcp_awaited if device.tcp is None else _never_used(device.tcp)
+        if of_rdma and unused and key not in self._with_rates:
+            return False
+        self._with_rates.pop(key, None)
+        self._with_rates[key] = None
+        if len(self._with_rates) > _MOST_OWNERS:
+            del self._with_rates[next(iter(self._with_rates))]
+        return True
+
     def risen(self, whose: LabelValues, counters: Iterable[tuple[str, int]]) -> int:
-        """What counters of one owner rose by together, since each was first seen; never falls."""
+        """What counters of one owner rose by together, since each was first seen; never falls.
+
+        `counters` are all of the owner's at one moment.  Those of one name are told as their sum, so that is compared.
+        """
         found = self._sums[whose] = self._sums.pop(whose) if whose in self._sums else _Sum()
+        together: defaultdict[str, list[int]] = defaultdict(list)
         for counter, value in counters:
-            before = found.last.get(counter, value)
-            found.last[counter] = max(before, value)
+            together[counter].append(value)
+        for counter, values in together.items():
+            many, value = len(values), sum(values)
+            known, before = found.last.get(counter, (many, value))
+            if many != known:
+                # One more or one less of that name: nothing has happened that could be counted.
+                before = value
+            found.last[counter] = (many, max(before, value))
             found.risen += max(0, value - before)
         if len(self._sums) > _MOST_OWNERS:
             del self._sums[next(iter(self._sums))]
@@ -95,8 +120,8 @@ class _Sum:
     """What counters of one owner rose by."""
 
     risen: int = 0
-    last: dict[str, int] = field(default_factory=dict)
-    """The most that each counter has shown."""
+    last: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By name, how many counters have it, and the most that they have shown together."""
 
 
 def _never_used(tcp: RailTcp) -> bool:

@@ -51,13 +51,50 @@ def test_requests_that_arrive_together_are_answered_in_order(agent: Agent) -> No
     assert re.findall(rb"\r\n\r\n(\w+)\n", said) == [b"ok", b"ready"]
 
 
+def test_empty_lines_before_a_request_are_passed_over_and_are_no_request(agent: Agent) -> None:
+    ask_twice = b"\r\n\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 2
+    said = raw(agent.server(), ask_twice + b"\n\nGET /readyz HTTP/1.0\r\n\r\n")
+    assert re.findall(rb"\r\n\r\n(\w+)\n", said) == [b"ok", b"ok", b"ready"]
+
+
+def test_line_ends_too_many_leave_a_connection_waiting_for_its_next_request(agent: Agent) -> None:
+    server = agent.server()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        until_idle(server, 1)
+
+
+def test_empty_lines_without_end_are_no_request(agent: Agent) -> None:
+    assert raw(agent.server(), b"\r\n" * 10_000).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 4_000_000, b"431"),
+        (b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n" + b"y" * 4_000_000, b"405"),
+    ],
+)
+def test_one_who_sends_far_too_much_gets_to_know_it(agent: Agent, data: bytes, status: bytes) -> None:
+    assert raw(agent.server(), data).startswith(b"HTTP/1.1 " + status + b" ")
+
+
+def test_one_who_sends_without_end_is_cut_off(agent: Agent) -> None:
+    server = agent.server()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client, pytest.raises(ConnectionError):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 64_000_000)
+
+
 def test_an_old_client_is_answered_and_the_connection_closed(agent: Agent) -> None:
     assert raw(agent.server(), b"GET /healthz HTTP/1.0\r\n\r\n").endswith(b"\r\n\r\nok\n")
 
 
 def test_a_request_with_a_body_ends_the_connection_so_that_the_body_is_not_taken_for_a_request(agent: Agent) -> None:
     inner = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n"
-    said = raw(agent.server(), b"GET /healthz HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(inner), inner))
+    said = raw(
+        agent.server(), b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(inner), inner)
+    )
     assert said.count(b"HTTP/1.1 ") == 1
     assert b"\r\nConnection: close\r\n" in said
 
@@ -125,7 +162,7 @@ def test_more_connections_than_allowed_are_answered_503_and_a_free_place_is_used
         first, second = (clients.enter_context(closing(begun_request(server))) for _ in range(2))
         assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
         for client in (first, second):
-            client.sendall(b"althz HTTP/1.1\r\nConnection: close\r\n\r\n")
+            client.sendall(b"althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         # Their places are free once their threads have ended, an instant after the clients saw the end.
         freed = threading.Event()
@@ -153,7 +190,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one(agent
         assert older.sock is not None
         assert older.sock.recv(1) == b""
         assert ask_on(newer, "/healthz").status == 200
-        busy.sendall(b"althz HTTP/1.1\r\n\r\n")
+        busy.sendall(b"althz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -177,7 +214,7 @@ def test_a_scrape_whose_client_has_gone_does_not_hold_a_place(agent: Agent) -> N
     server = agent.server(replace(FREE_PORT, max_connections=1))
     try:
         with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as client:
-            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             assert begun.wait(10)
             assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
         assert ask(server, "/healthz").status == 200

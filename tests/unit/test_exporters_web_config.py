@@ -135,6 +135,15 @@ def test_metrics_over_tls(site: Site, pki: Path) -> None:
     assert get(server, client_context(pki), path="/metrics")[0] == 200
 
 
+def test_one_who_sends_far_too_much_over_tls_gets_to_know_it(site: Site, pki: Path) -> None:
+    site.tls()
+    with closing(
+        http.client.HTTPSConnection("127.0.0.1", site.serve().port, timeout=10, context=client_context(pki))
+    ) as client:
+        client.request("GET", "/healthz", headers={"X": "y" * 4_000_000})
+        assert client.getresponse().status == 431
+
+
 def test_plain_http_to_a_tls_port_is_not_answered(site: Site) -> None:
     site.tls()
     with pytest.raises((http.client.HTTPException, ConnectionError)):

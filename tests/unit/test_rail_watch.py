@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from agent import rail_watch
+from agent.ethernet_facts import RailEthernet
 from agent.rail_watch import RailWatch
 from agent.rails import RdmaPorts, RdmaRail
 from probes.clock import SystemClock
@@ -220,3 +222,17 @@ def test_bytes_are_related_only_when_it_is_said_what_was_expected(
     assert (related, watch.devices()) == ([], ["eth0", "eth1"])
     watch.rails.tick([])
     assert len(related) == 1
+
+
+def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(watch: Watch) -> None:
+    def awaited() -> list[bool]:
+        return [facts.tcp_awaited for facts in watch.rails.rails()]
+
+    assert awaited() == [False], "nobody is to read them"
+    watch.rails.awaits_connections = True
+    assert awaited() == [True]
+    read = RailEthernet(NETNS, "0", "eth0", (), (), None, None)
+    watch.rails.ethernet = {(NETNS, "eth0"): replace(read, awaited=True)}
+    assert awaited() == [True]
+    watch.rails.ethernet = {(NETNS, "eth0"): read}
+    assert awaited() == [False], "they cannot be read"

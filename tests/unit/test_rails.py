@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from agent.ethernet_facts import RailEthernet, ethernet_counters
 from agent.rails import (
     RailDecision,
     RdmaPorts,
@@ -23,6 +24,7 @@ from agent.rails import (
 from agent.sampler_state import DeviceTotals
 from agent.snapshot import Histogram
 from agent.totals import RATE_BOUNDS
+from probes.netdev.ethtool_stats import DeviceStatistics
 from probes.netdev.inventory import NetworkDevice
 
 
@@ -315,6 +317,26 @@ def test_the_facts_of_a_rail_carry_totals_wire_and_severities() -> None:
         ("carrier_changes", "page", 3),  # the total, not the 2 that the kernel counts of this device
     )
     assert facts.transmit_rate is histogram
+
+
+def test_a_statistic_of_the_driver_that_is_one_of_the_kernels_is_told_once() -> None:
+    histogram = Histogram(RATE_BOUNDS, (1,) * 20, 5.0)
+    of_kernel = (("rx_errors", 5), ("rx_dropped", 7))
+    totals = DeviceTotals(1, "eth0", 0, 0, of_kernel, histogram, histogram, True)
+    shown = DeviceStatistics("eth0", ("rx_errors", "rx_dropped", "rx_discards_phy"), (100, 3, 4))
+    counted = replace(totals, counters=(("rx_errors", 100), ("rx_dropped", 3), ("rx_discards_phy", 4)))
+    ethernet = RailEthernet(1, "0", "eth0", ethernet_counters(shown, counted), (), None, None)
+    decision = RailDecision(device("eth0"), "0", "")
+    assert rail_facts(decision, totals, netns_label="", ethernet=ethernet).counters == (
+        ("rx_errors", "warn", 5),
+        ("rx_dropped", "context", 7),
+        ("rx_dropped", "warn", 3),  # what the card dropped, without what nobody listens to
+        ("rx_discards_phy", "warn", 4),
+    )
+    bare = rail_facts(decision, replace(totals, counters=()), netns_label="", ethernet=ethernet).counters
+    assert ("rx_errors", "warn", 100) in bare, "the kernel's is not to be had"
+    before = rail_facts(decision, None, netns_label="", ethernet=ethernet).counters
+    assert "rx_errors" not in {name for name, _, _ in before}, "the kernel's, which comes next, would seem to fall"
 
 
 @pytest.mark.parametrize(

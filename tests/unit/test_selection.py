@@ -108,6 +108,33 @@ def test_a_counter_that_comes_late_or_is_away_for_a_while_does_not_lift_the_sum(
     assert seen == [0, 1, 2, 5, 5]
 
 
+def test_counters_of_one_name_move_the_sum_by_what_they_rose_together() -> None:
+    selection = Selection()
+    readings = [[5, 100], [6, 100], [7, 101], [101, 9], [101], [102], [102, 9], [103, 9]]
+    assert [selection.risen(("0",), [("a", value) for value in reading]) for reading in readings] == [
+        0,
+        1,
+        3,
+        5,
+        5,  # one of them is away
+        6,
+        6,  # and comes back
+        7,
+    ]
+
+
+def test_the_sum_of_rails_with_the_same_labels_is_told_once() -> None:
+    selection = Selection()
+
+    def summed(*given: int) -> dict[str, float]:
+        rails = tuple(replace(rail(), counters=(("x", "warn", value),)) for value in given)
+        shown = list(families(replace(EMPTY, rails=rails), selection=selection))
+        assert sum(len(one.samples) for one in shown if one.metric.name.endswith("events_by_severity_total")) == 1
+        return values(shown, "rail_events_by_severity_total", "severity")
+
+    assert [summed(*given)["warn"] for given in ((5, 100), (6, 100), (7, 101))] == [0, 1, 3]
+
+
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=4), max_size=12))
 def test_a_sum_never_falls(readings: list[list[tuple[str, int]]]) -> None:
     selection = Selection()
@@ -146,6 +173,8 @@ def has_rates(shown: Iterable[Family], device: str) -> bool:
         ((rail("0"), face(replace(NO_TCP, received_bytes=1))), True),
         # Nobody looks at TCP: it is not known whether a job uses the device.
         ((rail("0"), face(None)), True),
+        # Not known yet.
+        ((rail("0"), replace(face(None), tcp_awaited=True)), False),
         # No RDMA at all, or of another rail.
         ((face(NO_TCP),), True),
         ((rail("1"), face(NO_TCP)), True),
@@ -156,6 +185,37 @@ def test_rates_of_a_network_device_that_only_rdma_uses_are_left_out(rails: tuple
     assert has_rates(families(snapshot), "ens0") is shown
     assert has_rates(families(snapshot, selection=Selection(["devices"])), "ens0")
     assert "ens0" in values(families(snapshot), "rail_transmit_bytes_total", "device")
+
+
+def test_rates_that_were_shown_stay() -> None:
+    selection = Selection()
+    used = replace(NO_TCP, connections=1)
+
+    def shown(device: RailFacts) -> bool:
+        return has_rates(families(replace(EMPTY, rails=(rail("0"), device)), selection=selection), "ens0")
+
+    unread = replace(face(None), tcp_awaited=True)
+    assert [shown(one) for one in (unread, face(NO_TCP), face(used), face(NO_TCP), unread)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert not shown(replace(face(NO_TCP), netns="other")), "another device of that name was not used"
+
+
+def test_devices_that_went_long_ago_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporters.selection._MOST_OWNERS", 2)
+    selection = Selection()
+    used = replace(NO_TCP, connections=1)
+
+    def rates(netns: str, tcp: RailTcp) -> bool:
+        (_, found) = selection.of_rails((rail("0"), replace(face(tcp), netns=netns)))
+        return bool(found.transmit_rate.counts)
+
+    assert all(rates(netns, used) for netns in "abc")
+    assert [rates(netns, NO_TCP) for netns in "abc"] == [False, True, True]
 
 
 def link(number: int, errors: int = 0, utilization: float | None = 0.5, speed: int | None = 100) -> NvlinkFacts:
