@@ -8,10 +8,12 @@ job's own count of what it did is compared, call by call and byte by byte, with 
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +25,13 @@ from agent.observer import Observer
 from agent.record import analysis_needed
 from agent.recording_file import RecordingError
 from agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
+from agent.stall_facts import Stall
+from agent.stall_watch import StallWatch
 from probes.clock import SystemClock
 from testbed.hosts import Fabric, TestbedError
 from testbed.job import GptShape, Job, JobOptions, RankReport
+
+_log = logging.getLogger("railscope.demo")
 
 _PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
 GPT: Final = "gpt"
@@ -37,6 +43,11 @@ _ATTACH_SECONDS: Final = 10.0
 _FINISH_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.25
 """The rails are read once more after the job's last byte: longer than two sample periods."""
+
+_MOST_SHOWN: Final = 8
+"""Communicators in one view: ranks times four of them and more are a job's, and most are idle at a time."""
+_INTERRUPTED: Final = 130
+"""Exit status of what Ctrl-C ended, as shells have it."""
 
 Counts = dict[str, tuple[int, int]]
 """Calls and payload bytes by op."""
@@ -80,12 +91,39 @@ class RailCount:
 
 
 def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
-    """Run the demo; returns 0 when the agent's counts equal the job's, else 1.
+    """Run the demo; returns 0 when the agent's counts equal the job's, else 1, and 130 when Ctrl-C ended it.
 
     Raises:
         TestbedError, LoadError: it cannot run here; the message says what to do.
         RecordingError: the folder to record into cannot be used.
+        SystemExit: SIGTERM ended it.
     """
+    try:
+        with _only_own_stalls():
+            return _run(settings, out, version)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except SystemExit:
+        # A fabric makes this of SIGTERM.
+        print("interrupted", file=sys.stderr)
+        raise
+
+
+@contextmanager
+def _only_own_stalls() -> Iterator[None]:
+    """Keep the daemon from telling of every stall on this host: other jobs are none of the demo's business, and of its
+    own it tells itself, as long as it does not kill the ranks."""
+    logger = logging.getLogger("railscope.stalls")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     if not 2 <= settings.hosts <= 8 or not 1 <= settings.ranks_per_host <= 8:
         raise TestbedError(
             "the demo runs on 2 to 8 hosts with 1 to 8 ranks each: choose --hosts and --ranks-per-host so"
@@ -110,6 +148,52 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.record is not None and not settings.as_json:
         print(f"wrote {settings.record}", file=out)
     return status
+
+
+class OwnStalls:
+    """Tells of stalls, and only of those of given processes.
+
+    The daemon's loop sees them begin, and the demo's thread asks, so that nothing is said once the demo has stopped.
+    """
+
+    def __init__(self, watch: StallWatch | None) -> None:
+        self._begun: deque[Stall] = deque()
+        if watch is not None:
+            told = watch.begun
+
+            def begun(stall: Stall) -> None:
+                told(stall)
+                self._begun.append(stall)
+
+            watch.begun = begun
+
+    def tell(self, pids: Collection[int]) -> None:
+        """Log what began since the last time, of these processes."""
+        while self._begun:
+            stall = self._begun.popleft()
+            if stall.pid in pids:
+                why = f"{stall.blame.cause.value}: {'; '.join(stall.blame.evidence)}"
+                _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
+
+
+def communicator_lines(
+    communicators: Sequence[CommunicatorFacts], before: Mapping[tuple[int, str], int]
+) -> Iterator[str]:
+    """The communicators that did most since `before` (enqueued operations by pid and communicator, a second ago).
+
+    Those that have ended come last; what there is no room for is counted.
+    """
+
+    def done(facts: CommunicatorFacts) -> int:
+        return facts.enqueued - before.get(_key(facts), 0)
+
+    ordered = sorted(communicators, key=lambda facts: (not facts.alive, -done(facts)))
+    for facts in ordered[:_MOST_SHOWN]:
+        did = f"{done(facts):>7,} ops/s" if facts.alive else f"{'ended':>13}"
+        ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
+        yield f"  comm {facts.comm} rank {facts.rank}/{facts.nranks}: {did}   {ops}"
+    if len(ordered) > _MOST_SHOWN:
+        yield f"  … and {len(ordered) - _MOST_SHOWN:,} more"
 
 
 def gpt_shape(ranks: int) -> GptShape:
@@ -159,6 +243,7 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
 class _Demo:
     def __init__(self, observer: Observer, fabric: Fabric, settings: DemoSettings, out: TextIO) -> None:
         self._observer = observer
+        self._stalls = OwnStalls(observer.stalls)
         self._full_window: float | None = None
         """When bytes have been compared for a whole window; None: no job has begun."""
         self._namespaces = [host.namespace for host in fabric.hosts]
@@ -198,6 +283,7 @@ class _Demo:
             before: Mapping[tuple[int, str], int] = {}
             while job.running():
                 time.sleep(0.05)
+                self._stalls.tell(job.pids)
                 if time.monotonic() >= next_view and not self._settings.as_json:
                     before = self._show(self._observer.snapshot(), job.pids, before)
                     next_view += _VIEW_SECONDS
@@ -237,10 +323,8 @@ class _Demo:
     ) -> Mapping[tuple[int, str], int]:
         """A few lines on what each communicator did and what each rail carried."""
         mine = [facts for facts in snapshot.communicators if facts.pid in pids]
-        for facts in mine[:8]:
-            done = facts.enqueued - before.get(_key(facts), 0)
-            ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
-            self._say(f"  comm {facts.comm} rank {facts.rank}/{facts.nranks}: {done:>7,} ops/s   {ops}")
+        for line in communicator_lines(mine, before):
+            self._say(line)
         for rail in snapshot.rails:
             if rail.netns in self._namespaces:
                 self._say(

@@ -45,6 +45,9 @@ class RankView:
     late_ratio: float | None
     """Time per time by which it came after the rank before it, in the calls that it made last on this node."""
     stall: ScrapedStall | None
+    ended: bool
+    """Its end of the communicator was destroyed or its process has gone: the agent keeps it readable for a while.
+    False too where the agent does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,7 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 behind=None if ahead is None or rank.enqueued is None else int(ahead - rank.enqueued),
                 late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
+                ended=now.living is not None and key not in now.living,
             )
         )
     return tuple(views)
@@ -190,7 +194,7 @@ class _OpsOfRanks:
     """
 
     def __init__(self, before: NodeScrape | None, now: NodeScrape) -> None:
-        self._told = bool(now.rank_ops)
+        self._told = now.living is not None
         by_rank: dict[tuple[str, str], dict[str, OpCounts]] = defaultdict(dict)
         by_rank_before: dict[tuple[str, str], dict[str, OpCounts]] = defaultdict(dict)
         for scrape, found in ((now, by_rank), (before, by_rank_before)):

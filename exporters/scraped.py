@@ -146,6 +146,8 @@ class NodeScrape:
     """By (GPU, op); GPU is `unknown` where the agent does not know."""
     rank_ops: Mapping[tuple[str, str, str], OpCounts]
     """By (comm, rank, op); empty where the agent does not tell."""
+    living: frozenset[RankKey] | None
+    """Ranks whose end of the communicator was there just after this moment; None: the agent does not tell."""
     completed: Mapping[str, CompletedCounts]
     """By op."""
     stalls: tuple[ScrapedStall, ...]
@@ -189,6 +191,7 @@ def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | No
     at_seconds = moment[0].value
     processes = samples.of(catalogue.PROCESSES_OBSERVED.name)
     current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
+    rank_ops, living = _called(communicators) if communicators is not None else ({}, None)
     return NodeScrape(
         at_seconds=at_seconds,
         version=build[0].labels.get("version", "unknown"),
@@ -201,7 +204,8 @@ def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | No
         nvlink_speeds={key[0]: speed for key, speed in samples.by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
         gpu_complaints=_complaints(samples),
         ops=_ops(samples),
-        rank_ops=_rank_ops(communicators) if communicators is not None else {},
+        rank_ops=rank_ops,
+        living=living,
         completed=_completed(samples),
         stalls=current,
         ended_stalls=ended,
@@ -379,10 +383,13 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
     )
 
 
-def _rank_ops(page: bytes) -> dict[tuple[str, str, str], OpCounts]:
+def _called(page: bytes) -> tuple[dict[tuple[str, str, str], OpCounts], frozenset[RankKey]]:
+    """What the ranks on the page called, and which ranks those are: it leaves out what has ended."""
     try:
         found: dict[tuple[str, str, str], OpCounts] = {}
+        living: set[RankKey] = set()
         for one in json.loads(page)["communicators"]:
+            living.add((str(one["comm"]), str(one["rank"])))
             for op in one["ops"]:
                 key = (str(one["comm"]), str(one["rank"]), str(op["op"]))
                 calls, payload_bytes = float(op["calls"]), float(op["payload_bytes"])
@@ -390,6 +397,6 @@ def _rank_ops(page: bytes) -> dict[tuple[str, str, str], OpCounts]:
                 if before is not None:
                     calls, payload_bytes = calls + before.calls, payload_bytes + (before.payload_bytes or 0.0)
                 found[key] = OpCounts(calls, payload_bytes)
-        return found
+        return found, frozenset(living)
     except (ValueError, KeyError, TypeError):
         raise ScrapeError("its page of communicators cannot be read: is it an agent of this version?") from None

@@ -8,8 +8,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from exporters.node_view import OpView, RailView, RankView
 from exporters.nvlink_view import GpuView
-from exporters.top_state import Order
-from exporters.top_words import amount, length, percent
+from exporters.top_state import Order, Pane
+from exporters.top_words import NOT_KNOWN, amount, length, percent
 
 Row = TypeVar("Row")
 
@@ -43,6 +43,31 @@ def numeric(text: str) -> tuple[float, str]:
     return (float(text), "") if text.isdecimal() else (float("inf"), text)
 
 
+def _op(rank: RankView) -> str:
+    return rank.op or ("ended" if rank.ended else NOT_KNOWN)
+
+
+def _state(rank: RankView) -> str:
+    if rank.stall is not None:
+        return "stalled"
+    if rank.ended:
+        return "ended"
+    if rank.calls_per_second is None:
+        return NOT_KNOWN
+    return "active" if rank.calls_per_second else "idle"
+
+
+_STATES: Final = ("stalled", "active", NOT_KNOWN, "idle", "ended")
+"""In the order in which one looks for them; a rank of which it is not known whether it calls stands between those that
+do and those that do not."""
+
+
+def _urgency(rank: RankView) -> SortKey:
+    """The longest stall first, then who calls most, and what has ended last."""
+    most = rank.stall.seconds if rank.stall is not None else rank.calls_per_second or 0.0
+    return _STATES.index(_state(rank)), -most, rank.comm, numeric(rank.rank)
+
+
 def _errors(rail: RailView) -> str:
     return ("DOWN " if rail.up is False else "") + _grown(rail)
 
@@ -70,7 +95,7 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric(one.rank)), amount=False),
     Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric(one.rank), amount=False),
     Column("GPU", 3, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
-    Column("OP", 13, lambda one: one.op or "–", lambda one: one.op or None, amount=False),
+    Column("OP", 13, _op, lambda one: one.op or None, amount=False),
     Column("CALLS/s", 7, lambda one: amount(one.calls_per_second), lambda one: one.calls_per_second),
     Column(
         "PAYLOAD/s",
@@ -85,7 +110,10 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("LATE", 5, lambda one: percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
     Column("PID", 8, lambda one: one.pid, lambda one: numeric(one.pid), amount=False, from_width=104),
     Column("JOB", 14, lambda one: one.job, lambda one: one.job or None, amount=False, from_width=118),
+    Column("STATE", 7, _state, _urgency, amount=False, from_width=126),
 )
+INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE"))}
+"""What is seen before somebody chooses: of a thousand ranks those that are in trouble, or busy."""
 RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column("RAIL", 5, lambda one: one.rail, lambda one: (numeric(one.rail), one.netns, one.device), amount=False),
     Column("DEVICE", 11, lambda one: one.device, lambda one: one.device, amount=False),

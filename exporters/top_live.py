@@ -14,6 +14,7 @@ from typing import Final, TextIO
 from exporters.agent_client import ClientError
 from exporters.node_view import NodeView
 from exporters.node_watch import Agent, NodeWatch
+from exporters.top_columns import INITIAL_ORDERS
 from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
 from exporters.top_state import QUIT, ViewState, pressed
 from exporters.top_terminal import Terminal
@@ -69,7 +70,7 @@ class _Asker:
 
 def run_live(agent: Agent, interval_seconds: float, output: TextIO) -> int:
     """Show the agent's node until a key or a signal ends it; returns the exit status."""
-    state = ViewState()
+    state = ViewState(orders=INITIAL_ORDERS)
     status = Status(agent.shown, interval_seconds)
     view: NodeView | None = None
     shown: tuple[Frame, int, int] | None = None

@@ -36,7 +36,8 @@ def plain_lines(view: NodeView) -> Iterator[str]:
         version=view.version,
         simulated="true" if view.simulated else "false",
         processes=view.processes,
-        ranks=len(view.ranks),
+        ranks=sum(not rank.ended for rank in view.ranks),
+        ended_ranks=sum(rank.ended for rank in view.ranks),
         rails=len(view.rails),
         gpus=len(view.gpus),
         stalls=len(view.stalls),
@@ -88,6 +89,7 @@ def _of_rank(rank: RankView) -> dict[str, Value]:
         "behind": rank.behind,
         "late_ratio": rank.late_ratio,
         "stalled": None if rank.stall is None else rank.stall.cause,
+        "ended": 1 if rank.ended else None,
     }
 
 

@@ -62,6 +62,7 @@ _HELP: Final = """\
  TIME    from hand-over to the end, mean; LATE: time it keeps others waiting
  EXPL    wire bytes expected of collectives over port bytes (EXPL IN: received)
  ERRORS  +n grew just now, (n) since this program started; DOWN: no link
+ STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)
  NVLINKS links up of those that the GPU has; rates are of all its links together
  MEAN SIZE  payload of a call; ALGBW BUSBW: of operations that completed
 
@@ -153,11 +154,15 @@ def _summary(view: NodeView | None, status: Status) -> Text:
         return Text(printable(f"{status.error}; trying again"), _BAD)
     if view is None:
         return Text(f"asking {status.shown_url} ...")
-    communicators = {rank.comm for rank in view.ranks}
+    living = [rank for rank in view.ranks if not rank.ended]
+    communicators = {rank.comm for rank in living}
+    # One whose last rank on this node is there has not ended.
+    ended = {rank.comm for rank in view.ranks} - communicators
     counts = [
         *([_count(view.processes, "process", "es")] if view.processes is not None else []),
         _count(len(communicators), "communicator"),
-        _count(len(view.ranks), "rank"),
+        *([f"{len(ended):,} ended"] if ended else []),
+        _count(len(living), "rank"),
         _count(len(view.rails), "rail"),
     ]
     summary = Text(", ".join(counts) + ", ")
@@ -288,6 +293,8 @@ def _aligned(text: str, column: Column[Row], left: int) -> str:
 def _rank_style(rank: RankView) -> str:
     if rank.stall is not None:
         return _BAD
+    if rank.ended:
+        return "dim"
     return "yellow" if (rank.inflight_seconds or 0.0) >= _MUCH_TIME or (rank.behind or 0) > 0 else ""
 
 

@@ -77,6 +77,30 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_
     assert "</html>" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_says_so_and_nothing_of_the_ranks_that_it_kills_or_of_other_jobs(
+    fabric: Fabric, number: signal.Signals, status: int
+) -> None:
+    command = [str(RAILSCOPE), "demo", "--seconds", "60", "--pattern", "ddp"]
+    with Job(fabric.hosts, JobOptions(pattern="ddp", seconds=60.0)) as other:
+        demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert demo.stdout is not None
+            for line in demo.stdout:
+                if "ops/s" in line:
+                    break
+            # As another's job that fails: its stalls begin at once.
+            os.kill(other.pids[0], signal.SIGKILL)
+            # Two views of two ranks and four rails: more than a second.
+            for _ in range(12):
+                demo.stdout.readline()
+            demo.send_signal(number)
+            _, said = demo.communicate(timeout=60)
+        finally:
+            demo.kill()
+    assert (demo.returncode, said) == (status, "interrupted\n")
+
+
 def test_a_job_that_ran_before_the_agent_is_named_with_hash_rank_and_size(fabric: Fabric) -> None:
     options = JobOptions(pattern="inference", seconds=30)
     with Job(fabric.hosts, options) as job:

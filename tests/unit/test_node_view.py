@@ -170,6 +170,14 @@ def test_pages_that_are_no_agent_s_are_refused(metrics: str, stalls: bytes | Non
         node_scrape(metrics, stalls, communicators)
 
 
+def test_a_rank_that_the_page_of_communicators_leaves_out_has_ended() -> None:
+    first, *rest = healthy().communicators
+    snapshot = replace(healthy(), communicators=(replace(first, alive=False), *rest))
+    assert [rank.ended for rank in view_of(snapshot, later(snapshot)).ranks] == [True, False, False]
+    untold = node_view(None, scraped(snapshot, with_communicators=False))
+    assert [rank.ended for rank in untold.ranks] == [False, False, False]
+
+
 def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
     snapshot = healthy()
     ended = replace(communicator(rank="3"), alive=False)

@@ -99,6 +99,9 @@ def test_ranks_rails_and_a_red_stall_are_on_a_screen_of_80_by_24(serve: Serve) -
 
 def test_keys_change_the_screen(serve: Serve) -> None:
     with PseudoTerminal(top(serve())) as terminal:
+        terminal.shows("sort: STATE")
+        terminal.until(lambda lines: ranks(lines) == ["1/4", "0/4", "unknow~"])
+        terminal.press(b"s")
         terminal.shows("sort: COMM")
         terminal.press(b"s")
         terminal.shows("sort: RANK")
@@ -202,7 +205,7 @@ def test_plain_lines_hold_rates_stalls_and_evidence(serve: Serve) -> None:
     assert sum(" kind=node " in line for line in lines) == 2
     # Two pages of one scrape are two looks at the node: more than one step lies between.
     node = next(line for line in lines if " kind=node " in line)
-    assert " simulated=true processes=3 ranks=3 rails=2 gpus=2 stalls=1 not_read=ethernet" in node
+    assert " simulated=true processes=3 ranks=3 ended_ranks=0 rails=2 gpus=2 stalls=1 not_read=ethernet" in node
     rank = next(line for line in lines if f" kind=rank comm={COMM} rank=1 " in line)
     assert " calls_per_second=120 " in rank
     assert " inflight_seconds=0.25 incomplete=1 behind=0 " in rank

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from agent.snapshot import Snapshot
 from exporters.node_view import NodeView, node_view
+from exporters.top_columns import INITIAL_ORDERS
 from exporters.top_keys import Keys
+from exporters.top_plain import plain_lines
 from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
 from exporters.top_state import Order, Pane, ViewState, pressed
 from exporters.top_words import amount, bar, length, percent
@@ -202,6 +204,64 @@ def test_ranks_are_sorted_as_numbers_by_rates_largest_first_and_unknown_last_eit
     assert ranks_shown(by(4), view) == ["2/4", "10/4", "0/4"]
     assert ranks_shown(by(6), view) == ["10/4", "2/4", "0/4"]
     assert ranks_shown(by(6, reverse=True), view) == ["2/4", "10/4", "0/4"]
+
+
+def split_often(ended: int = 30) -> NodeView:
+    """A stalled communicator, two that call, one that does not, one just made, and many that have ended, whose hashes
+    come before the others'."""
+    base = full_snapshot()
+    before = replace(
+        base,
+        communicators=(
+            *(communicator(f"{number:016x}", "0") for number in range(ended)),
+            *(communicator(f"{letter * 16}", "0") for letter in "fedc"),
+            communicator(rank="1"),
+        ),
+    )
+    now = later(before)
+    # Whoever ends while others of its communicator live has not ended it.
+    gone = [replace(one, enqueued=1200, alive=False) for one in now.communicators[:ended]]
+    slow, fast, idle, new, stalled = now.communicators[ended:]
+    return view_of(
+        replace(before, communicators=tuple(one for one in before.communicators if one.comm != "c" * 16)),
+        replace(
+            now,
+            communicators=(
+                *gone,
+                replace(idle, enqueued=1200),
+                new,
+                slow,
+                replace(fast, enqueued=fast.enqueued + 1000),
+                replace(slow, rank="3", alive=False),
+                stalled,
+            ),
+        ),
+    )
+
+
+def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_come_last() -> None:
+    view = split_often()
+    made = frame(view, ViewState(orders=INITIAL_ORDERS), STATUS, 130, 60)
+    lines = [line.plain for line in made.lines]
+    ranks = [line.split() for line in lines[lines.index(line_with(lines, "COMM")) + 1 :] if line.count("pretrain")]
+    assert [(words[0][:2], words[-1]) for words in ranks[:7]] == [
+        ("00", "stalled"), ("ee", "active"), ("ff", "active"), ("cc", "–"), ("dd", "idle"), ("00", "ended"),
+        ("00", "ended"),
+    ]  # fmt: skip
+    assert ranks[-1][:2] == ["f" * 16, "3/4"]
+    assert lines[1].startswith("3 processes, 5 communicators, 30 ended, 5 ranks, 2 rails, 1 stall")
+    assert line_with(lines, "0000000000000000 0/4").split()[3] == "ended"
+    assert "dim" in styles_of(made, "0000000000000000 0/4")
+    assert "dim" not in styles_of(made, "dddddddddddddddd 0/4")
+    assert "30 ended" not in screen(moving(full_snapshot()))[1]
+
+
+def test_plain_lines_tell_ended_ranks_from_living_ones() -> None:
+    lines = list(plain_lines(split_often(2)))
+    assert " ranks=5 ended_ranks=3 " in lines[0]
+    ended = [line for line in lines if line.endswith(" ended=1")]
+    assert len(ended) == 3
+    assert all(" kind=rank " in line for line in ended)
 
 
 def test_a_filter_keeps_rows_with_all_its_words_and_never_hides_a_stall() -> None:

@@ -1,0 +1,52 @@
+"""What the demo shows while its job runs.  The job and its stalls are made up."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from agent.demo import OwnStalls, communicator_lines
+from agent.snapshot import CommunicatorFacts
+from agent.stall_facts import Stall
+from agent.stall_watch import StallWatch
+from tests.unit.exporters_snapshots import communicator, stall
+
+
+def doing(comm: str, enqueued: int, *, alive: bool = True) -> CommunicatorFacts:
+    return replace(communicator(comm), enqueued=enqueued, alive=alive)
+
+
+def test_the_busiest_communicators_come_first_ended_ones_last_and_the_rest_are_counted() -> None:
+    idle = [doing(f"idle{number}", 1_000_000) for number in range(8)]
+    shown = [*idle, doing("ended", 9_000, alive=False), doing("new", 70), doing("slow", 1_050), doing("fast", 3_000)]
+    before = {(4711, facts.comm): 1_000_000 for facts in idle} | {(4711, "slow"): 1_000, (4711, "fast"): 1_000}
+    lines = list(communicator_lines(shown, before))
+    assert [line.split()[1] for line in lines[:4]] == ["fast", "new", "slow", "idle0"]
+    assert lines[0].startswith("  comm fast rank 0/4:   2,000 ops/s   AllReduce 1,200")
+    assert len(lines) == 9
+    assert lines[-1] == "  … and 4 more"
+    few = list(communicator_lines(shown[8:], before))
+    assert [line.split()[1] for line in few] == ["fast", "new", "slow", "ended"]
+    assert few[-1].startswith("  comm ended rank 0/4:         ended   ")
+
+
+def test_only_stalls_of_the_demo_s_own_processes_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    recorded: list[Stall] = []
+    watch = SimpleNamespace(begun=recorded.append)
+    stalls = OwnStalls(cast(StallWatch, watch))
+    mine, others = replace(stall(), pid=11), replace(stall(), pid=12)
+    with caplog.at_level(logging.WARNING):
+        watch.begun(others)
+        watch.begun(mine)
+        assert not caplog.messages
+        stalls.tell((10, 11))
+        stalls.tell((10, 11))
+    assert recorded == [others, mine]
+    assert caplog.messages == [
+        f"communicator {mine.comm} rank 1 stalls in AllReduce: rail_down: "
+        "rail 1 (rail1) has no carrier or is switched off"
+    ]
