@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -163,12 +164,15 @@ def written_whole(path: Path, *, durable: bool) -> Iterator[Path]:
 
 
 def is_abandoned(partial: Path) -> bool:
-    """Whether whoever wrote this file has gone without ending it; False where nobody can tell."""
+    """Whether whoever wrote this file has gone without ending it; False where nobody can tell, or it is no file."""
     try:
-        descriptor = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
+        # Without waiting: a pipe of this name would have nobody at its other end.
+        descriptor = os.open(partial, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False

@@ -9,7 +9,7 @@ before the end.  A file of who is who, or of parts that were being put together,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +41,8 @@ def settle(folder: Path, node: str) -> None:
                 continue
             size_bytes = partial.stat().st_size
             partial.unlink()
-        except OSError as error:
+        except (OSError, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            # What others have left never keeps a recorder from starting.
             _log.warning("%s: left by a recorder that was killed, and stays: %s", partial, one_line(error))
             continue
         # An empty one may be of somebody who is about to write, and notices.
@@ -52,23 +53,26 @@ def settle(folder: Path, node: str) -> None:
             )
 
 
-def remove_recording(folder: Path, place: str, recording: int) -> bool:
-    """Remove a recording, or what is there of it; returns whether there was a row of it, which goes first.
+def has_row(folder: Path, place: str, recording: int) -> bool:
+    """Whether a recording counts; `place`: the name of its node's folders."""
+    return any((folder / "recordings" / place).glob(f"*/{recording:016x}-*.parquet"))
 
-    `place`: the name of its node's folders.
+
+def remove_recordings(folder: Path, recordings: Collection[tuple[str, int]]) -> None:
+    """Remove recordings, or what is there of them: the rows of all of them first, so that they end to count together.
+
+    `recordings`: the name of the node's folders, and the number, of each.
 
     Raises:
         OSError: something cannot be removed.
     """
-    row = False
     for table in ("recordings", *TABLES):
-        for file in (folder / table / place).glob(f"*/{recording:016x}-*.parquet"):
-            file.unlink(missing_ok=True)
-            row |= table == "recordings"
-        for partial in (folder / table / place).glob(f"*/.{recording:016x}-*{PARTIAL_SUFFIX}"):
-            if is_abandoned(partial):
-                partial.unlink(missing_ok=True)
-    return row
+        for place, recording in recordings:
+            for file in (folder / table / place).glob(f"*/{recording:016x}-*.parquet"):
+                file.unlink(missing_ok=True)
+            for partial in (folder / table / place).glob(f"*/.{recording:016x}-*{PARTIAL_SUFFIX}"):
+                if is_abandoned(partial):
+                    partial.unlink(missing_ok=True)
 
 
 def _of(folder: Path, node: str) -> Iterator[tuple[str, Path]]:
@@ -88,6 +92,7 @@ def _save(folder: Path, node: str, table: str, partial: Path) -> int | None:
 
     Raises:
         OSError: it cannot be renamed, or the row of its recording not be written.
+        pa.ArrowException, ValueError, TypeError, OverflowError: its times fit in no row.
     """
     path = whole_path(partial)
     part = part_of(path)

@@ -109,7 +109,8 @@ def as_text(imported: Imported) -> str:
         lines += [f"  {one}" for one in problems.first]
         if problems.count > len(problems.first):
             lines.append(f"  and {problems.count - len(problems.first):,} more")
-    lines.append(f"wrote {imported.folder}: look at it with 'railscope report {imported.folder}'")
+    done = "wrote" if imported.nodes or imported.recordings else "nothing new for"
+    lines.append(f"{done} {imported.folder}: look at it with 'railscope report {imported.folder}'")
     return "\n".join(lines) + "\n"
 
 

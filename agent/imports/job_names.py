@@ -49,8 +49,11 @@ class _Job:
 
 def tag_of(
     folder: Path, source: str, ends: Iterable[End], window: Window | None, not_of: Collection[int]
-) -> str | None:
-    """The word behind the names of an import's communicators; empty: none, None: a new one.
+) -> tuple[str | None, bool]:
+    """The word behind the names of an import's communicators, empty: none, None: a new one; and whether it was chosen.
+
+    Of jobs that ran at the same time, each of which may lack these ranks, nobody can tell whose they are: of several
+    that fit the first one, in the order of their words, is chosen.
 
     Args:
         source: the format.
@@ -63,10 +66,10 @@ def tag_of(
     """
     own = {end for end in ends if needs_tag(end[0])}
     jobs = _jobs(folder, source, not_of)
-    for tag, job in sorted(jobs.items()):
-        if job.holds(own) and job.takes(own, window):
-            return tag
-    return None if "" in jobs and jobs[""].holds(own) else ""
+    fitting = [tag for tag, job in sorted(jobs.items()) if job.holds(own) and job.takes(own, window)]
+    if fitting:
+        return fitting[0], len(fitting) > 1
+    return (None if "" in jobs and jobs[""].holds(own) else ""), False
 
 
 def needs_tag(name: str) -> bool:

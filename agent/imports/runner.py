@@ -63,7 +63,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
         nodes: list[ImportedNode] = []
-        recordings, times_known = 0, True
+        recordings, times_known, kept = 0, True, False
         for name, own in by_format.items():
             if name == railscope_recording.FORMAT:
                 recordings = railscope_recording.import_files(own, folder, problems)
@@ -72,6 +72,11 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
             content = content_of(own, name, _SAID_BY_NAMES.get(name, _nothing), folder)
             for copy in content.copies:
                 problems.note(f"{copy} holds the same as another of these files: it is left out")
+            for cut in content.cut_off:
+                problems.note(f"{cut} is the beginning of a file that was imported before: the longer one stays")
+            kept |= bool(content.cut_off)
+            if not content.sources:
+                continue
             target = ImportTarget(folder, name, content)
             try:
                 _import(name, content.sources, target, problems, node)
@@ -90,12 +95,17 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                     "the dataset has another job whose communicators are called the same: "
                     "those of this one have names of their own"
                 )
+            if target.several_jobs:
+                problems.note(
+                    "the dataset has several jobs that these hosts may be of: they are with the first of them; where "
+                    "that is wrong, import all hosts of each job with one command, into another folder"
+                )
             if target.doubled:
                 problems.note(
                     "a rank is twice in a communicator: where these files are of several jobs, import each job "
                     "with a command of its own"
                 )
-    if not nodes and not recordings:
+    if not nodes and not recordings and not kept:
         reason = f" ({problems.first[0]})" if problems.first else ""
         raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
     return Imported(

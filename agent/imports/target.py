@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from agent.dataset.files import encodable, node_folder
-from agent.dataset.leftovers import remove_recording
+from agent.dataset.leftovers import has_row, remove_recordings
 from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
 from agent.dataset.writer import DatasetWriter
 from agent.imports.earlier import Content
@@ -77,26 +78,31 @@ class ImportTarget:
     def __init__(self, folder: Path, source: str, content: Content) -> None:
         """`source` is the name of the format, for `recordings.source`; `content` stands for what is in the files.
 
-        Numbers of recordings follow from both and the node: what is imported again takes its own place.  Earlier
-        imports that it replaces go when this one is there.
+        Numbers of recordings follow from both and the node.  What is imported again has the next number that is free,
+        and earlier imports that it replaces go when all of this one is there: until then they count and this one does
+        not, since rows of `recordings` come last.
         """
         self._folder = folder
         self._source = source
         self._content = content
         self._nodes: dict[str, _Node] = {}
         self._written: list[Path] = []
+        self._replaces = {recording for earlier in content.replaces for recording in earlier.recordings}
+        """Folder of the node and number of each recording that goes when this import is there."""
         self._held = 0
         """Rows in memory."""
         self.times_known = True
         """False: the data had no times, and `…_ns` are made up to keep the order."""
         self.clock_error_ns: int | None = None
         """What is known of the accuracy of times."""
-        self.replaced = bool(content.replaces)
+        self.replaced = False
         """The same was in the dataset before, and gave way."""
         self.doubled = False
         """A rank of a communicator was found twice: the files are not those of one job."""
         self.another_job = False
         """Communicators have the names of others in the dataset, and got names of their own."""
+        self.several_jobs = False
+        """More than one job in the dataset may be the one that these are of."""
 
     def new_instance(self, node: str) -> int:
         """A number for one rank's end of one communicator on a node."""
@@ -130,21 +136,27 @@ class ImportTarget:
         return not any(one.counts or any(one.rows.values()) or one.ends for one in self._nodes.values())
 
     def finish(self, lines_skipped: int) -> tuple[ImportedNode, ...]:
-        """Write what is left; `lines_skipped` stands in the first node's recording, since no node owns them."""
+        """Write what is left; `lines_skipped` stands in the first node's recording, since no node owns them.
+
+        Raises:
+            OSError: something cannot be written, or what was there before not be removed; call `discard`.
+        """
         for one in self._nodes.values():
             for kind in list(one.rows):
                 self._flush(one, kind)
         self._name_apart()
         places = _places({name: one.ends for name, one in self._nodes.items()})
-        result = []
-        for number, (name, one) in enumerate(sorted(self._nodes.items())):
-            began_ns, ended_ns = one.began_ns or 0, one.ended_ns or 0
+        for name, one in sorted(self._nodes.items()):
+            began_ns = one.began_ns or 0
             if one.ends:
                 rows = [_end_row(end, *places[name, end.instance]) for end in one.ends]
                 self._written.append(one.writer.add_rows("communicators", rows, began_ns))
             if one.connections:
                 links = [link._asdict() for link in one.connections]
                 self._written.append(one.writer.add_rows("connections", links, began_ns))
+        result = []
+        for number, (name, one) in enumerate(sorted(self._nodes.items())):
+            began_ns, ended_ns = one.began_ns or 0, one.ended_ns or 0
             recording = {
                 "schema_version": SCHEMA_VERSION,
                 "source": self._source,
@@ -167,11 +179,10 @@ class ImportTarget:
                     kernels=one.counts[ImportedKernel],
                 )
             )
-        own = {one.writer.recording for one in self._nodes.values()}
-        for earlier in self._content.replaces:
-            for place, one_before in earlier.recordings:
-                if one_before not in own:
-                    remove_recording(self._folder, place, one_before)
+        # From here on this import is the one that stays, whatever becomes of the others.
+        self._written.clear()
+        self.replaced = bool(self._replaces)
+        remove_recordings(self._folder, self._replaces)
         return tuple(result)
 
     def _name_apart(self) -> None:
@@ -183,17 +194,17 @@ class ImportTarget:
         moments += [one.ended_ns for one in self._nodes.values() if one.ended_ns is not None]
         window = (min(moments), max(moments)) if moments and self.times_known else None
         gone = {one.writer.recording for one in self._nodes.values()}
-        gone.update(recording for earlier in self._content.replaces for _, recording in earlier.recordings)
+        gone.update(recording for _, recording in self._replaces)
         named = [(_fit(end.comm), end.rank) for end in ends]
-        tag = tag_of(self._folder, self._source, named, window, gone)
+        tag, self.several_jobs = tag_of(self._folder, self._source, named, window, gone)
         self.another_job = tag is None
         tag = self._content.digest.hex()[:8] if tag is None else tag
         for one in self._nodes.values():
             one.ends = [replace(end, comm=with_tag(_fit(end.comm), tag)) for end in one.ends]
 
     def discard(self) -> None:
-        """Take away what was written: rows without a row in `recordings` belong to nothing."""
-        for file in self._written:
+        """Take away what was written and does not count yet: what it replaces is still there, or was not removed."""
+        for file in reversed(self._written):
             with contextlib.suppress(OSError):
                 file.unlink()
 
@@ -201,15 +212,20 @@ class ImportTarget:
         name = _fit(name)
         if name not in self._nodes:
             writer = DatasetWriter(self._folder, name)
-            writer.recording = _number(self._content.digest, self._source, name)
-            self._make_room(writer)
+            writer.recording = self._free_number(name)
             self._nodes[name] = _Node(writer)
         return self._nodes[name]
 
-    def _make_room(self, writer: DatasetWriter) -> None:
-        """Take away what an import of the same has left, whole or not."""
-        place = node_folder(self._folder, "recordings", writer.node).name
-        self.replaced |= remove_recording(self._folder, place, writer.recording)
+    def _free_number(self, node: str) -> int:
+        """The first number for this import of which there is no row; what one that was stopped has left of it goes."""
+        place = node_folder(self._folder, "recordings", node).name
+        for times in itertools.count():
+            number = _number(self._content.digest, self._source, node, times)
+            if not has_row(self._folder, place, number):
+                break
+            self._replaces.add((place, number))
+        remove_recordings(self._folder, [(place, number)])
+        return number
 
     def _flush_the_most(self) -> None:
         """Write the nodes with the most rows: as few files as it takes to have half of the room again."""
@@ -250,9 +266,9 @@ def _table(name: str, columns: dict[str, Sequence[Any]], writer: DatasetWriter, 
     return pa.table([_column(known.get(field.name, [None] * count), field.type) for field in schema], schema=schema)
 
 
-def _number(content: bytes, source: str, node: str) -> int:
-    """A number that another recording has with a chance of one in 2^62."""
-    text = f"{content.hex()}\n{source}\n{node}"
+def _number(content: bytes, source: str, node: str, times: int) -> int:
+    """A number that another recording has with a chance of one in 2^62; `times`: how often others have it already."""
+    text = f"{content.hex()}\n{source}\n{node}" + (f"\n{times}" if times else "")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 2
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent.dataset.files import PARTIAL_SUFFIX, written_whole
+from agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, written_whole
 from agent.dataset.leftovers import leftovers, settle
 from agent.dataset.reader import open_dataset
 from agent.dataset.recording_writer import RecordingWriter
@@ -126,3 +129,36 @@ def test_a_part_of_a_recording_without_a_row_is_not_saved(tmp_path: Path) -> Non
     killed(first)
     settle(tmp_path, NODE)
     assert sequences(tmp_path) == list(range(11, 21))
+
+
+def test_a_whole_part_whose_times_fit_in_no_row_keeps_no_recorder_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = recorded(tmp_path, 1).writer.recording
+    (part,) = (tmp_path / "calls").rglob("*.parquet")
+    rows = pq.read_table(part)
+    at = rows.schema.get_field_index("time_ns")
+    last = pa.array([(1 << 63) - 1] * len(rows), rows.schema.field(at).type)
+    writer = DatasetWriter(tmp_path, NODE)
+    writer.recording = recording
+    partial = killed(writer.put("calls", rows.set_column(at, rows.schema.field(at), last), BEGAN_NS + REALTIME_NS, 2))
+    (row,) = read(tmp_path, "recordings")
+    settle(tmp_path, NODE)
+    (message,) = caplog.messages
+    assert message.startswith(f"{partial}: left by a recorder that was killed, and stays: ")
+    assert read(tmp_path, "recordings") == [row]
+    assert sequences(tmp_path) == list(range(1, 11))
+
+
+def test_a_pipe_under_the_name_of_a_leftover_is_nobodys_and_waits_for_nobody(tmp_path: Path) -> None:
+    (part, _) = sorted((recorded(tmp_path).writer.folder / "calls").rglob("*.parquet"))
+    pipe = part.with_name(f".{part.name}.4711{PARTIAL_SUFFIX}")
+    os.mkfifo(pipe)
+    found: list[bool] = []
+    asking = threading.Thread(target=lambda: found.append(is_abandoned(pipe)), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert found == [False]
+    settle(tmp_path, NODE)
+    assert leftovers(tmp_path) == []
+    assert pipe.is_fifo()

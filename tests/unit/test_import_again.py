@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.dataset.files import table_files
-from agent.dataset.writer import read_row, write_row
+from agent.dataset.leftovers import remove_recordings
+from agent.dataset.reader import open_dataset
+from agent.dataset.writer import DatasetWriter, read_row, write_row
+from agent.imports import target
 from agent.imports.facts import ImportFailure
 from tests.unit.importing import SAMPLES, Result, imported, written
 from tests.unit.test_import_nccl_log import call, init
@@ -101,6 +106,134 @@ def test_what_was_imported_is_known_after_the_recordings_row_was_changed(tmp_pat
     assert len(imported(tmp_path, written(tmp_path, "other", log(3) + log(1))).rows("recordings")) == 1
 
 
+class Killed(BaseException):
+    """Nothing of the process runs after this."""
+
+
+def counted(folder: Path) -> list[int]:
+    """Calls and recordings as the analyses see them."""
+    with open_dataset([folder / "dataset"]) as dataset:
+        return [dataset.rows(dataset[name].count()).as_py() for name in ("calls", "recordings")]
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("table", ["calls", "communicators", "recordings"])
+def test_an_import_that_fails_leaves_the_earlier_one_of_the_same_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    files = [written(tmp_path, host, log(3, host)) for host in "ab"]
+    imported(tmp_path, *files)
+    put: Callable[..., Path] = DatasetWriter.put
+
+    def full(writer: DatasetWriter, name: str, *rest: Any, **more: Any) -> Path:
+        # The disk is full at the second host's part.
+        if name == table and writer.node == "b":
+            full_disk()
+        return put(writer, name, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DatasetWriter, "put", full)
+        with pytest.raises(OSError, match="No space"):
+            imported(tmp_path, *files)
+    assert counted(tmp_path) == [6, 2]
+    assert len(table_files(tmp_path / "dataset", "calls")) == 2, "parts of the second import are left"
+
+
+def test_an_import_that_cannot_write_its_first_rows_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "log", log(3))
+    imported(tmp_path, file)
+    monkeypatch.setattr(target.ImportTarget, "_flush", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        imported(tmp_path, file)
+    assert counted(tmp_path) == [3, 1]
+
+
+def test_an_import_that_is_killed_counts_not_beside_the_earlier_one_and_the_next_one_tidies_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "log", log(3))
+    imported(tmp_path, file)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target.ImportTarget, "_name_apart", killed)
+        patched.setattr(target.ImportTarget, "discard", killed)
+        with pytest.raises(Killed):
+            imported(tmp_path, file)
+    assert len(table_files(tmp_path / "dataset", "calls")) == 2
+    assert counted(tmp_path) == [3, 1]
+    again = imported(tmp_path, file)
+    assert counted(tmp_path) == [3, 1]
+    assert len(again.calls()) == 3, "what the killed one has left is still there"
+    assert REPLACED in again.imported.problems.notes
+
+
+def test_what_cannot_remove_the_earlier_import_is_there_itself_and_the_next_one_takes_both_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "log", log(3))
+    imported(tmp_path, file)
+
+    def stuck(folder: Path, recordings: set[tuple[str, int]] | list[tuple[str, int]]) -> None:
+        if isinstance(recordings, set):
+            raise PermissionError
+        remove_recordings(folder, recordings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.imports.target.remove_recordings", stuck)
+        with pytest.raises(PermissionError):
+            imported(tmp_path, file)
+    assert counted(tmp_path) == [6, 2]
+    imported(tmp_path, file)
+    assert counted(tmp_path) == [3, 1]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 90], ids=["at a line's end", "before it", "in a line"])
+def test_of_a_log_that_was_cut_off_the_longer_one_stays(tmp_path: Path, cut: int) -> None:
+    whole = log(50)
+    short = whole[: len(log(30)) - cut]
+    imported(tmp_path, written(tmp_path, "log", whole))
+    again = imported(tmp_path, written(tmp_path, "short", short))
+    assert counted(tmp_path) == [50, 1]
+    assert again.imported.problems.notes == [
+        f"{tmp_path}/short is the beginning of a file that was imported before: the longer one stays"
+    ]
+    # What comes with it is imported all the same.
+    imported(tmp_path, tmp_path / "short", written(tmp_path, "b", log(4, "b")))
+    assert counted(tmp_path) == [54, 2]
+    # In a dataset of its own it is a log like others.
+    shutil.rmtree(tmp_path / "dataset")
+    imported(tmp_path, tmp_path / "short")
+    assert counted(tmp_path)[0] in {29, 30}
+    imported(tmp_path, tmp_path / "log")
+    assert counted(tmp_path) == [50, 1]
+
+
+def test_a_log_that_was_cut_off_among_others_of_its_import_is_refused(tmp_path: Path) -> None:
+    logs = [written(tmp_path, host, log(30, host)) for host in "ab"]
+    imported(tmp_path, *logs)
+    written(tmp_path, "a", log(20, "a"))
+    with pytest.raises(ImportFailure, match=r"/a: it was longer when it was imported into .*dataset before, together "):
+        imported(tmp_path, *logs)
+    imported(tmp_path, logs[0])
+    assert counted(tmp_path) == [60, 2]
+
+
+def test_a_shorter_log_that_only_begins_alike_stands_beside_the_first(tmp_path: Path) -> None:
+    imported(tmp_path, written(tmp_path, "log", log(50)))
+    lines = log(30).splitlines()
+    lines[-2] = call(process="a:1:1 [0]", nranks=1, count=77)
+    imported(tmp_path, written(tmp_path, "other", "\n".join(lines) + "\n"))
+    assert counted(tmp_path) == [80, 2]
+
+
 # Other jobs
 
 
@@ -142,6 +275,20 @@ def test_hosts_of_a_job_that_are_imported_one_by_one_join_also_beside_another_jo
     assert sorted(jobs(result).values()) == [
         [(f"{job}-{rank}", rank) for rank in (0, 1)] for job in ("first", "second")
     ]
+
+
+def test_hosts_that_two_jobs_of_the_same_time_may_lack_are_with_the_first_and_that_is_said(tmp_path: Path) -> None:
+    both = [dumps(tmp_path / job, 0) for job in ("first", "second")]
+    for path in both[1]:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "job": "second"}))
+    said = [
+        any("several jobs that these hosts may be of" in note for note in result.imported.problems.notes)
+        for rank in (0, 1)
+        for job in (0, 1)
+        for result in [imported(tmp_path, both[job][rank], node=f"{job}-{rank}")]
+    ]
+    # Of the last host there is but one job left.
+    assert said == [False, False, True, False]
 
 
 def test_other_ranks_at_another_time_are_of_another_job(tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ def test_it_says_what_was_imported_left_out_and_made_up(tmp_path: Path) -> None:
     assert lines[-1] == f"wrote {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'"
 
 
+def test_a_file_that_was_cut_off_meanwhile_is_said_and_no_failure(tmp_path: Path) -> None:
+    whole = (SAMPLES / "nccl-launchers.log").read_bytes()
+    assert run(SAMPLES / "nccl-launchers.log", "-o", tmp_path / "d")[0] == 0
+    short = written(tmp_path, "short", whole[: len(whole) // 2])
+    assert run(short, "-o", tmp_path / "d") == (
+        0,
+        "1 file of nccl-log\n"
+        f"note: {short} is the beginning of a file that was imported before: the longer one stays\n"
+        f"nothing new for {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'\n",
+    )
+
+
 def test_json_says_the_same(tmp_path: Path) -> None:
     files = [SAMPLES / "nccl-launchers.log", SAMPLES / "gpt.0.et"]
     status, text = run(*files, "-o", tmp_path / "d", "--json", "--node", "gpu-node-9")
