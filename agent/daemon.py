@@ -216,6 +216,7 @@ class Daemon:
             self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         self.observer.scan()
+        self.recordings.prepare()
         if self._server is not None:
             self._server.start()
             _log.info("listening on %s", self._server.url)

@@ -192,11 +192,16 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
     if agreed := agreement(hosts):
         yield agreed
     yield f"arrows join what ranks did for {same.joined:,} operations"
-    if same.not_joined:
-        yield (
-            f"not all ranks of {_some(same.not_joined)} are joined: they were not watched from the first call on, "
-            "and times do not tell which operations are the same"
-        )
+    begun_late = [comm for comm in same.not_joined if comm in same.begun_late]
+    for comms, why in (
+        (begun_late, "they were not watched from the first call on"),
+        (same.not_known, "the recording does not tell whether they were watched from the first call on"),
+    ):
+        if comms:
+            yield (
+                f"not all ranks of {_some(comms)} are joined: {why}, "
+                "and times do not tell which operations are the same"
+            )
     yield "open it at https://ui.perfetto.dev, which reads it in the browser and sends it nowhere"
 
 

@@ -18,12 +18,19 @@ from probes.clock import Clock
 from probes.clock_error import clock_error
 from probes.maps import Records
 from probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
-from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT
+from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 
 FORMAT_VERSION: Final = 1
 """Of the file; another dtype or another meaning of a field is another version."""
 UNKNOWN_CARRIER: Final = -1
 _CLOCK_ATTEMPTS: Final = 3
+_BIRTHS: Final = (
+    LifecycleKind.INIT,
+    LifecycleKind.INIT_ALL,
+    LifecycleKind.SPLIT,
+    LifecycleKind.SHRINK,
+    LifecycleKind.GROW,
+)
 
 RAIL_SAMPLE: Final = np.dtype(
     [("time_ns", "<u8"), ("transmit_bytes", "<u8"), ("receive_bytes", "<u8"), ("device", "<u4"), ("reserved", "<u4")]
@@ -224,6 +231,24 @@ class Recording:
     def seconds(self) -> float:
         """Length of the window."""
         return (self.ended_ns - self.began_ns) / 1e9
+
+    def numbered_from_start(self) -> dict[int, bool]:
+        """By instance: whether its calls are numbered from its first one on, as those of other ranks are.
+
+        They are where it was seen to be made, and are not where the first that was seen of it was a call.  Of those
+        that are missing, these events do not tell.
+        """
+        kinds, instances = self.lifecycle["kind"], self.lifecycle["instance"]
+        late = dict.fromkeys(instances[kinds == LifecycleKind.SEEN].tolist(), False)
+        return late | dict.fromkeys(instances[np.isin(kinds, _BIRTHS)].tolist(), True)
+
+    def overwritten_seconds(self) -> dict[str, float]:
+        """By kind: so much of the window's beginning is missing, since memory was short; only kinds with any."""
+        return {
+            kind: (complete_ns - self.began_ns) / 1e9
+            for kind, complete_ns in self.complete_from_ns.items()
+            if complete_ns > self.began_ns
+        }
 
     def lost(self) -> dict[str, int]:
         """Events lost in the window by kind: the kernel's rings were full."""

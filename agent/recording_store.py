@@ -7,6 +7,7 @@ at; only when all of it is on disk does it get its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -53,6 +54,24 @@ class RecordingStore:
         """Whether a recording is being written."""
         return self._thread is not None and self._thread.is_alive()
 
+    def prepare(self) -> None:
+        """Make the folder, and warn if recordings cannot be kept in it; call only while not `busy`.
+
+        In a thread, as writing is: a disk that does not answer must not keep the agent from starting.
+        """
+        self._thread = threading.Thread(target=self._prepare, name="recording")
+        self._thread.start()
+
+    def _prepare(self) -> None:
+        try:
+            self._make_folder()
+            if not os.access(self._folder, os.W_OK | os.X_OK, effective_ids=True):
+                raise OSError(errno.EACCES, "it cannot be written to")
+        except OSError as error:
+            _log.warning(
+                "no recording will be kept: %s: %s; see recordings.directory", self._folder, error.strerror or error
+            )
+
     def write(self, recording: Recording, done: Callable[[str, WriteResult], None]) -> None:
         """Begin to write; call only while not `busy`.  `done` hears of the reason and the result, in that thread."""
         self._thread = threading.Thread(target=self._write, args=(recording, done), name="recording")
@@ -69,7 +88,7 @@ class RecordingStore:
             # Of this thread alone: Linux keeps a niceness for each.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._make_folder()
             _remove_partials(self._folder)
             path, removed = save(recording, self._folder / name_of(recording), self._most_bytes)
         except OSError as error:
@@ -81,8 +100,21 @@ class RecordingStore:
             return
         self._trouble = ""
         older = f"; {removed} older removed" if removed else ""
-        _log.info("recorded %.0f s (%s): %s%s", recording.seconds, recording.reason, path, older)
+        reach = _reach(recording)
+        _log.info("recorded %.0f s (%s): %s%s%s", recording.seconds, recording.reason, path, reach, older)
         done(recording.reason, WriteResult.WRITTEN)
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+
+def _reach(recording: Recording) -> str:
+    """How far back those kinds of events reach whose beginning was overwritten; empty: all of them reach back."""
+    short = ", ".join(
+        f"{kind.replace('_', ' ')} of the last {recording.seconds - missing:.1f} s only"
+        for kind, missing in recording.overwritten_seconds().items()
+    )
+    return f"; {short}: more memory holds more (recordings.memory)" if short else ""
 
 
 def name_of(recording: Recording) -> str:

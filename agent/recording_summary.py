@@ -102,11 +102,7 @@ def summarise(recording: Recording) -> RecordingSummary:
         open_operations=len(recording.open_operations),
         rails=tuple(_rails(recording)),
         lost=recording.lost(),
-        overwritten_seconds={
-            kind: (complete_ns - recording.began_ns) / 1e9
-            for kind, complete_ns in recording.complete_from_ns.items()
-            if complete_ns > recording.began_ns
-        },
+        overwritten_seconds=recording.overwritten_seconds(),
         stalls=tuple(
             f"{stall.cause}: rank {stall.rank} of {stall.comm}, {stall.op}, since {stall.seconds:.1f} s"
             for stall in recording.stalls

@@ -49,7 +49,7 @@ def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
 
 
 class Recordings:
-    """`request`, `signal` and `counts` may be called from any thread, `turn` and `close` from the daemon's loop."""
+    """`request`, `signal` and `counts` may be called from any thread, the rest from the daemon's loop."""
 
     def __init__(self, clock: Clock, store: RecordingStore | None, freeze: Freeze, wake: Callable[[], None]) -> None:
         """`store` None: nothing is written, every request is refused.  `wake` makes the loop call `turn` soon."""
@@ -66,6 +66,11 @@ class Recordings:
         self._stall_ns: int | None = None
         """When stalls were last recorded."""
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def prepare(self) -> None:
+        """Have a folder that cannot be used told before the first recording needs it; for the daemon's loop."""
+        if self._store is not None:
+            self._store.prepare()
 
     def request(self, stall: RecordedStall) -> bool:
         """Ask for a recording of a stall; False: there will be none (its communicator had one within a minute)."""

@@ -37,6 +37,13 @@ class SameOperations:
     """Operations that two ranks or more are joined in."""
     not_joined: tuple[str, ...]
     """Communicators with ranks that cannot be joined: numbers do not compare, and times do not tell."""
+    begun_late: frozenset[str]
+    """Of these, those with a rank that is known not to have been watched from its first call on."""
+
+    @property
+    def not_known(self) -> tuple[str, ...]:
+        """Of those that are not joined, those of whose ranks nobody knows whether their numbers compare."""
+        return tuple(comm for comm in self.not_joined if comm not in self.begun_late)
 
 
 @dataclass(slots=True)
@@ -67,7 +74,11 @@ def same_operations(hosts: Sequence[HostTimeline]) -> SameOperations:
         if len(of_comm) > 1:
             joiner.join(comm, of_comm)
     return SameOperations(
-        tuple(joiner.calls), tuple(joiner.operations), joiner.joined, tuple(sorted(joiner.not_joined))
+        tuple(joiner.calls),
+        tuple(joiner.operations),
+        joiner.joined,
+        tuple(sorted(joiner.not_joined)),
+        frozenset(joiner.begun_late),
     )
 
 
@@ -78,6 +89,7 @@ class _Joiner:
         self.operations = [np.zeros(len(host.operations), np.uint64) for host in hosts]
         self.joined = 0
         self.not_joined: set[str] = set()
+        self.begun_late: set[str] = set()
         places: dict[str, int] = {}
         self._words = [
             np.array([places.setdefault(word, len(places)) for word in (*host.words, "")], np.int64) for host in hosts
@@ -121,6 +133,8 @@ class _Joiner:
                 distance = self._distance(first, end) if numbers is self.operations else None
                 if distance is None:
                     self.not_joined.add(comm)
+                    if False in (end.communicator.numbered_from_start, first.communicator.numbered_from_start):
+                        self.begun_late.add(comm)
                     continue
                 end.sequence = end.sequence + distance
             together.append(end)

@@ -62,13 +62,13 @@ class TimelineCommunicator:
     netns: str
     job: str
     world_rank: str
-    numbered_from_start: bool
-    """Its calls are numbered from its first one on, as those of other ranks are."""
+    numbered_from_start: bool | None
+    """Its calls are numbered from its first one on, as those of other ranks are; None: nobody knows."""
 
 
 def nameless(instance: int, pid: int) -> TimelineCommunicator:
     """A communicator that events name and nobody described; `pid` 0: not even its process is known."""
-    return TimelineCommunicator(instance, "", "", "", pid, "", "", "", "", numbered_from_start=False)
+    return TimelineCommunicator(instance, "", "", "", pid, "", "", "", "", numbered_from_start=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,10 @@ def _communicator(row: _Row, source: str | None) -> TimelineCommunicator:
     def text(name: str) -> str:
         return "" if row[name] is None else str(row[name])
 
+    numbered = row["numbered_from_start"]
+    if numbered is None and source != _OURS:
+        # What NCCL or a framework numbers itself begins at the same call everywhere; we begin when we come.
+        numbered = True
     return TimelineCommunicator(
         instance=row["instance"],
         comm=text("comm"),
@@ -212,8 +216,7 @@ def _communicator(row: _Row, source: str | None) -> TimelineCommunicator:
         netns=text("netns"),
         job=text("job"),
         world_rank=text("world_rank"),
-        # What NCCL or a framework numbers itself begins at the same call everywhere; we begin when we come.
-        numbered_from_start=source != _OURS,
+        numbered_from_start=numbered,
     )
 
 

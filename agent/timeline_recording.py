@@ -40,9 +40,6 @@ from probes.nccl.records import LifecycleKind
 
 PROXY: Final = "proxy"
 """What the times of recorded operations are: those of NCCL's network threads."""
-_BIRTHS: Final = frozenset(
-    {LifecycleKind.INIT, LifecycleKind.INIT_ALL, LifecycleKind.SPLIT, LifecycleKind.SHRINK, LifecycleKind.GROW}
-)
 _KINDS: Final = frozenset(LifecycleKind)
 
 
@@ -117,17 +114,12 @@ def _missing(one: Recording) -> Iterable[str]:
     for kind, count in one.lost().items():
         if count:
             yield f"{count:,} {kind} were lost: the kernel had no room for them"
-    for kind, complete_ns in one.complete_from_ns.items():
-        if complete_ns > one.began_ns:
-            yield f"the first {(complete_ns - one.began_ns) / 1e9:.1f} s of {kind.replace('_', ' ')} were overwritten"
+    for kind, seconds in one.overwritten_seconds().items():
+        yield f"the first {seconds:.1f} s of {kind.replace('_', ' ')} were overwritten"
 
 
 def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
-    born = {
-        int(event["instance"])
-        for event in one.lifecycle
-        if int(event["kind"]) in _BIRTHS and int(event["time_ns"]) >= one.began_ns
-    }
+    numbered = one.numbered_from_start()
     known = {
         communicator.instance: TimelineCommunicator(
             instance=communicator.instance,
@@ -139,7 +131,7 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
             netns=_known(communicator.netns),
             job=dict(communicator.job).get("job", ""),
             world_rank=dict(communicator.job).get("world_rank", ""),
-            numbered_from_start=communicator.instance in born,
+            numbered_from_start=numbered.get(communicator.instance),
         )
         for communicator in one.communicators
     }

@@ -9,8 +9,8 @@ far hosts' clocks may be apart stands in the hosts' names.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 _RATE: Final = "bytes per second between two samples; 0 after the last one, which nobody measured"
 _NETWORK: Final = "from hand-over to the network threads to the last completion; below each other: under way together"
-_NO_ARROWS: Final = (
+_BEGUN_LATE: Final = (
     "not all ranks are joined by arrows: not all were watched from the first call on, so that their numbers do not "
     "compare, and times do not tell which operations are the same"
+)
+_NOT_KNOWN_WHETHER: Final = (
+    "not all ranks are joined by arrows: the recording does not tell whether all were watched from the first call on, "
+    "so that their numbers may not compare, and times do not tell which operations are the same"
 )
 _MOST_SHAPES: Final = 4096
 """That are kept at a time for one communicator."""
@@ -56,11 +60,12 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
     from exporters.perfetto_packets import Packets
 
     packets = Packets(file, min(host.began_ns for host in hosts))
+    no_arrows = {comm: _BEGUN_LATE if comm in same.begun_late else _NOT_KNOWN_WHETHER for comm in same.not_joined}
     names = Counter(host.host for host in hosts)
     for at, host in enumerate(hosts):
         # Tracks of one name would be drawn as one.
         name = host.host if names[host.host] == 1 else f"{host.host} · {Path(host.source).name} {at + 1}"
-        _Host(packets, name, host, same.calls[at], same.operations[at], frozenset(same.not_joined)).write()
+        _Host(packets, name, host, same.calls[at], same.operations[at], no_arrows).write()
     packets.close()
     ended = [int((host.operations["end_ns"] != NOT_ENDED).sum()) for host in hosts]
     return TraceSummary(
@@ -87,15 +92,15 @@ class _Host:
         host: HostTimeline,
         call_flows: Rows,
         operation_flows: Rows,
-        not_joined: Collection[str],
+        no_arrows: Mapping[str, str],
     ) -> None:
-        """`not_joined`: communicators of which not all ranks are joined by arrows."""
+        """`no_arrows`: why not all ranks of a communicator are joined by arrows."""
         self._packets = packets
         self._name = name
         self._host = host
         self._call_flows = call_flows
         self._operation_flows = operation_flows
-        self._not_joined = not_joined
+        self._no_arrows = no_arrows
         self._stall_tracks: dict[tuple[str, str], int] = {}
         """By communicator and rank."""
 
@@ -126,9 +131,11 @@ class _Host:
             "source": host.source,
         }
         said |= {f"missing {number}": text for number, text in enumerate(host.missing, 1)}
-        unjoined = sorted({one.comm for one in host.communicators if one.comm in self._not_joined})
+        unjoined: defaultdict[str, list[str]] = defaultdict(list)
+        for comm in sorted({one.comm for one in host.communicators if one.comm in self._no_arrows}):
+            unjoined[self._no_arrows[comm]].append(comm)
         if unjoined:
-            said["no arrows"] = f"{', '.join(unjoined)}: {_NO_ARROWS}"
+            said["no arrows"] = "; ".join(f"{', '.join(comms)}: {why}" for why, comms in unjoined.items())
         name = "recorded, not all of it: see the arguments" if host.missing else "recorded"
         self._packets.slice(track, self._packets.shape(name, "recording", said), host.began_ns, host.ended_ns)
 
@@ -194,7 +201,7 @@ class _Host:
         parent = packets.track(
             f"comm {one.comm}{rank}" if one.comm else "communicator not known",
             process,
-            description=_NO_ARROWS if one.comm in self._not_joined else "",
+            description=self._no_arrows.get(one.comm, ""),
         )
         marks = [mark for mark in host.marks if mark.instance == one.instance]
         if marks:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from agent.dataset.reader import DatasetError
 from agent.imports.facts import ImportFailure
 from agent.imports.runner import import_paths
+
+_MOST_ESTIMATE_BYTES: Final = 1 << 24
+"""An estimate of a hundred thousand nodes is a tenth of that."""
 
 
 @contextmanager
@@ -36,6 +41,16 @@ def as_datasets(paths: Sequence[Path], *, apart: bool) -> Iterator[list[Path]]:
         ]
 
 
+def _is_estimate(path: Path) -> bool:
+    """Whether a file holds the JSON of an estimate."""
+    try:
+        with path.open("rb") as file:
+            said = json.loads(file.read(_MOST_ESTIMATE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and said.keys() >= {"volumes", "times", "configuration"}
+
+
 def _imported(files: Sequence[Path], folder: Path) -> Path:
     try:
         import_paths(files, folder, None, None)
@@ -44,6 +59,11 @@ def _imported(files: Sequence[Path], folder: Path) -> Path:
             raise DatasetError(
                 f"{description}: this describes a job, and is no recording: railscope compare RECORDING "
                 f"{description.name} holds a recording against it, and the recording goes first"
+            ) from None
+        if estimate := next((path for path in files if _is_estimate(path)), None):
+            raise DatasetError(
+                f"{estimate}: this is what 'railscope estimate --json' has written, and no recording: "
+                "an estimate is given as the TOML file of its job: railscope compare RECORDING job.toml"
             ) from None
         # Formats are chosen there; here every file's own beginning tells.
         raise DatasetError(str(error).replace("with --format", "to 'railscope import --format'")) from None

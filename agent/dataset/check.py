@@ -23,7 +23,7 @@ def check_folder(folder: Path) -> None:
         )
     files = table_files(folder, "recordings")
     if not files:
-        raise DatasetError(f"{folder}: no recorded dataset is in it: make one with 'railscope record -o {folder}'")
+        raise DatasetError(f"{folder}: no recorded dataset is in it: make one with 'railscope record -o FOLDER'")
     versions: set[int | None] = set()
     for file in files:
         try:

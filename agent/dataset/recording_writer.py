@@ -87,6 +87,8 @@ class RecordingWriter:
         self._row = row
         self._began = False
         self._parts = 0
+        self._numbered: dict[int, bool] = {}
+        """By instance: whether its calls are numbered from its first one on, where a piece so far tells."""
         self.rows: dict[str, int] = {}
         """Rows written so far, by table of events."""
         # Of the hour in which it began, also where the first piece says that it began a moment earlier.
@@ -128,8 +130,12 @@ class RecordingWriter:
             OSError: it cannot be written; it may be given again.
         """
         part = self._parts + 1
+        for instance, numbered in piece.numbered_from_start().items():
+            self._numbered[instance] = numbered or self._numbered.get(instance, False)
         for communicator in piece.communicators:
-            self._communicators.put(communicator.instance, _communicator(communicator))
+            self._communicators.put(
+                communicator.instance, _communicator(communicator, self._numbered.get(communicator.instance))
+            )
         for rail in piece.rails:
             self._rails.put(rail.device, _rail(rail))
         for key in connection_keys(piece.connections):
@@ -257,7 +263,7 @@ def _sum(so_far: int | None, more: int | None) -> int | None:
     return None if so_far is None or more is None else so_far + more
 
 
-def _communicator(one: RecordedCommunicator) -> dict[str, Any]:
+def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -> dict[str, Any]:
     job = dict(one.job)
     return {
         "instance": one.instance,
@@ -272,6 +278,7 @@ def _communicator(one: RecordedCommunicator) -> dict[str, Any]:
         "world_rank": _number(job.get("world_rank", "")),
         "job": _known(job.get("job", "")),
         "nccl_version": _known(one.nccl_version),
+        "numbered_from_start": numbered_from_start,
     }
 
 

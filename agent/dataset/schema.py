@@ -85,6 +85,11 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("job", pa.string(), "the batch system's or launcher's identifier of the job"),
         ("group_name", pa.string(), "what the framework calls the group, such as `TENSOR_MODEL_PARALLEL_GROUP`"),
         ("nccl_version", pa.string(), "of the library that the process has, such as 2.27.3"),
+        (
+            "numbered_from_start",
+            pa.bool_(),
+            "its calls are numbered from its first one on, as those of other ranks are; null: not known",
+        ),
     ),
     "calls": _table(
         _RECORDING,

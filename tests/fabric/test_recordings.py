@@ -135,6 +135,11 @@ def test_a_folder_that_cannot_be_written_to_costs_a_recording_and_nothing_else(t
         os.kill(agent.process.pid, signal.SIGUSR2)
         agent.until(lambda: agent.samples("railscope_recordings_total", reason="signal", result="failed")[0][1] == 1)
         assert agent.samples("railscope_build_info")
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.stderr is not None
+        lines = [line for line in agent.process.stderr if str(tmp_path / "file") in line]
+    # At the start, and when one was to be made.
+    assert ["no recording will be kept" in line for line in lines] == [True, False]
 
 
 def test_an_agent_without_a_recorder_takes_the_signal_and_goes_on() -> None:

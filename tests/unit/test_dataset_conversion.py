@@ -24,6 +24,7 @@ from agent.recording_store import save
 from probes.maps import Records
 from probes.nccl.abi import DataType, Op
 from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from probes.nccl.records import LifecycleKind
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 U8 = st.integers(0, 255)
@@ -165,7 +166,10 @@ def test_who_is_who_is_there_with_nulls_for_what_nobody_knows(tmp_path: Path) ->
     )  # fmt: skip
     connections = records("connections", 4, instance=7, peer=[1, 1, -1, 9], channel=[0, 0, 2, 3], send=[1, 1, 0, 1])
     connections["net_device"], connections["network"] = [0, 0, -1, 0], [1, 1, 1, 0]
-    one = replace(one, communicators=(known, nameless), arrays={**one.arrays, "connections": connections})
+    born = records("lifecycle", 1, instance=7)
+    born["kind"] = LifecycleKind.INIT
+    arrays = {**one.arrays, "connections": connections, "lifecycle": born}
+    one = replace(one, communicators=(known, nameless), arrays=arrays)
     rows = rows_of(one, "communicators", tmp_path)
     for row in rows:
         del row["recording"]
@@ -173,12 +177,12 @@ def test_who_is_who_is_there_with_nulls_for_what_nobody_knows(tmp_path: Path) ->
         {
             "node": "gpu-01", "instance": 7, "comm": "00c0ffee00c0ffee", "rank": 3, "nranks": 4, "local_ranks": 2,
             "node_rank": 0, "pid": 4711, "netns": None, "gpu": "0", "world_rank": None, "job": "pretrain",
-            "group_name": None, "nccl_version": "2.27.3",
+            "group_name": None, "nccl_version": "2.27.3", "numbered_from_start": True,
         },
         {
             "node": "gpu-01", "instance": 8, "comm": None, "rank": None, "nranks": 4, "local_ranks": 2,
             "node_rank": 0, "pid": 4711, "netns": "job-a", "gpu": None, "world_rank": 17, "job": "4242",
-            "group_name": None, "nccl_version": None,
+            "group_name": None, "nccl_version": None, "numbered_from_start": None,
         },
     ]  # fmt: skip
     found = rows_of(one, "connections", tmp_path)

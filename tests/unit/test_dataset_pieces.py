@@ -15,8 +15,9 @@ from agent.dataset.reader import open_dataset
 from agent.dataset.recording_writer import Losses, RecordingWriter
 from agent.dataset.writer import DatasetWriter
 from agent.recording import Mark
+from probes.nccl.records import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
-from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, stall
+from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, records, stall
 
 
 def test_pieces_make_one_recording_that_goes_on(tmp_path: Path) -> None:
@@ -68,6 +69,25 @@ def test_what_is_learnt_later_takes_the_place_of_what_was_known_before(tmp_path:
     ]
     writer.add(piece(2), NO_LOSSES, {})
     assert len(read(tmp_path, "communicators")) == writer.communicators == 2
+
+
+def test_it_is_kept_whose_calls_are_numbered_from_the_first_one_on(tmp_path: Path) -> None:
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    (known,) = piece(0).communicators
+    ends = tuple(replace(known, instance=instance) for instance in (7, 8, 9, 10))
+    first = records("lifecycle", 4, instance=[7, 7, 8, 9])
+    first["kind"] = [LifecycleKind.INIT, LifecycleKind.CONFIRMED, LifecycleKind.SEEN, LifecycleKind.CONFIRMED]
+    later = records("lifecycle", 2, instance=[7, 10])
+    later["kind"] = [LifecycleKind.SEEN, LifecycleKind.SPLIT]
+    for number, events in enumerate((first, later, later[:0])):
+        one = replace(piece(number), communicators=ends)
+        writer.add(replace(one, arrays={**one.arrays, "lifecycle": events}), NO_LOSSES, {})
+    assert {row["instance"]: row["numbered_from_start"] for row in read(tmp_path, "communicators")} == {
+        7: True,
+        8: False,
+        9: None,
+        10: True,
+    }
 
 
 def test_who_is_who_is_written_again_when_somebody_has_removed_the_folder(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_part_that_goes_while_it_is_read_is_no_damage(job: Path) -> None:
 def test_what_is_no_dataset_is_refused_and_it_is_said_what_to_do(tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere").endswith("name one that 'railscope record' or 'railscope import' has written")
     assert refused(tmp_path) == (
-        f"{tmp_path}: no recorded dataset is in it: make one with 'railscope record -o {tmp_path}'"
+        f"{tmp_path}: no recorded dataset is in it: make one with 'railscope record -o FOLDER'"
     )
     text = tmp_path / "notes.txt"
     text.write_text("x")

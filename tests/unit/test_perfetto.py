@@ -289,6 +289,25 @@ def test_a_communicator_without_arrows_says_why_in_the_trace() -> None:
     assert not any("no arrows" in one.said for one in trace.slices)
 
 
+def test_nobody_is_said_to_have_come_late_where_the_recording_does_not_tell(tmp_path: Path) -> None:
+    # The communicator was made before the recording's window, so its events are not in it.
+    ranks = [rank(number, host=f"host {number}") for number in (0, 1)]
+    silent = [replace(one, arrays={**one.arrays, "lifecycle": one.lifecycle[:0]}) for one in ranks]
+    trace, summary = written(ranks[0], silent[1])
+    assert summary.not_joined == (COMM,)
+    why = "the recording does not tell whether all were watched from the first call on"
+    assert [why in text for text in of_communicators(trace)] == [True, True]
+    for number, one in enumerate(silent):
+        save(one, tmp_path / f"{number}.npz")
+    said = export(tmp_path / "out", tmp_path / "0.npz", tmp_path / "1.npz")
+    assert f"{COMM} are joined: the recording does not tell whether they were watched from the first call on" in said
+    assert "they were not watched" not in said
+    save(rank(1, host="host 1", from_start=False), tmp_path / "1.npz")
+    said = export(tmp_path / "out", tmp_path / "0.npz", tmp_path / "1.npz")
+    assert f"{COMM} are joined: they were not watched from the first call on" in said
+    assert "does not tell" not in said
+
+
 def test_operations_that_are_always_under_way_together_are_not_aligned() -> None:
     ranks = []
     for number in (0, 1):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from agent import timeline_dataset
+from agent.dataset.files import table_files
 from agent.dataset.from_recording import write_dataset
+from agent.dataset.writer import read_part
 from agent.recording_file import RecordingError
 from agent.recording_store import save
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset
 from tests.unit.recordings import recording
-from tests.unit.test_perfetto import export, rank
+from tests.unit.test_perfetto import COMM, export, rank
 from tests.unit.traces import ReadTrace, read_trace
 
 MICROSECOND_NS = 1000
@@ -89,6 +92,33 @@ def test_unknown_clocks_prove_nothing_but_imported_numbers_compare(job: JobDatas
     other.communicator("bb", (0, 1))
     other.collective("bb", "AllGather", 64)
     assert "arrows join what ranks did for 1 operations" in traced(other, tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("from_start", "with_column", "joined", "why"),
+    [
+        (True, True, 5, None),
+        (False, True, 0, "they were not watched from the first call on"),
+        (True, False, 0, "the recording does not tell whether they were watched from the first call on"),
+    ],
+    ids=["from the first call on", "later", "an older dataset"],
+)
+def test_ranks_of_a_dataset_are_joined_by_their_numbers_where_it_says_that_these_compare(
+    tmp_path: Path, from_start: bool, with_column: bool, joined: int, why: str | None
+) -> None:
+    # Clocks that may be 6 ms apart tell nothing of operations of 4 ms.
+    for number in (0, 1):
+        write_dataset(rank(number, host=f"host-{number}", from_start=from_start or not number), tmp_path / "job")
+    if not with_column:
+        for file in table_files(tmp_path / "job", "communicators"):
+            pq.write_table(read_part(file, "communicators").drop_columns(["numbered_from_start"]), file)
+    said = export(tmp_path / "out", tmp_path / "job")
+    assert f"arrows join what ranks did for {joined} operations" in said
+    assert [line for line in said.splitlines() if "are joined" in line] == (
+        []
+        if why is None
+        else [f"not all ranks of {COMM} are joined: {why}, and times do not tell which operations are the same"]
+    )
 
 
 def test_only_the_wanted_window_of_a_dataset_is_read(job: JobDataset, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
         ),
         (["-o", "/etc/passwd/job"], "/etc/passwd/job: the dataset cannot be written: Not a directory"),
         (["-o", "/proc/job"], "/proc/job: the dataset cannot be written: No such file or directory"),
-        (["--describe", "/etc"], "/etc: no recorded dataset is in it: make one with 'railscope record -o /etc'"),
+        (["--describe", "/etc"], "/etc: no recorded dataset is in it: make one with 'railscope record -o FOLDER'"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once_in_one_line(

@@ -138,6 +138,55 @@ def test_a_folder_that_cannot_be_made_is_a_failure_and_not_the_end(
     assert str(tmp_path / "file") in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("make", "why"), [(occupied, "File exists"), (below_a_file, "Not a directory"), (lambda _: Path("/proc/nope"), "")]
+)
+def test_a_folder_that_cannot_be_used_is_told_before_it_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], Path], why: str
+) -> None:
+    folder = make(tmp_path)
+    store = RecordingStore(folder, 1 << 20)
+    store.prepare()
+    store.close()
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line.startswith(f"no recording will be kept: {folder}: {why}")
+    assert line.endswith("; see recordings.directory")
+
+
+def test_a_folder_that_nobody_may_write_to_is_told_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Root may write anywhere.
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    store = RecordingStore(tmp_path, 1 << 20)
+    store.prepare()
+    store.close()
+    assert [one.getMessage() for one in caplog.records] == [
+        f"no recording will be kept: {tmp_path}: it cannot be written to; see recordings.directory"
+    ]
+
+
+def test_a_folder_that_can_be_used_is_made_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = RecordingStore(tmp_path / "not" / "there yet", 1 << 20)
+    store.prepare()
+    store.close()
+    assert (names(tmp_path / "not" / "there yet"), caplog.records) == ([], [])
+
+
+def test_it_is_said_how_far_back_calls_reach_whose_beginning_was_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write(RecordingStore(tmp_path, 1 << 20), recording())
+    write(RecordingStore(tmp_path, 1 << 20), replace(at(1), complete_from_ns={}))
+    short, whole = [one.getMessage() for one in caplog.records]
+    assert short == (
+        f"recorded 60 s (stall): {tmp_path / name_of(recording())}; "
+        "calls of the last 48.0 s only: more memory holds more (recordings.memory)"
+    )
+    assert whole == f"recorded 60 s (stall): {tmp_path / name_of(at(1))}"
+
+
 def test_what_a_killed_agent_left_is_removed_and_what_another_one_writes_is_not(tmp_path: Path) -> None:
     left, fresh = tmp_path / ".railscope-old.npz.1.partial", tmp_path / ".railscope-new.npz.2.partial"
     for partial in (left, fresh):

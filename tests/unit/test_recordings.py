@@ -179,6 +179,19 @@ def test_every_reason_and_result_is_counted_from_the_start(bench: Bench) -> None
     assert bench.recordings.counts()["signal", "written"] == 1
 
 
+def test_a_folder_that_cannot_be_used_is_told_before_the_first_recording(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    bench = Bench()
+    for store in (RecordingStore(tmp_path / "file", 1 << 20), None):
+        recordings = Recordings(bench.clock, store, bench._freeze, bench._wake)
+        recordings.prepare()
+        recordings.close()
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert str(tmp_path / "file") in caplog.text
+
+
 def test_without_a_folder_requests_are_refused_and_a_signal_says_so(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     recordings = Recordings(bench.clock, None, bench._freeze, bench._wake)
