@@ -39,6 +39,7 @@ _WINDOW_NS: Final = 60_000_000_000
 """How long rails that are gone are remembered; everything else is taken within seconds."""
 _RECORDED: Final = frozenset({"collective", "netdev", "rdma"})
 """Collectors of which something is in the tables."""
+_RING_BYTES: Final = 16 << 20
 _MOST_NAMED: Final = 3
 """Nodes, where it is said what a folder holds."""
 
@@ -157,7 +158,8 @@ class DatasetRecorder:
 def recorders_config(config: Config, memory_bytes: int) -> Config:
     """What a recorder's agent is told to do: what none of the tables holds is not looked at.
 
-    Whoever asked for the host time of calls gets the probes that measure it, as with any agent.
+    Whoever asked for the host time of calls gets the probes that measure it, as with any agent.  A ring of the usual
+    size becomes a larger one: an agent that misses an event has counted the call all the same, a recording has not.
     """
     return replace(
         config,
@@ -167,6 +169,7 @@ def recorders_config(config: Config, memory_bytes: int) -> Config:
         recordings_directory=None,
         recordings_window_ns=_WINDOW_NS,
         recordings_memory_bytes=memory_bytes,
+        ring_bytes=_RING_BYTES if config.ring_bytes == Config().ring_bytes else config.ring_bytes,
     )
 
 

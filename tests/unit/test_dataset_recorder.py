@@ -213,6 +213,8 @@ def test_a_recorder_looks_at_nothing_that_no_table_holds() -> None:
     assert usual.collectors == {"collective", "netdev", "rdma"}
     assert usual.probe_enqueue_time == "off"
     assert (usual.recordings_memory_bytes, usual.recordings_directory) == (1 << 20, None)
+    assert usual.ring_bytes == 16 << 20
+    assert recorders_config(Config(ring_bytes=1 << 20), 1).ring_bytes == 1 << 20
     chosen = recorders_config(Config(collectors=frozenset({"netdev", "tcp"}), probe_enqueue_time="pair"), 1)
     assert chosen.collectors == {"netdev"}
     assert chosen.probe_enqueue_time == "pair"
