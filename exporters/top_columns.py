@@ -91,6 +91,23 @@ def _part(rate: float | None, one: RailView | GpuView) -> float | None:
     return None if rate is None or not one.speed_bytes_per_second else rate / one.speed_bytes_per_second
 
 
+_TRAFFIC: Final[tuple[Column[Any], ...]] = (
+    Column(
+        "TRANSMIT/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.transmit_bytes_per_second, "B"),
+        lambda one: one.transmit_bytes_per_second,
+        meter=lambda one: _part(one.transmit_bytes_per_second, one),
+    ),
+    Column(
+        "RECEIVE/s",
+        METER_WIDTH + 8,
+        lambda one: amount(one.receive_bytes_per_second, "B"),
+        lambda one: one.receive_bytes_per_second,
+        meter=lambda one: _part(one.receive_bytes_per_second, one),
+    ),
+)
+"""Of whatever has a line rate: a rail, or the NVLinks of a GPU."""
 RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric(one.rank)), amount=False),
     Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric(one.rank), amount=False),
@@ -117,20 +134,7 @@ INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLU
 RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column("RAIL", 5, lambda one: one.rail, lambda one: (numeric(one.rail), one.netns, one.device), amount=False),
     Column("DEVICE", 11, lambda one: one.device, lambda one: one.device, amount=False),
-    Column(
-        "TRANSMIT/s",
-        METER_WIDTH + 8,
-        lambda one: amount(one.transmit_bytes_per_second, "B"),
-        lambda one: one.transmit_bytes_per_second,
-        meter=lambda one: _part(one.transmit_bytes_per_second, one),
-    ),
-    Column(
-        "RECEIVE/s",
-        METER_WIDTH + 8,
-        lambda one: amount(one.receive_bytes_per_second, "B"),
-        lambda one: one.receive_bytes_per_second,
-        meter=lambda one: _part(one.receive_bytes_per_second, one),
-    ),
+    *_TRAFFIC,
     Column("EXPL", 5, lambda one: percent(one.transmit_explained_ratio), lambda one: one.transmit_explained_ratio),
     Column(
         "EXPL IN",
@@ -152,20 +156,7 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
 GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (
     Column("GPU", 4, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
     Column("NVLINKS", 7, _links, lambda one: one.links_down),
-    Column(
-        "TRANSMIT/s",
-        METER_WIDTH + 8,
-        lambda one: amount(one.transmit_bytes_per_second, "B"),
-        lambda one: one.transmit_bytes_per_second,
-        meter=lambda one: _part(one.transmit_bytes_per_second, one),
-    ),
-    Column(
-        "RECEIVE/s",
-        METER_WIDTH + 8,
-        lambda one: amount(one.receive_bytes_per_second, "B"),
-        lambda one: one.receive_bytes_per_second,
-        meter=lambda one: _part(one.receive_bytes_per_second, one),
-    ),
+    *_TRAFFIC,
     Column(
         "SPEED",
         7,

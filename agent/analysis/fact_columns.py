@@ -7,6 +7,7 @@ one gets it as an object (`PairTraffic`, `SizeUse`), made when it is asked for.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, overload
@@ -44,12 +45,13 @@ class Columns(Sequence[Fact]):
 
     __slots__ = ()
 
+    @abstractmethod
     def _columns(self) -> tuple[NDArray[Any], ...]:
-        raise NotImplementedError
+        """Of equal length."""
 
+    @abstractmethod
     def _facts(self, rows: slice) -> list[Fact]:
         """These rows as objects."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self._columns()[0])
