@@ -28,6 +28,18 @@ def _histogram(name: str, labels: str, help: str) -> Metric:
     return Metric(PREFIX + name, "histogram", tuple(labels.split()), help)
 
 
+BUILD_INFO: Final = _gauge(
+    "build_info",
+    "version kernel simulated",
+    "Always 1: version of railscope and of the kernel; simulated is true when an input is recorded or synthesised.",
+)
+AGENT_START_TIME: Final = _gauge(
+    "agent_start_time_seconds", "", "When the agent began, in seconds since the Unix epoch: counts began anew then."
+)
+SNAPSHOT_TIMESTAMP: Final = _gauge(
+    "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
+)
+PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
 COLLECTIVE_CALLS: Final = _counter(
     "collective_calls",
     "op dtype gpu",
@@ -48,6 +60,24 @@ COLLECTIVE_ENQUEUE_SECONDS: Final = _histogram(
     "op",
     "Host time inside the NCCL call in seconds, sampled: the enqueue, not how long the collective took.",
 )
+COLLECTIVE_DURATION_SECONDS: Final = _histogram(
+    "collective_duration_seconds",
+    "op source",
+    "How long operations took, in seconds: an upper bound. source proxy: the network part, from hand-over (or the end "
+    "of the operation before on the same communicator) to when NCCL's proxy thread completed it; all Send and Recv of "
+    "one launch are one operation (SendRecv). source cuda: from the call to when the job learned through a CUDA event "
+    "or stream that it is complete, queueing included.",
+)
+COLLECTIVE_BUS_BANDWIDTH: Final = _histogram(
+    "collective_bus_bandwidth_bytes_per_second",
+    "op",
+    "Bus bandwidth of each completed collective in bytes per second: payload x nccl-tests' factor over its duration.",
+)
+COLLECTIVE_LAUNCHES: Final = _counter(
+    "collective_launches",
+    "op algorithm protocol channels",
+    "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose.",
+)
 COMM_INFO: Final = _gauge(
     "comm_info",
     "comm rank nranks gpu node_rank local_ranks nccl_version pid netns identity_source",
@@ -62,6 +92,25 @@ COMM_COUNTED_FROM_START: Final = _gauge(
     "comm_counted_from_start",
     "comm rank",
     "0 where railscope came after the first operation, so that ranks do not compare by number; absent otherwise.",
+)
+COMM_COMPLETED: Final = _counter(
+    "comm_completed",
+    "comm rank",
+    "Of the operations enqueued, how many are known to be complete; absent where that cannot be known.",
+)
+COMM_INFLIGHT_SECONDS: Final = _gauge(
+    "comm_inflight_seconds",
+    "comm rank",
+    "Age in seconds of the oldest operation that was handed to the network and is not complete, 0 if there is none; "
+    "absent where that cannot be known.",
+)
+COMM_CAPTURED: Final = _counter(
+    "comm_graph_captured", "comm rank", "Collectives captured into CUDA graphs on this communicator."
+)
+COMM_REPLAYED: Final = _counter(
+    "comm_graph_replayed",
+    "comm rank",
+    "Collectives that replays of CUDA graphs ran on this communicator; no call is made for them.",
 )
 COMM_STALLED: Final = _gauge(
     "comm_stalled",
@@ -128,43 +177,6 @@ COLLECTIVE_COMPLETED_SECONDS: Final = _counter(
     "op size",
     "Time in seconds that completed operations took from hand-over to their end, in sum.",
 )
-COLLECTIVE_DURATION_SECONDS: Final = _histogram(
-    "collective_duration_seconds",
-    "op source",
-    "How long operations took, in seconds: an upper bound. source proxy: the network part, from hand-over (or the end "
-    "of the operation before on the same communicator) to when NCCL's proxy thread completed it; all Send and Recv of "
-    "one launch are one operation (SendRecv). source cuda: from the call to when the job learned through a CUDA event "
-    "or stream that it is complete, queueing included.",
-)
-COLLECTIVE_BUS_BANDWIDTH: Final = _histogram(
-    "collective_bus_bandwidth_bytes_per_second",
-    "op",
-    "Bus bandwidth of each completed collective in bytes per second: payload x nccl-tests' factor over its duration.",
-)
-COLLECTIVE_LAUNCHES: Final = _counter(
-    "collective_launches",
-    "op algorithm protocol channels",
-    "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose.",
-)
-COMM_COMPLETED: Final = _counter(
-    "comm_completed",
-    "comm rank",
-    "Of the operations enqueued, how many are known to be complete; absent where that cannot be known.",
-)
-COMM_INFLIGHT_SECONDS: Final = _gauge(
-    "comm_inflight_seconds",
-    "comm rank",
-    "Age in seconds of the oldest operation that was handed to the network and is not complete, 0 if there is none; "
-    "absent where that cannot be known.",
-)
-COMM_CAPTURED: Final = _counter(
-    "comm_graph_captured", "comm rank", "Collectives captured into CUDA graphs on this communicator."
-)
-COMM_REPLAYED: Final = _counter(
-    "comm_graph_replayed",
-    "comm rank",
-    "Collectives that replays of CUDA graphs ran on this communicator; no call is made for them.",
-)
 COMM_EVENTS: Final = _counter(
     "comm_events", "event", "Communicators made, ended, aborted, revoked and so on by this node's processes."
 )
@@ -175,6 +187,12 @@ RAIL_INFO: Final = _gauge(
     "rail_info",
     "rail device port netdev pci gpu numa link_layer driver",
     "Always 1: the network port behind a rail; gpu is the nearest GPU.",
+)
+RAIL_UP: Final = _gauge("rail_up", "rail device port", "1 if the link is up, 0 if it is down; absent if unknown.")
+RAIL_SPEED: Final = _gauge(
+    "rail_speed_bytes_per_second",
+    "rail device port",
+    "Line rate of the link in bytes per second, one direction; absent if unknown.",
 )
 RAIL_TRANSMIT_BYTES: Final = _counter(
     "rail_transmit_bytes",
@@ -226,12 +244,6 @@ RAIL_RATE: Final = _histogram(
     "rail device direction",
     "Port bytes per second over short intervals: shows bursts that a scrape interval averages away; absent of a "
     "network device that only RDMA uses, unless --series.detail=devices.",
-)
-RAIL_UP: Final = _gauge("rail_up", "rail device port", "1 if the link is up, 0 if it is down; absent if unknown.")
-RAIL_SPEED: Final = _gauge(
-    "rail_speed_bytes_per_second",
-    "rail device port",
-    "Line rate of the link in bytes per second, one direction; absent if unknown.",
 )
 RAIL_COUNTER: Final = _counter(
     "rail_events",
@@ -402,20 +414,6 @@ GPU_NVLINK_ERRORS: Final = _counter(
 NVLINK_REFRESH_SECONDS: Final = _gauge(
     "nvlink_refresh_seconds", "gpu", "How often the GPU renews its NVLink counters, measured; absent until seen."
 )
-COLLECTOR_SUCCESS: Final = _gauge(
-    "collector_success",
-    "collector",
-    "1 if the last run of this source worked, 0 if it failed; the other sources are unaffected.",
-)
-COLLECTOR_READS_MISSED: Final = _counter(
-    "collector_reads_missed",
-    "collector",
-    "Reads of this source that were due and left out because the reader came too late; absent for sources without a "
-    "beat.",
-)
-COLLECTOR_DURATION: Final = _gauge(
-    "collector_duration_seconds", "collector", "How long the last run of this source took, in seconds."
-)
 PROBE_ATTACHED: Final = _gauge(
     "probe_attached",
     "library nccl_version program",
@@ -432,6 +430,23 @@ PROBE_LAYOUT_INFO: Final = _gauge(
     "library nccl_version layout_source",
     "Always 1: how struct layouts of this NCCL library are known; unknown means ranks come from init calls only.",
 )
+OVERHEAD_SECONDS: Final = _counter(
+    "overhead_seconds", "program", "Calibrated cost of this eBPF program to the observed processes, in seconds."
+)
+COLLECTOR_SUCCESS: Final = _gauge(
+    "collector_success",
+    "collector",
+    "1 if the last run of this source worked, 0 if it failed; the other sources are unaffected.",
+)
+COLLECTOR_DURATION: Final = _gauge(
+    "collector_duration_seconds", "collector", "How long the last run of this source took, in seconds."
+)
+COLLECTOR_READS_MISSED: Final = _counter(
+    "collector_reads_missed",
+    "collector",
+    "Reads of this source that were due and left out because the reader came too late; absent for sources without a "
+    "beat.",
+)
 EVENTS_LOST: Final = _counter(
     "events_lost", "reason", "Events that railscope itself lost; counts and bytes stay exact."
 )
@@ -441,113 +456,6 @@ RECORDINGS: Final = _counter(
 SERIES_DROPPED: Final = _counter(
     "series_dropped", "reason", "Series left out of expositions, added up over expositions: rises while any is missing."
 )
-OVERHEAD_SECONDS: Final = _counter(
-    "overhead_seconds", "program", "Calibrated cost of this eBPF program to the observed processes, in seconds."
-)
-PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
-AGENT_START_TIME: Final = _gauge(
-    "agent_start_time_seconds", "", "When the agent began, in seconds since the Unix epoch: counts began anew then."
-)
-SNAPSHOT_TIMESTAMP: Final = _gauge(
-    "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
-)
-BUILD_INFO: Final = _gauge(
-    "build_info",
-    "version kernel simulated",
-    "Always 1: version of railscope and of the kernel; simulated is true when an input is recorded or synthesised.",
-)
 
-METRICS: Final = (
-    BUILD_INFO,
-    AGENT_START_TIME,
-    SNAPSHOT_TIMESTAMP,
-    PROCESSES_OBSERVED,
-    COLLECTIVE_CALLS,
-    COLLECTIVE_PAYLOAD_BYTES,
-    COLLECTIVE_SIZE_BYTES,
-    COLLECTIVE_ENQUEUE_SECONDS,
-    COLLECTIVE_DURATION_SECONDS,
-    COLLECTIVE_BUS_BANDWIDTH,
-    COLLECTIVE_LAUNCHES,
-    COMM_INFO,
-    COMM_ENQUEUED,
-    COMM_COUNTED_FROM_START,
-    COMM_COMPLETED,
-    COMM_INFLIGHT_SECONDS,
-    COMM_CAPTURED,
-    COMM_REPLAYED,
-    COMM_STALLED,
-    COMM_STALL_INFO,
-    COMM_STALL_SECONDS,
-    STALLS,
-    COMM_OPERATION_SECONDS,
-    COMM_OPERATIONS,
-    COMM_LAST_ARRIVALS,
-    COMM_ARRIVAL_LAG_SECONDS,
-    COMM_PEER_WIRE_BYTES,
-    COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
-    COLLECTIVE_COMPLETED_BUS_BYTES,
-    COLLECTIVE_COMPLETED_SECONDS,
-    COMM_EVENTS,
-    COMM_ERRORS,
-    RAIL_INFO,
-    RAIL_UP,
-    RAIL_SPEED,
-    RAIL_TRANSMIT_BYTES,
-    RAIL_RECEIVE_BYTES,
-    RAIL_EXPECTED_WIRE_BYTES,
-    RAIL_COLLECTIVE_BYTES,
-    RAIL_EXPLAINED_RATIO,
-    RAIL_BYTES_BY_ORIGIN,
-    RAIL_LEDGER_ERROR,
-    RAIL_UTILIZATION,
-    RAIL_RATE,
-    RAIL_COUNTER,
-    RAIL_COUNTER_BY_SEVERITY,
-    RAIL_COUNTER_PINNED,
-    RAIL_BOND_MEMBER_UP,
-    RAIL_PCI_STALLED,
-    RAIL_QUEUE_BACKLOG_BYTES,
-    RAIL_QUEUE_BACKLOG_PACKETS,
-    RAIL_QUEUE_DROPS,
-    RAIL_QUEUE_OVERLIMITS,
-    RAIL_QUEUE_REQUEUES,
-    RAIL_TCP_CONNECTIONS,
-    RAIL_TCP_ROUND_TRIP,
-    RAIL_TCP_DELIVERY_RATE,
-    RAIL_TCP_UNACKNOWLEDGED,
-    RAIL_TCP_UNSENT_BYTES,
-    RAIL_TCP_SENT_BYTES,
-    RAIL_TCP_ACKNOWLEDGED_BYTES,
-    RAIL_TCP_RECEIVED_BYTES,
-    RAIL_TCP_RETRANSMITTED_BYTES,
-    RAIL_TCP_SENT_SEGMENTS,
-    RAIL_TCP_RETRANSMITTED_SEGMENTS,
-    RAIL_TCP_BUSY_SECONDS,
-    GPU_INFO,
-    GPU_FABRIC_UNHEALTHY,
-    GPU_PCIE_TRANSMIT_BYTES,
-    GPU_PCIE_RECEIVE_BYTES,
-    NVLINK_INFO,
-    NVLINK_UP,
-    NVLINK_SPEED,
-    NVLINK_TRANSMIT_BYTES,
-    NVLINK_RECEIVE_BYTES,
-    NVLINK_UTILIZATION,
-    NVLINK_ERRORS,
-    GPU_NVLINK_SPEED,
-    GPU_NVLINK_UTILIZATION,
-    GPU_NVLINK_ERRORS,
-    NVLINK_REFRESH_SECONDS,
-    PROBE_ATTACHED,
-    PROBE_LEVEL,
-    PROBE_LAYOUT_INFO,
-    OVERHEAD_SECONDS,
-    COLLECTOR_SUCCESS,
-    COLLECTOR_DURATION,
-    COLLECTOR_READS_MISSED,
-    EVENTS_LOST,
-    RECORDINGS,
-    SERIES_DROPPED,
-)
-"""In the order in which they are shown."""
+METRICS: Final = tuple(metric for metric in list(globals().values()) if isinstance(metric, Metric))
+"""All of the above, in the order in which they stand here, and are shown."""
