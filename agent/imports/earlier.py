@@ -191,6 +191,11 @@ def _earlier(folder: Path, source: str) -> list[EarlierImport]:
             raise unreadable(file, error) from None
         said: Any = json.loads(metadata.get(_KEY.encode(), b"null"))
         if part is not None and said is not None and said["format"] == source:
-            files[said["import"]] = tuple(_EarlierFile(**one) for one in said["files"] if one["size_bytes"])
+            files[said["import"]] = tuple(_earlier_file(one) for one in said["files"] if one["size_bytes"])
             recordings[said["import"]].append((file.parent.parent.name, part.recording))
     return [EarlierImport(of_import, tuple(recordings[name])) for name, of_import in files.items()]
+
+
+def _earlier_file(said: Mapping[str, Any]) -> _EarlierFile:
+    """What a newer railscope says besides is left alone."""
+    return _EarlierFile(said["said"], said["size_bytes"], said["digest"], said.get("marks", ""))
