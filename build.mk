@@ -39,3 +39,10 @@ $(WORKLOAD_LIBRARY): $(WORKLOAD_LIBRARY_SOURCES) $(WORKLOAD_HEADERS)
 $(WORKLOAD_DRIVER): $(WORKLOAD_DRIVER_SOURCES) $(WORKLOAD_HEADERS) $(WORKLOAD_LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(WORKLOAD_CFLAGS) -Wl,--build-id -Wl,-rpath,'$$ORIGIN' $(WORKLOAD_DRIVER_SOURCES) $(WORKLOAD_LIBRARY) -lm -o $@
+
+# What samples counters in a thread without an interpreter; without it Python does.
+BEATS_LIBRARY := probes/native/beats.$(shell uname -m).so
+BUILT += $(BEATS_LIBRARY)
+
+$(BEATS_LIBRARY): probes/native/beats.c
+	$(CC) -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread -fPIC -fvisibility=hidden -shared -Wl,--build-id $< -o $@

@@ -10,6 +10,8 @@ The rules:
 * A beat that was missed is counted, not made up for; the schedule does not drift.
 * Where a source can do so, answers are only taken at the beat, and understood many at a time: that is most of the work,
   and most of that is the same for one answer and for fifty.  Whoever asks for the state gets all that was answered.
+* Such sources are asked by a thread that needs no interpreter (probes/beats.py), whatever else computes; the thread
+  here comes for the answers.  Whatever is not as usual, it looks at by itself.
 * A source that fails shows in its own result, is tried again after a growing pause, and comes back by itself.  A
   source whose reads take long is read less often: it never gets more than a third of the time.
 """
@@ -25,9 +27,10 @@ from typing import Final
 from agent.sampler_state import Frame, SamplerState, SourceResult
 from agent.shaped_totals import totals_for
 from agent.totals import Totals
+from probes import beats
+from probes.beats import Answer, Asked, BeatThread
 from probes.clock import Clock
 from probes.netdev.counters import (
-    Answer,
     CounterBlock,
     CounterReading,
     CounterSource,
@@ -48,6 +51,11 @@ _THREAD_SHARE: Final = 3
 _MOST_WAITING: Final = 64
 """Answers of one source that are not understood yet: a few hundred kilobytes."""
 _LONGEST_WAIT_NS: Final = 1_000_000_000
+_MOST_HEARD: Final = 256
+"""Answers of another thread that are understood at once: each hearing has a price of its own."""
+_SLOTS_PER_HEARING: Final = 3
+"""Room for answers while the interpreter is busy with something else, in times of what is usually heard at once."""
+_ASKED_PATIENCE_NS: Final = 10_000_000
 _STATE_PATIENCE_SECONDS: Final = 0.01
 """A source may hang while somebody asks for the state, who then gets what was known before."""
 _STOP_PATIENCE_SECONDS: Final = 1.0
@@ -71,6 +79,11 @@ class _Entry:
         self.waiting: list[Answer] = []
         """Not understood yet; guarded by `use`."""
         self.most_waiting = max(1, min(_MOST_WAITING, _LONGEST_WAIT_NS // period_ns))
+        self.most_heard = max(1, min(_MOST_HEARD, _LONGEST_WAIT_NS // period_ns))
+        self.asked: Asked | None = None
+        """Where another thread asks: from then on `due_ns` is when its answers are heard; guarded by `use`."""
+        self.next_try = 0
+        """Reads after which to try it."""
         self.totals = Totals(())
         self.usual_ns = 0.0
         """Smoothed duration of a read."""
@@ -101,6 +114,12 @@ class _Entry:
             ticks_spared=self.ticks_spared,
             resets=self.totals.resets,
         )
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether another thread may ask from now on."""
+        usual = self.success and not self.refresh and not self.removed
+        return usual and self.deferring is not None and self.most_heard > 1 and self.reads >= self.next_try
 
     def succeed(self, failed_devices: tuple[DeviceFailure, ...]) -> None:
         self.success, self.error, self.failed_devices = True, "", failed_devices
@@ -139,6 +158,19 @@ class _Entry:
         self.waiting.append(answer)
         self.schedule(answer.before_ns, answer.after_ns)
         return True
+
+    def hear(self) -> bool:
+        """Take over what another thread was answered; returns whether it goes on asking."""
+        assert self.asked is not None
+        heard = self.asked.hear()
+        self.waiting += heard.answers
+        if heard.answers:
+            self.duration_ns = heard.answers[-1].after_ns - heard.answers[-1].before_ns
+        self.reads += len(heard.answers)
+        self.ticks_missed += heard.missed
+        self.ticks_spared += heard.spared
+        self.due_ns = heard.due_ns
+        return not heard.ended
 
     def schedule(self, started_ns: int, ended_ns: int) -> None:
         """After a read: set the next beat, and count those that were missed or are spared."""
@@ -203,6 +235,8 @@ class Sampler:
         self._bell.acquire()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._beats: BeatThread | None = None
+        """Started with the first source that it can ask for."""
 
     def add(self, key: str, netns: int, source: CounterSource, period_seconds: float = DEFAULT_PERIOD_SECONDS) -> None:
         """Read `source` from now on; the sampler closes it when it is removed.
@@ -235,8 +269,12 @@ class Sampler:
     def refresh(self, key: str) -> None:
         """Let a source learn its device names again at the next read; unknown keys are ignored."""
         with self._lock:
-            if (entry := self._entries.get(key)) is not None:
-                entry.refresh = True
+            if (entry := self._entries.get(key)) is None:
+                return
+            entry.refresh = True
+            if entry.asked is not None:
+                entry.due_ns = self._clock.monotonic_ns()
+        self._ring()
 
     def start(self) -> None:
         """Start the thread; call once."""
@@ -255,6 +293,8 @@ class Sampler:
             self._thread = None
         for key in list(self._entries):
             self.remove(key)
+        if self._beats is not None and not self._beats.stop(_STOP_PATIENCE_SECONDS):
+            _log.warning("a counter does not answer: the agent ends without it")
 
     @property
     def alive(self) -> bool:
@@ -278,9 +318,10 @@ class Sampler:
         with self._lock:
             entries = list(self._entries.values())
         for entry in entries:
-            if entry.waiting and entry.use.acquire(timeout=_STATE_PATIENCE_SECONDS):
+            if (entry.waiting or entry.asked) and entry.use.acquire(timeout=_STATE_PATIENCE_SECONDS):
                 try:
                     if not entry.removed:
+                        self._hear(entry)
                         self._understand(entry)
                 finally:
                     entry.use.release()
@@ -291,13 +332,52 @@ class Sampler:
 
     def _read(self, entry: _Entry) -> None:
         with entry.use:
-            # The usual beat, a thousand times a second: an answer is taken, and nothing else happens.
-            if not entry.take_answer() and not entry.removed:
-                self._read_now(entry)
-            if len(entry.waiting) >= entry.most_waiting:
-                self._understand(entry)
+            if entry.asked is not None:
+                self._hear(entry)
+            elif not entry.removed:
+                # Without another thread, the usual beat: an answer is taken, and nothing else happens.
+                if not entry.take_answer():
+                    self._read_now(entry)
+                if len(entry.waiting) >= entry.most_waiting:
+                    self._understand(entry)
+                if entry.may_be_asked and self._thread is not None:
+                    self._let_be_asked(entry)
         if entry.removed:
             _close(entry)
+
+    def _let_be_asked(self, entry: _Entry) -> None:
+        """Hand the asking over to the other thread, where there is a question; the caller holds `entry.use`."""
+        entry.next_try = entry.reads + entry.most_waiting // 8
+        try:
+            question = entry.deferring.question() if entry.deferring is not None else None
+            if question is None:
+                return
+            if self._beats is None:
+                self._beats = beats.start()
+                if self._beats is None:
+                    return
+            self._understand(entry)  # before what comes then
+            slots = _SLOTS_PER_HEARING * entry.most_heard
+            entry.asked = self._beats.ask(question, entry.period_ns, entry.due_ns, slots)
+        except (OSError, ValueError) as failure:
+            _log.debug("%s is not asked by another thread: %s", entry.key, failure)
+        else:
+            entry.due_ns += entry.most_heard * entry.period_ns
+
+    def _hear(self, entry: _Entry) -> None:
+        """Take in what another thread was answered; the caller holds `entry.use`."""
+        if entry.asked is None:
+            return
+        goes_on = entry.hear()
+        self._understand(entry)
+        entry.asked.let_go()
+        if goes_on and entry.success and not entry.removed and not entry.refresh and _holds(entry):
+            entry.due_ns += entry.most_heard * entry.period_ns
+        else:
+            _end(entry)
+        if entry.refresh or entry.asked is None:
+            entry.due_ns = min(entry.due_ns, self._clock.monotonic_ns() + entry.period_ns)
+            self._ring()
 
     def _read_now(self, entry: _Entry) -> None:
         """Read what cannot be understood later, or failed lately; the caller holds `entry.use`."""
@@ -361,12 +441,36 @@ class Sampler:
                 self._bell.release()
 
 
+def _holds(entry: _Entry) -> bool:
+    """Whether what another thread asks still is what the source would have asked."""
+    assert entry.asked is not None
+    assert entry.deferring is not None
+    if not entry.asked.pause(_ASKED_PATIENCE_NS):
+        entry.asked.resume()  # as soon as it is answered
+        return True
+    try:
+        question = entry.deferring.question()
+    except (OSError, ValueError):
+        return False
+    if question is not entry.asked.question:
+        return False
+    entry.asked.resume()
+    return True
+
+
+def _end(entry: _Entry) -> None:
+    if entry.asked is not None:
+        entry.asked.end(_ASKED_PATIENCE_NS)
+        entry.asked = None
+
+
 def _close(entry: _Entry) -> None:
     """Close the source of an entry that was removed, unless somebody uses it: they do it then."""
     if entry.use.acquire(blocking=False):
         try:
             if not entry.closed:
                 entry.closed = True
+                _end(entry)
                 entry.source.close()
         finally:
             entry.use.release()

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from probes.beats import Answer, Question
 
 Values = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
@@ -87,15 +89,6 @@ class CounterSource(Protocol):
     def close(self) -> None: ...
 
 
-class Answer(NamedTuple):
-    """What the kernel answered at one moment, not looked at yet.  A tuple is what is made fastest."""
-
-    before_ns: int
-    """Monotonic times as in `CounterReading`."""
-    after_ns: int
-    datagrams: Sequence[bytes]
-
-
 @dataclass(frozen=True, slots=True)
 class CounterBlock:
     """Readings of the same devices, one after the other."""
@@ -121,8 +114,16 @@ class CounterBlock:
 class DeferringSource(CounterSource, Protocol):
     """A source that asks cheaply and understands many answers at once, for those who sample at a short period.
 
-    `read` is `take` and `understand` in one; no two of them may run at the same time.
+    `read` is `take` and `understand` in one; no two of these may run at the same time.
     """
+
+    def question(self) -> Question | None:
+        """What another thread may ask instead of `take`; the same object as long as it holds.
+
+        An answer's bytes are then what `take` has as its only datagram.  Whatever else the source is called for may
+        make the question void: it must not be asked meanwhile.  None: there is none just now.
+        """
+        ...
 
     def take(self) -> Answer | None:
         """Ask now, understand later; None: this time it has to be `read`.

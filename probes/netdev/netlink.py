@@ -16,6 +16,8 @@ import struct
 from collections.abc import Container, Iterator
 from typing import Final
 
+from probes.beats import TableQuestion
+
 NETLINK_ROUTE: Final = 0
 NETLINK_RDMA: Final = 20
 
@@ -163,6 +165,21 @@ class NetlinkSocket:
             MalformedNetlink: the answer is not netlink.
         """
         return self._exchange(kind, body, _NLM_F_ACK)[0]
+
+    def table_question(self, kind: int, body: bytes) -> TableQuestion | None:
+        """The question for a table, for somebody else to ask from now on; None: its answer takes several datagrams.
+
+        This socket is theirs then: nobody may use it until they have ended.
+
+        Raises:
+            OSError, MalformedNetlink: see `dump`.
+        """
+        whole = self.dump(kind, body)
+        if self._asked is None or len(whole) != 1:
+            return None
+        self._unfinished = True  # what they leave is read away
+        self._asked = None
+        return TableQuestion(self.fileno(), self._request, len(whole[0]))
 
     def _exchange(self, kind: int, body: bytes, flags: int) -> tuple[list[bytes], bool]:
         if self._unfinished:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from probes.beats import Answer, TableQuestion
 from probes.clock import Clock
-from probes.netdev.counters import Answer, CounterBlock, CounterReading, Values
+from probes.netdev.counters import CounterBlock, CounterReading, Values
 from probes.netdev.links import read_links
 from probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages
 
@@ -58,15 +59,29 @@ class NetlinkCounters:
         """Raises OSError when the kernel refuses a socket."""
         self._monotonic_ns = clock.monotonic_ns
         self._netlink = NetlinkSocket()
+        try:
+            self._lent = NetlinkSocket()  # for those who ask this source's question themselves
+        except OSError:
+            self._netlink.close()
+            raise
+        self._question: TableQuestion | None = None
         self._names: tuple[str, ...] = ()
         self._indexes: tuple[int, ...] = ()
 
     def close(self) -> None:
         self._netlink.close()
+        self._lent.close()
 
     def refresh(self) -> None:
         """See `CounterSource.refresh`."""
         self._indexes = ()
+        self._question = None
+
+    def question(self) -> TableQuestion | None:
+        """See `DeferringSource.question`; None where there are more devices than one datagram holds."""
+        if self._question is None:
+            self._question = self._lent.table_question(_RTM_GETSTATS, _STATS_REQUEST)
+        return self._question
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
@@ -76,6 +91,7 @@ class NetlinkCounters:
 
     def take(self) -> Answer:
         """See `DeferringSource.take`."""
+        self._question = None  # asked by oneself: whoever asked it has come to an end
         before_ns = self._monotonic_ns()
         datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
         return Answer(before_ns, self._monotonic_ns(), datagrams)
@@ -107,7 +123,7 @@ class NetlinkCounters:
         return CounterBlock(times_ns, self._names, self._indexes, LINK_STATS_FIELDS, values)
 
 
-def parse_statistics(datagrams: Sequence[bytes]) -> tuple[tuple[int, ...], Values]:
+def parse_statistics(datagrams: Sequence[bytes | memoryview]) -> tuple[tuple[int, ...], Values]:
     """Indexes and counters of every device in the answer to RTM_GETSTATS; other messages are passed over.
 
     Raises:
@@ -144,7 +160,7 @@ def _row(payload: memoryview) -> tuple[int, Values] | None:
     return None
 
 
-def parse_alike(answers: Sequence[Sequence[bytes]]) -> tuple[tuple[int, ...], Values] | None:
+def parse_alike(answers: Sequence[Sequence[bytes | memoryview]]) -> tuple[tuple[int, ...], Values] | None:
     """Indexes and counters (answers by devices by fields) of answers that are alike: as a rule all of them are.
 
     Alike are answers of one datagram each, of the same devices in the same order.  None: they are not, or do not look
@@ -161,7 +177,7 @@ def parse_alike(answers: Sequence[Sequence[bytes]]) -> tuple[tuple[int, ...], Va
     lines = np.frombuffer(data, dtype=np.uint8).reshape(len(answers), size)
     if (lines[:, used : used + len(_DONE)] != np.frombuffer(_DONE, dtype=np.uint8)).any():
         return None
-    block = lines[:, :used].copy().reshape(-1).view(_message_dtype(length)).reshape(len(answers), -1)
+    block = np.ndarray((len(answers), used // length), _message_dtype(length), data, strides=(size, length))
     first = block[0, 0]
     if first["type"] != _RTM_NEWSTATS or first["attribute"].tobytes() != _attribute_header(length):
         return None
@@ -180,7 +196,7 @@ _HEADS: Final = 16 + _STATS.size + 4
 """Bytes before the counters: message header, statistics header, attribute header."""
 
 
-def _uniform_block(data: bytes) -> tuple[list[int], Values, int] | None:
+def _uniform_block(data: bytes | memoryview) -> tuple[list[int], Values, int] | None:
     """(indexes, counters, bytes used) of the equal messages a datagram starts with; None to go one by one.
 
     One kernel makes all its statistics messages alike, so that numpy can take them at once.

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.attributes import link_name
+from probes.beats import Answer, FilesQuestion
 from probes.clock import Clock
 from probes.netdev.counters import (
-    Answer,
     CounterBlock,
     CounterReading,
     CounterShape,
@@ -158,6 +158,13 @@ class RdmaCounters:
             return None
         self._taken = kept
         return Answer(before_ns, self._clock.monotonic_ns(), (texts,))
+
+    def question(self) -> FilesQuestion | None:
+        """See `DeferringSource.question`; None while something has to be looked at one by one."""
+        if self._kept is not None:
+            self._look_when_due()
+        self._taken = self._kept or self._taken
+        return None if self._kept is None else self._kept.question
 
     def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         """See `DeferringSource.understand`."""

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from probes.beats import FilesQuestion
 from probes.netdev.counters import CounterShape, Values
 from probes.rdma.port import PortFiles
 
@@ -31,7 +32,7 @@ class KeptFiles:
     generations: tuple[int, ...]
     fields: tuple[str, ...]
     shape: CounterShape
-    descriptors: tuple[int, ...]
+    question: FilesQuestion
     places: npt.NDArray[np.intp]
     """Of each file: where in a reading, row by row."""
     units: Values
@@ -74,7 +75,7 @@ class KeptFiles:
             generations,
             fields,
             shape,
-            tuple(descriptors),
+            FilesQuestion(tuple(descriptors)),
             np.array(places, dtype=np.intp),
             np.array(units, dtype=np.uint64),
             np.array(sorted({*range(len(descriptors))}.difference(added)), dtype=np.intp),
@@ -87,9 +88,9 @@ class KeptFiles:
         Raises:
             OSError: a file cannot be read.
         """
-        pread = os.pread
-        texts = b"|" + b"|".join([pread(descriptor, _READ_BYTES, 0) for descriptor in self.descriptors]) + b"|"
-        count = len(self.descriptors)
+        pread, descriptors = os.pread, self.question.descriptors
+        texts = b"|" + b"|".join([pread(descriptor, _READ_BYTES, 0) for descriptor in descriptors]) + b"|"
+        count = len(descriptors)
         # One line feed a file, at its end, nothing but digits before it, and at least one of them.
         if texts.count(b"\n|") != count or texts.count(b"\n") != count or texts.count(b"|") != count + 1:
             return None
@@ -97,11 +98,11 @@ class KeptFiles:
             return None
         return texts
 
-    def values(self, readings: Sequence[bytes]) -> Values:
+    def values(self, readings: Sequence[bytes | memoryview]) -> Values:
         """Readings by rows by columns."""
         count = len(readings)
         texts = b"".join(readings).replace(b"|", b"")
-        shown = np.fromstring(texts, dtype=np.uint64, sep="\n").reshape(count, len(self.descriptors)) * self.units
+        shown = np.fromstring(texts, dtype=np.uint64, sep="\n").reshape(count, len(self.units)) * self.units
         values: Values = np.zeros((count, len(self.names), len(self.fields)), dtype=np.uint64)
         flat = values.reshape(count, -1)
         flat[:, self.places[self.first]] = shown[:, self.first]

@@ -2,7 +2,7 @@
 
 A process serves both (tests/bench/exposition_server.py); scrapes ask as Prometheus does, over HTTP, with OpenMetrics
 and gzip.  A scrape's cost is the CPU time of that process from the request to the end of the answer: making families of
-a snapshot, writing them down, compressing, sending.  How late a thread that wakes every millisecond is there is told
+a snapshot, writing them down, compressing, sending.  How late the agent's sampler is there, at a millisecond, is told
 for a window without scrapes and one in which they follow each other without a pause, which is more than any Prometheus
 does.
 """
@@ -59,7 +59,7 @@ class _Server:
         return (self.cpu_ns() - before) / 1e6
 
     def lateness_ms(self, scrape: Callable[[], object] | None = None) -> float:
-        """The 99th percentile of a millisecond thread's lateness, with one scrape after the other or none."""
+        """The 99th percentile of a millisecond sampler's lateness, with one scrape after the other or none."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(_WINDOW_SECONDS, file=self.process.stdin, flush=True)
@@ -120,10 +120,10 @@ def lines_of(
         figure(PART, f"{usual}, prometheus-client", "ms CPU", costs["peers"], note="gzip included"),
         figure(PART, "prometheus-client / ours", "×", ratios(costs["peers"], costs["ours"])),
         figure(PART, most, "ms CPU", costs["most"], target=Limit(Bound.AT_MOST, 250), note="gzip included"),
-        figure(PART, "1 ms thread, p99 late, not scraped", "ms", late["alone"]),
-        figure(PART, "1 ms thread, p99 late, scraped without a pause", "ms", late["ours"]),
+        figure(PART, "1 ms sampler, p99 late, not scraped", "ms", late["alone"]),
+        figure(PART, "1 ms sampler, p99 late, scraped without a pause", "ms", late["ours"]),
         figure(PART, "by how much later", "ms", later, target=Limit(Bound.AT_MOST, 1)),
-        figure(PART, "1 ms thread, p99 late, prometheus-client scraped so", "ms", late["peers"]),
+        figure(PART, "1 ms sampler, p99 late, prometheus-client scraped so", "ms", late["peers"]),
     ]
 
 

@@ -4,7 +4,7 @@
 
 It prints one line of JSON: `ours`, `peers` (empty without --peer; address and port of each) and `series`.  Each line
 "SECONDS" of standard input is answered by a line with the 99th percentile of how late a thread was, in nanoseconds,
-that woke every millisecond for so long.
+that woke every millisecond for so long: the thread that asks for the agent's counters.
 
 The series are a typical node's (dashboards/typical_node.py), with as many communicators as it takes; two states of it
 are shown in turn, so that values change from scrape to scrape.  prometheus-client has one Gauge a series, as its users
@@ -21,7 +21,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final
@@ -34,8 +35,15 @@ from exporters.budget import SeriesBudget
 from exporters.families import families
 from exporters.http import MetricsServer, ServerSettings
 from exporters.metric import Family
+from probes import beats
+from probes.clock import SystemClock
+from probes.netdev.rtnetlink_counters import NetlinkCounters
+from tests.bench.target import BenchError
 
 PERIOD_NS: Final = 1_000_000
+_HEARING_SECONDS: Final = 0.05
+_SLOTS: Final = 4096
+_PATIENCE_NS: Final = 1_000_000_000
 _ADDRESS: Final = "127.0.0.1"
 _UNLIMITED: Final = 10**9
 _USUAL: Final = GPUS * COMMUNICATORS_OF_A_GPU
@@ -53,17 +61,41 @@ def series_of(node: Snapshot) -> int:
 
 
 def lateness_ns(seconds: float, period_ns: int = PERIOD_NS) -> int:
-    """The 99th percentile of how late this thread is, which is to run once a period; beats that it misses are late."""
+    """The 99th percentile of how late the agent's sampler asks for counters once a period; missed beats are late.
+
+    Raises:
+        BenchError: the sampler's thread cannot run here, or the counters cannot be asked for by it.
+    """
+    thread = beats.start()
+    with closing(NetlinkCounters(SystemClock())) as counters:
+        question = counters.question()
+        if thread is None or question is None:
+            raise BenchError("the sampler's own thread cannot ask for this machine's network counters")
+        asked = thread.ask(question, period_ns, time.monotonic_ns() + period_ns, _SLOTS)
+        end = time.monotonic() + seconds
+        found: list[beats.Answer] = []
+        while time.monotonic() < end:
+            time.sleep(_HEARING_SECONDS)
+            found += asked.hear().answers
+            asked.let_go()
+        asked.end(_PATIENCE_NS)
+        thread.stop(_PATIENCE_NS / 1e9)
+    return round(statistics.quantiles(late_ns([(one.due_ns, one.before_ns) for one in found], period_ns), n=100)[98])
+
+
+def late_ns(beats_asked: Sequence[tuple[int, int]], period_ns: int) -> list[int]:
+    """How late each beat was, from (due, asked) of those that were not missed; missed ones until the next was asked."""
     late: list[int] = []
-    due = time.monotonic_ns() + period_ns
-    end = due + round(seconds * 1e9)
-    while due < end:
-        time.sleep(max(0, due - time.monotonic_ns()) / 1e9)
-        now = time.monotonic_ns()
-        while due <= now:
-            late.append(now - due)
-            due += period_ns
-    return round(statistics.quantiles(late, n=100)[98])
+    last_ns = None
+    for due_ns, asked_ns in beats_asked:
+        first_ns = due_ns if last_ns is None else last_ns + period_ns
+        late += [asked_ns - missed_ns for missed_ns in range(first_ns, due_ns, period_ns)]
+        late.append(asked_ns - due_ns)
+        while due_ns + period_ns <= asked_ns:  # missed by then, with this one
+            due_ns += period_ns
+            late.append(asked_ns - due_ns)
+        last_ns = due_ns
+    return late
 
 
 def gauges(shown: Iterable[Family]) -> CollectorRegistry:

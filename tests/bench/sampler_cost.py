@@ -4,9 +4,9 @@ The network devices are eight rails of a namespace host (testbed/hosts.py), read
 than the four counters that the bound speaks of.  The RDMA counters are files in a folder, so what a network card's
 firmware takes to answer is not in their rows: they are labelled as simulated.
 
-A share is CPU time of the sampler's own thread.  Beats are without a reading that the thread came too late for, and
-those that it left out because reading took long.  What a thread takes that only wakes up stands beside it: on virtual
-machines that alone may be half of what is allowed.
+A share is CPU time of the sampler's threads, the one that asks and the one that understands.  Beats are without a
+reading that the thread came too late for, and those that it left out because reading took long.  What a thread takes
+that only wakes up stands beside it: on virtual machines that alone may be most of what is allowed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OPEN = Callable[[], CounterSource]
 
 @dataclass(frozen=True, slots=True)
 class Beats:
-    """Where a sampler's thread stands with one source."""
+    """Where a sampler's threads stand with one source."""
 
     time: ThreadTime
     reads: int
@@ -160,32 +160,34 @@ def _ethernet(namespace: NetworkNamespace) -> CounterSource:
 
 def _sampled(source: CounterSource, period_seconds: float) -> tuple[Beats, Beats]:
     """The sampler's thread at the beginning and at the end of a window."""
-    with _sampling(source, period_seconds) as (sampler, thread):
-        time.sleep(_SETTLE_SECONDS)
-        before = _beats(sampler, thread)
+    known = set(threading.enumerate())
+    with _sampling(source, period_seconds) as sampler:
+        time.sleep(max(_SETTLE_SECONDS, 3 * period_seconds))
+        threads = set(threading.enumerate()) - known
+        before = _beats(sampler, threads)
         time.sleep(_WINDOW_SECONDS)
-        return before, _beats(sampler, thread)
+        return before, _beats(sampler, threads)
 
 
 @contextmanager
-def _sampling(source: CounterSource, period_seconds: float) -> Iterator[tuple[Sampler, threading.Thread]]:
+def _sampling(source: CounterSource, period_seconds: float) -> Iterator[Sampler]:
     sampler = Sampler(_CLOCK)
     sampler.add(_KEY, 0, source, period_seconds)
-    known = set(threading.enumerate())
     try:
         sampler.start()
-        (thread,) = set(threading.enumerate()) - known
-        yield sampler, thread
+        yield sampler
     finally:
         sampler.stop()
 
 
-def _beats(sampler: Sampler, thread: threading.Thread) -> Beats:
+def _beats(sampler: Sampler, threads: set[threading.Thread]) -> Beats:
     """Raises BenchError when the source's last read failed."""
     result = sampler.state().result(_KEY)
     if result is None or not result.success:
         raise BenchError(f"the sampler cannot read: {result.error if result else 'no source'}")
-    return Beats(thread_time(thread), result.reads, result.ticks_missed + result.ticks_spared)
+    times = [thread_time(thread) for thread in threads]
+    taken = ThreadTime(sum(one.cpu_ns for one in times), times[0].monotonic_ns)
+    return Beats(taken, result.reads, result.ticks_missed + result.ticks_spared)
 
 
 def _only_waking() -> float:

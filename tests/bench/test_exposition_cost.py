@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -46,10 +44,15 @@ def test_the_peer_shows_the_same_series_with_the_same_values() -> None:
     assert len(ours) > 3_000
 
 
-def test_a_beat_that_was_missed_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
-    monkeypatch.setattr("tests.bench.exposition_server.time.sleep", lambda _: sleep(0.02))
-    assert exposition_server.lateness_ns(0.1) > 10_000_000
+def test_a_beat_that_was_missed_was_late() -> None:
+    on_time, late, next_one = (1_000, 1_010), (2_000, 4_500), (5_000, 5_020)
+    assert exposition_server.late_ns([on_time, late, next_one], 1_000) == [10, 2_500, 1_500, 500, 20]
+    without_room = (4_000, 4_030)
+    assert exposition_server.late_ns([on_time, without_room], 1_000) == [10, 2_030, 1_030, 30]
+
+
+def test_a_beat_is_seldom_late_by_a_second() -> None:
+    assert 0 < exposition_server.lateness_ns(0.2) < 1_000_000_000
 
 
 def test_how_much_later_a_thread_is_is_told_round_by_round() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from agent.sampler_state import DeviceTotals, SourceResult
 from agent.sampling import Sampler
 from agent.totals import Totals
-from probes.netdev.counters import Answer, CounterBlock, CounterReading
+from probes.beats import Answer
+from probes.netdev.counters import CounterBlock, CounterReading
 from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics
 from tests.unit.netdev_messages import SteppedClock, done, message, statistics
 
@@ -62,6 +63,9 @@ class Deferring(Prompt):
 
     def take(self) -> Answer | None:
         return None if self.must_be_read else self.ask()
+
+    def question(self) -> None:
+        return None
 
     def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         self.understood.append(len(answers))

@@ -1,0 +1,195 @@
+"""A sampler whose sources are asked by a thread without an interpreter: nothing is lost, and nothing goes unnoticed.
+
+The clock and the threads are real; the counters are files of a simulated machine, and those of this one's loopback.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.sampler_state import DeviceTotals, SourceResult
+from agent.sampling import Sampler
+from probes import beats
+from probes.clock import SystemClock
+from probes.netdev.counters import CounterBlock, CounterReading
+from probes.netdev.rtnetlink_counters import NetlinkCounters
+from probes.rdma.counters import RdmaCounters
+from tests.trees import rdma
+from tests.trees.rdma import RdmaTree
+
+PERIOD_SECONDS = 0.001
+PORT = "ibp24s0/1"
+
+
+class Watched:
+    """A running sampler of one source, and all that it read."""
+
+    def __init__(self, source: RdmaCounters | NetlinkCounters, period_seconds: float = PERIOD_SECONDS) -> None:
+        self.sampler = Sampler(SystemClock())
+        self.times: list[tuple[int, int]] = []
+        self.blocks = 0
+        self.sampler.on_reading = self._shown
+        self.sampler.start()
+        self.sampler.add("source", 7, source, period_seconds)
+
+    def _shown(self, _netns: int, read: CounterReading | CounterBlock) -> None:
+        if isinstance(read, CounterBlock):
+            self.blocks += 1
+            self.times += read.times_ns
+        else:
+            self.times.append((read.before_ns, read.after_ns))
+
+    def result(self) -> SourceResult:
+        (result,) = self.sampler.state().results
+        return result
+
+    def device(self, name: str) -> DeviceTotals | None:
+        return self.sampler.state().device(7, name)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < end, f"waited 30 s for {what}: {self.result()}"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> RdmaTree:
+    return rdma.mlx5_ib_ndr(tmp_path)
+
+
+@pytest.fixture
+def watched(tree: RdmaTree) -> Iterator[Watched]:
+    watched = Watched(RdmaCounters(tree.sysfs, SystemClock()))
+    try:
+        watched.until(lambda: watched.blocks > 2, "answers of the other thread")
+        yield watched
+    finally:
+        watched.sampler.stop()
+
+
+def transmitted(watched: Watched, port: str = PORT) -> int:
+    device = watched.device(port)
+    assert device is not None
+    return device.transmit_bytes
+
+
+def test_every_answer_counts_once_and_in_order(watched: Watched, tree: RdmaTree) -> None:
+    base = transmitted_after(watched, tree, 100_000_000)
+    for turn in range(1, 6):
+        put(tree, "counters/port_xmit_data", 100_000_000 + turn)
+    assert transmitted_after(watched, tree, 100_001_000) == base + 4 * 1_000
+    assert watched.times == sorted(watched.times)
+    assert len(set(watched.times)) == len(watched.times)
+    result = watched.result()
+    assert result.success
+    assert result.reads == len(watched.times)
+    assert result.failures == 0
+
+
+def transmitted_after(watched: Watched, tree: RdmaTree, value: int) -> int:
+    """The total once an answer has shown this value."""
+    put(tree, "counters/port_xmit_data", value)
+    put_ns = time.monotonic_ns()
+    watched.until(lambda: watched.result().reads > 0 and watched.times[-1][0] > put_ns, "the next answer")
+    return transmitted(watched)
+
+
+def put(tree: RdmaTree, counter: str, value: int) -> None:
+    """In one step, as a kernel shows it: nine digits, as what is there."""
+    with open(tree.counter(PORT, counter), "r+b") as file:
+        file.write(b"%d\n" % value)
+        file.truncate()
+
+
+def test_counters_are_read_while_the_interpreter_is_busy(watched: Watched) -> None:
+    begun_ns = time.monotonic_ns()
+    pow(7, 600_000)  # one call, which does not let go of the interpreter
+    done_ns = time.monotonic_ns()
+    watched.until(lambda: watched.times[-1][0] > done_ns, "answers after it")
+    assert len([one for one, _ in watched.times if begun_ns < one < done_ns]) > 3
+
+
+def test_a_counter_that_cannot_be_read_any_more_is_named_and_comes_back(watched: Watched, tree: RdmaTree) -> None:
+    counter = tree.counter(PORT, "counters/symbol_error")
+    counter.write_text("N/A (no PMA)\n")
+    watched.until(lambda: [one.device for one in watched.result().failed_devices] == [PORT], "the failure")
+    counter.write_text("0\n")
+    watched.until(lambda: watched.result().failed_devices == (), "its end")
+    blocks = watched.blocks
+    watched.until(lambda: watched.blocks > blocks + 1, "answers of the other thread")
+
+
+def test_a_device_that_comes_is_found(watched: Watched, tree: RdmaTree) -> None:
+    device = tree.device("mlx5_77", pci="0000:77:00.0")
+    tree.port(device, counters={"port_xmit_data": 5, "port_rcv_data": 2}, hw_counters={})
+    watched.until(lambda: watched.device("mlx5_77/1") is not None, "the new device")
+    blocks = watched.blocks
+    watched.until(lambda: watched.blocks > blocks + 1, "answers of the other thread")
+    assert transmitted(watched, "mlx5_77/1") == 20
+
+
+def test_names_are_learnt_anew_when_somebody_says_so(tree: RdmaTree) -> None:
+    class Forgetting(RdmaCounters):
+        refreshed = 0
+
+        def refresh(self) -> None:
+            self.refreshed += 1
+            super().refresh()
+
+    source = Forgetting(tree.sysfs, SystemClock())
+    watched = Watched(source)
+    try:
+        watched.until(lambda: watched.blocks > 2, "answers of the other thread")
+        watched.sampler.refresh("source")
+        watched.until(lambda: source.refreshed == 1, "it to be said to the source")
+        blocks = watched.blocks
+        watched.until(lambda: watched.blocks > blocks + 1, "answers of the other thread")
+        assert watched.result().failures == 0
+    finally:
+        watched.sampler.stop()
+
+
+def test_a_removed_source_is_closed_and_asked_no_more(watched: Watched) -> None:
+    watched.sampler.remove("source")
+    seen = len(watched.times)
+    time.sleep(0.02)
+    assert len(watched.times) == seen
+    assert watched.sampler.state().results == ()
+
+
+def test_answers_wait_no_longer_than_somebody_asks(tree: RdmaTree) -> None:
+    """At a tenth of a second they are heard once a second, or as soon as the state is asked for."""
+    watched = Watched(RdmaCounters(tree.sysfs, SystemClock()), 0.1)
+    try:
+        watched.until(lambda: watched.blocks > 1, "answers of the other thread")
+        put(tree, "counters/port_xmit_data", 123_456_789)
+        changed_ns = time.monotonic_ns()
+        watched.until(lambda: watched.times[-1][0] > changed_ns, "the next answer")
+        assert watched.result().ticks_missed + watched.result().reads >= 2
+    finally:
+        watched.sampler.stop()
+
+
+def test_network_devices_are_asked_for_in_the_same_way() -> None:
+    watched = Watched(NetlinkCounters(SystemClock()))
+    try:
+        watched.until(lambda: watched.blocks > 2, "answers of the other thread")
+        assert watched.device("lo") is not None
+        assert watched.result().failures == 0
+    finally:
+        watched.sampler.stop()
+
+
+def test_without_the_compiled_library_python_reads(tree: RdmaTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beats, "start", lambda: None)
+    watched = Watched(RdmaCounters(tree.sysfs, SystemClock()))
+    try:
+        watched.until(lambda: watched.result().reads > 20, "readings")
+        assert watched.result().success
+    finally:
+        watched.sampler.stop()
