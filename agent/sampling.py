@@ -321,7 +321,7 @@ class Sampler:
             if (entry.waiting or entry.asked) and entry.use.acquire(timeout=_STATE_PATIENCE_SECONDS):
                 try:
                     if not entry.removed:
-                        self._hear(entry)
+                        self._hear(entry, look=False)
                         self._understand(entry)
                 finally:
                     entry.use.release()
@@ -364,14 +364,21 @@ class Sampler:
         else:
             entry.due_ns += entry.most_heard * entry.period_ns
 
-    def _hear(self, entry: _Entry) -> None:
-        """Take in what another thread was answered; the caller holds `entry.use`."""
-        if entry.asked is None:
+    def _hear(self, entry: _Entry, *, look: bool = True) -> None:
+        """Take in what another thread was answered; the caller holds `entry.use`.
+
+        `look`: and see whether it still asks the right question, which whoever only wants to know need not do.
+        """
+        if entry.asked is None or not (look or entry.asked.waits()):
             return
+        heard_next_ns = entry.due_ns
         goes_on = entry.hear()
         self._understand(entry)
         entry.asked.let_go()
-        if goes_on and entry.success and not entry.removed and not entry.refresh and _holds(entry):
+        usual = goes_on and entry.success and not entry.removed and not entry.refresh
+        if usual and not look:
+            entry.due_ns = heard_next_ns
+        elif usual and _holds(entry):
             entry.due_ns += entry.most_heard * entry.period_ns
         else:
             _end(entry)

@@ -77,6 +77,8 @@ struct beats {
 	pthread_cond_t changed; /* waited for by the thread */
 	pthread_cond_t asked;   /* waited for by those who want a question not to be asked */
 	struct question *questions;
+	uint64_t wakes_ns; /* when the thread wakes by itself; 0: when told to */
+	bool changed_meanwhile; /* while the thread looked through the questions */
 	bool stopping;
 };
 
@@ -260,10 +262,13 @@ EXPORTED void beats_run(struct beats *beats)
 	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS, 0, 0, 0);
 	pthread_mutex_lock(&beats->lock);
 	while (!beats->stopping) {
-		uint64_t next_ns = beat(beats);
+		uint64_t next_ns;
 
-		if (beats->stopping)
-			break;
+		beats->changed_meanwhile = false;
+		next_ns = beat(beats);
+		if (beats->stopping || beats->changed_meanwhile)
+			continue;
+		beats->wakes_ns = next_ns;
 		if (!next_ns) {
 			pthread_cond_wait(&beats->changed, &beats->lock);
 		} else if (next_ns > now_ns()) {
@@ -313,6 +318,7 @@ static struct question *begin(struct beats *beats, struct question *one, uint32_
 	pthread_mutex_lock(&beats->lock);
 	one->next = beats->questions;
 	beats->questions = one;
+	beats->changed_meanwhile = true;
 	pthread_cond_signal(&beats->changed);
 	pthread_mutex_unlock(&beats->lock);
 	return one;
@@ -411,7 +417,9 @@ EXPORTED void beats_resume(struct beats *beats, struct question *one)
 {
 	pthread_mutex_lock(&beats->lock);
 	one->paused = false;
-	pthread_cond_signal(&beats->changed);
+	beats->changed_meanwhile = true;
+	if (!beats->wakes_ns || one->due_ns < beats->wakes_ns) /* to wake a thread costs more than all else here */
+		pthread_cond_signal(&beats->changed);
 	pthread_mutex_unlock(&beats->lock);
 }
 
@@ -420,6 +428,7 @@ EXPORTED void beats_end(struct beats *beats, struct question *one)
 {
 	pthread_mutex_lock(&beats->lock);
 	atomic_store_explicit(&one->abandoned, true, memory_order_relaxed);
+	beats->changed_meanwhile = true;
 	pthread_cond_signal(&beats->changed);
 	pthread_mutex_unlock(&beats->lock);
 }
