@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.configured import Remark
 from agent.counter_rules import Kind, Severity, rule_of
@@ -34,9 +34,8 @@ _NETNS: Final = 0
 _INVENTORY_PERIOD_NS: Final = 5_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class PortCounter:
-    """One counter of a port besides its bytes."""
+class PortCounter(NamedTuple):
+    """One counter of a port besides its bytes: a tuple, as there are hundreds at every scrape."""
 
     name: str
     severity: Severity
@@ -70,8 +69,6 @@ def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: Dev
     pinned = frozenset(counters.pinned) if counters else frozenset()
     found = []
     for name, count in counters.counters if counters else ():
-        if name in ("tx_bytes", "rx_bytes"):
-            continue
         rule = rule_of(name)
         found.append(PortCounter(name, rule.severity, rule.kind, rule.unit, count, name in pinned))
     return PortFacts(

@@ -144,14 +144,16 @@ class Frame:
 
     def device(self, name: str) -> DeviceTotals:
         row = self.rows[name]
-        values = dict(zip(self.fields, self.totals[row].tolist(), strict=True))
-        transmit_bytes, receive_bytes = values.pop("tx_bytes"), values.pop("rx_bytes")
-        counters = tuple(values.items())
-        bytes_counted = True
+        totals = self.totals[row]
+        values = dict(zip(self.fields, totals.tolist(), strict=True))
+        transmit_bytes, receive_bytes = values["tx_bytes"], values["rx_bytes"]
         if self.counted is not None:
-            counted = set(itertools.compress(self.fields, self.counted[row].tolist()))
-            counters = tuple(counter for counter in counters if counter[0] in counted)
-            bytes_counted = counted.issuperset(("tx_bytes", "rx_bytes"))
+            counted = self.counted[row]
+            names = itertools.compress(self.fields, counted.tolist())
+            values = dict(zip(names, totals[counted].tolist(), strict=True))
+        bytes_counted = "tx_bytes" in values and "rx_bytes" in values
+        values.pop("tx_bytes", None)
+        values.pop("rx_bytes", None)
         pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row].tolist()))
         transmitted, received = self.counts[row].tolist()
         transmit_sum, receive_sum = self.sums[row].tolist()
@@ -160,7 +162,7 @@ class Frame:
             device=name,
             transmit_bytes=transmit_bytes,
             receive_bytes=receive_bytes,
-            counters=counters,
+            counters=tuple(values.items()),
             transmit_rate=Histogram(RATE_BOUNDS, tuple(transmitted), transmit_sum),
             receive_rate=Histogram(RATE_BOUNDS, tuple(received), receive_sum),
             present=name in self.present,
