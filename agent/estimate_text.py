@@ -51,8 +51,20 @@ def _job(estimate: Estimate) -> list[str]:
         f"data {shape.data}, {mapping} mapping; {stages}",
         f"global batch {shape.global_batch:,} = {_count(shape.micro_batches, 'micro-batch', 'es')} of "
         f"{shape.micro_batch} × {_count(shape.data, 'replica')}; {recomputation}",
+        *_split_words(shape, exact=exact),
         "estimated from the real stages" if exact else "estimated from the published equations, taken literally",
     ]
+
+
+def _split_words(shape: Shape, *, exact: bool) -> list[str]:
+    """What the split into stages means; nothing where there is one stage only."""
+    if shape.pipeline == 1:
+        return []
+    if not exact:
+        return ["stages: each pipeline rank holds the same part of the layers, also a fraction of one"]
+    uneven = ", fewer to the last ones" if shape.layers % shape.pipeline else ""
+    most = -(-shape.layers // shape.pipeline)
+    return [f"stages: the layers in order, {most} to each pipeline rank{uneven}; what passes between them is pp"]
 
 
 def _stages(shape: Shape) -> str:

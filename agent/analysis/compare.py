@@ -136,6 +136,8 @@ class Compared:
     simulated: bool
     figures: tuple[Figure, ...]
     notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
+    """Why the sides are not like with like, or one of them not whole: to be read before any difference."""
     between_runs: bool = False
     """Whether figures are tested by the spread between recordings, and not within two of them."""
 

@@ -37,7 +37,8 @@ _RECEIVED: Final = "pp_recv"
 def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared:
     """A recording against an estimate that is called `name`."""
     shape = estimate.request.shape
-    notes = [f"{side.name}: {note}" for note in side.notes]
+    caveats = [f"{side.name}: {note}" for note in side.notes]
+    notes = []
     if estimate.assumed:
         notes.append(
             f"Assumed, and not given: {', '.join(sorted(estimate.assumed)).replace('_', ' ')}; predicted times stand "
@@ -45,14 +46,14 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
         )
     whole = len(side.report.gpus) == shape.ranks
     if not whole:
-        notes.append(
+        caveats.append(
             f"The estimate is of {shape.ranks} ranks, and {len(side.report.gpus)} GPUs were recorded: volumes and "
             "pairs are not compared.  Record all of the job."
         )
     elif not side.has_calls:
-        notes.append("No call was recorded, so nobody knows what the job sent: volumes and pairs are not compared.")
+        caveats.append("No call was recorded, so nobody knows what the job sent: volumes and pairs are not compared.")
     elif side.iterations is None:
-        notes.append("No iterations were found, so volumes are not compared: say how many with --iterations N.")
+        caveats.append("No iterations were found, so volumes are not compared: say how many with --iterations N.")
     measured, predicted = list(_measured_times(side)), list(_predicted_times(estimate))
     if whole and side.has_calls and side.iterations is not None:
         measured += _measured_volumes(side, side.iterations)
@@ -68,6 +69,7 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
         simulated=side.report.simulated,
         figures=compare_values([replace(value, samples=None) for value in measured], predicted, predicted=True),
         notes=tuple(dict.fromkeys(notes)),
+        caveats=tuple(dict.fromkeys(caveats)),
     )
 
 

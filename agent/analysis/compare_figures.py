@@ -39,28 +39,28 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
     between_runs = len(sides) > 2
     by_iteration = all(side.iterations is not None for side in sides)
     kinds = {kind for side in sides for kind in side.latencies}
-    notes = (
+    caveats = (
         [] if by_iteration else ["Iterations were not found on both sides: counts and bytes are of whole recordings."]
     )
     for side in sides:
         if not side.has_calls:
-            notes.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
-        notes += [f"{side.name}: {note}" for note in side.notes]
+            caveats.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
+        caveats += [f"{side.name}: {note}" for note in side.notes]
     values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
     first, second = (median_values(runs) if between_runs else runs[0] for runs in values)
     scaled = _scaling(a[0], b[0])
     figures = compare_values(
         [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
     )
-    if any(figure.test is not None for figure in figures):
-        notes.append(_BETWEEN if between_runs else _WITHIN)
+    tested = any(figure.test is not None for figure in figures)
     return Compared(
         a=_name(a),
         b=_name(b),
         predicted=False,
         simulated=any(side.report.simulated for side in sides),
         figures=figures,
-        notes=tuple(notes),
+        notes=(_BETWEEN if between_runs else _WITHIN,) if tested else (),
+        caveats=tuple(dict.fromkeys(caveats)),
         between_runs=between_runs,
     )
 
@@ -119,7 +119,7 @@ def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
     total = traffic.pairs.total_bytes
     yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times if known else None)
     yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs) if known else None)
-    yield Value(4, "sparsity", Unit.SHARE, traffic.sparsity if known else None)
+    yield Value(4, "pairs that talk, of all", Unit.SHARE, traffic.sparsity if known else None)
     for name, count in (
         ("wire bytes between servers", traffic.between_servers_wire_bytes),
         ("wire bytes across rails", traffic.cross_rail_wire_bytes),

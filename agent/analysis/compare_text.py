@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
@@ -36,7 +36,7 @@ _MORE_LESS: Final = {
 
 
 def as_text(compared: Compared) -> str:
-    """The sentences, then a table for each measurement."""
+    """What speaks against comparing them, the sentences, then a table for each measurement."""
     lines = [f"A  {compared.a}", f"B  {compared.b}{' (estimate)' if compared.predicted else ''}"]
     if compared.predicted and any(figure.accuracy not in (None, 1) for figure in compared.figures):
         below = any(figure.accuracy is not None and figure.accuracy < 0 for figure in compared.figures)
@@ -44,9 +44,9 @@ def as_text(compared: Compared) -> str:
         lines.append(f"accuracy: 1 − |predicted − measured| / measured{off}")
     if compared.simulated:
         lines.append("simulated hardware: times are not those of real machines")
-    lines.append("")
-    for sentence in words(compared):
-        lines += textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
+    if compared.caveats:
+        lines += ["", "Before comparing", *_bullets(compared.caveats)]
+    lines += ["", *_bullets(words(compared))]
     known = [figure for figure in compared.figures if figure.a is not None or figure.b is not None]
     for row, figures in groupby(known, key=lambda figure: figure.row):
         lines += ["", BY_NUMBER[row].name[:1].upper() + BY_NUMBER[row].name[1:]]
@@ -54,10 +54,13 @@ def as_text(compared: Compared) -> str:
         header = ("", "A", "B", "difference", "B / A", last)
         lines += table([header, *(_row(figure, predicted=compared.predicted) for figure in figures)], "<>>>><")
     if compared.notes:
-        lines += ["", "Notes"]
-        for note in compared.notes:
-            lines += textwrap.wrap(note, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
+        lines += ["", "Notes", *_bullets(compared.notes)]
     return printable_lines("\n".join(lines) + "\n")
+
+
+def _bullets(sentences: Iterable[str]) -> Iterator[str]:
+    for sentence in sentences:
+        yield from textwrap.wrap(sentence, _COLUMNS, initial_indent="- ", subsequent_indent="  ")
 
 
 def as_json_text(compared: Compared) -> str:
@@ -68,6 +71,7 @@ def as_json_text(compared: Compared) -> str:
         "b_is_estimate": compared.predicted,
         "simulated": compared.simulated,
         "p_is_of_the_spread": "between recordings" if compared.between_runs else "within recordings",
+        "caveats": list(compared.caveats),
         "words": list(words(compared)),
         "figures": [
             {
@@ -121,7 +125,7 @@ def _prediction(compared: Compared) -> Iterator[str]:
         shown = _SHOWN[figure.unit]
         yield f"{figure.name}: measured {shown(figure.a)}, predicted {shown(figure.b)}."
     if not known:
-        yield "Nothing of the estimate could be held against the recording: see the notes."
+        yield "Nothing of the estimate could be held against the recording: what stands above and the notes say why."
 
 
 def _differences(compared: Compared) -> Iterator[str]:

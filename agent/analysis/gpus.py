@@ -75,7 +75,7 @@ class Gpus:
         links: defaultdict[str, set[int]] = defaultdict(set)
         for end, number in self.gpu_of.items():
             comm = self.communicator_of[end].comm
-            links[_UNNAMED if comm.startswith(_UNNAMED) else comm].add(number)
+            links[_UNNAMED if is_unnamed(comm) else comm].add(number)
         groups: list[set[int]] = [{gpu.number} for gpu in self.gpus]
         group_of = {number: place for place, group in enumerate(groups) for number in group}
         for linked in links.values():
@@ -92,6 +92,11 @@ class Gpus:
         for end, rank in self.rank_of.items():
             holders[self.communicator_of[end].comm, rank].add(self.gpu_of[end])
         return tuple(sorted(held for held, numbers in holders.items() if len(numbers) > 1))
+
+
+def is_unnamed(comm: str) -> bool:
+    """Whether this is what a communicator is called here whose name is not known."""
+    return comm.startswith(_UNNAMED)
 
 
 @dataclass(frozen=True, slots=True)

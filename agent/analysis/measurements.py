@@ -36,7 +36,12 @@ MEASUREMENTS: Final = (
         (PAPER_A, PAPER_B),
     ),
     Measurement(3, "bytes by GPU pair", "wire bytes from one GPU to another, each direction apart", (PAPER_A, PAPER_B)),
-    Measurement(4, "sparsity", "directed pairs that talk / n(n−1)", (PAPER_A, PAPER_B)),
+    Measurement(
+        4,
+        "sparsity",
+        "directed pairs that talk / n(n−1), as the papers define it: where it is small, most of the matrix is empty",
+        (PAPER_A, PAPER_B),
+    ),
     Measurement(
         5,
         "traffic between servers, rails and leaves",

@@ -6,6 +6,7 @@ Bytes are shown in KiB, MiB, … (1024), as the papers mean them, and rates in k
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -90,6 +91,15 @@ def digits(value: float) -> str:
 def counted(number: int, noun: str, plural: str = "s") -> str:
     """`1 GPU`, `32 GPUs`; `plural` is what is added."""
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+def numbers(ascending: Sequence[int]) -> str:
+    """`0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
+    if len(ascending) > 2 and ascending[-1] - ascending[0] + 1 == len(ascending):
+        return f"{ascending[0]}–{ascending[-1]}"
+    if len(ascending) > 6:
+        return f"{', '.join(map(str, ascending[:4]))}, … {ascending[-1]}"
+    return ", ".join(map(str, ascending))
 
 
 def shortened(text: str, most: int) -> str:

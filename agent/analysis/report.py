@@ -18,6 +18,7 @@ from agent.analysis.composition import find_composition
 from agent.analysis.engines import engine
 from agent.analysis.gpus import Gpus, find_gpus
 from agent.analysis.iterations import find_iterations
+from agent.analysis.jobs_together import jobs_in, only_job, said_of_several
 from agent.analysis.latency import find_latency
 from agent.analysis.leaf_map import LeafMap, read_leaf_map
 from agent.analysis.non_uniformity import find_non_uniformity
@@ -53,6 +54,8 @@ class ReportOptions:
     engine: str = DUCKDB
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     """What the engine may keep in memory."""
+    only: str | None = None
+    """Of several jobs the one with this communicator, or of this identifier; None: all that there are."""
     scaling: str | None = None
     """Of several runs: `weak` or `strong`; None: as their recordings tell."""
 
@@ -78,12 +81,13 @@ def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Rep
     """The report of the dataset in these folders, which are read as one: servers of one job.
 
     Raises:
-        DatasetError: a folder is no dataset, or the engine does not start.
+        DatasetError: a folder is no dataset, the engine does not start, or there is no such job.
         ConfigError: the leaf map cannot be used.
     """
     leaf_map = None if options.leaf_map is None else read_leaf_map(options.leaf_map)
     with engine(options.engine, options.memory_bytes) as backend:
-        return report_of(open_dataset(folders, backend), leaf_map)
+        dataset = open_dataset(folders, backend)
+        return report_of(dataset if options.only is None else only_job(dataset, options.only), leaf_map)
 
 
 def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
@@ -132,6 +136,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
     rails, unknown_rails = find_port_bytes(dataset)
     course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
+    several_jobs = said_of_several(jobs_in(dataset, gpus))
     return Report(
         folders=tuple(str(folder) for folder in dataset.folders),
         simulated=any(row["simulated"] for row in recordings),
@@ -161,7 +166,8 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
                 *_unknown_of_one_run(),
             ]
         ),
-        losses=tuple(_losses(recordings, gpus)),
+        losses=tuple(_losses(recordings, gpus, several_jobs)),
+        several_jobs=several_jobs,
     )
 
 
@@ -196,7 +202,7 @@ def _span(recordings: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return min(began), max(ended)
 
 
-def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus) -> Iterable[str]:
+def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str) -> Iterable[str]:
     """What is missing, and what makes figures less sure, one sentence each."""
     for column, what in (
         ("calls_lost", "calls were seen and not recorded: counts and bytes are too small by them"),
@@ -220,12 +226,8 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus) -> Iterable[str]:
     if twice:
         named = _some([f"rank {rank} of {comm}" for comm, rank in twice])
         yield f"Two GPUs or more say that they are {named}: of their traffic with others only one's is shown."
-    groups = gpus.connected_groups()
-    if len(groups) > 1:
-        yield (
-            f"{len(groups):,} groups of GPUs share no communicator: several jobs, or one restarted; figures are of all "
-            "of them together."
-        )
+    if several_jobs:
+        yield several_jobs
     if _times_are_known(recordings):
         yield from _different_windows(recordings)
 

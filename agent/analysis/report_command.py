@@ -29,7 +29,11 @@ def run_report(parsed: Any, out: TextIO) -> int:
         print(f"railscope report: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
     options = ReportOptions(
-        leaf_map=parsed.leaf_map, engine=parsed.engine, memory_bytes=parsed.memory, scaling=parsed.scaling
+        leaf_map=parsed.leaf_map,
+        engine=parsed.engine,
+        memory_bytes=parsed.memory,
+        only=parsed.only,
+        scaling=parsed.scaling,
     )
     try:
         with as_datasets(parsed.paths, apart=parsed.runs) as folders:

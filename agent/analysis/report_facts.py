@@ -335,3 +335,5 @@ class Report:
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()
     """What was lost while it was recorded, or skipped as it was imported: one sentence each."""
+    several_jobs: str = ""
+    """The one of `losses` that says that there are several jobs; empty: there is one."""

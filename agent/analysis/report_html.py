@@ -125,7 +125,7 @@ def _pairs(report: Report) -> list[Element]:
         f"{f' Binned: {heat.note}.' if heat.note else ''}"
     )
     possible = traffic.gpus * (traffic.gpus - 1)
-    told = f"Directed pairs that talk: {len(traffic.pairs):,} of {possible:,}, a sparsity of {share(traffic.sparsity)}."
+    told = f"Directed pairs that talk: {len(traffic.pairs):,} of {possible:,}, {share(traffic.sparsity)} of the matrix."
     return [
         *_figure(draw_heat_map(heat, "Wire bytes from GPU to GPU"), words),
         tag("p", told),

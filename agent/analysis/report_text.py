@@ -16,6 +16,7 @@ from agent.analysis.quantities import (
     counted,
     digits,
     moment,
+    numbers,
     rate,
     share,
     shortened,
@@ -55,7 +56,7 @@ def as_text(report: Report) -> str:
         _sentences(
             "Not known", (f"{', '.join(names)}: {reason}" for reason, names in unknown_by_reason(report.unknown))
         ),
-        _sentences("Losses", report.losses),
+        _sentences("Losses", (loss for loss in report.losses if loss != report.several_jobs)),
     )
     return printable_lines("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -65,8 +66,11 @@ def _job(report: Report) -> list[str]:
     of = f" on {counted(len(servers), 'server')}" if servers else ""
     made_up = "; simulated hardware" if report.simulated else ""
     when = f"{span(report.seconds)} from {moment(report.began_seconds)}" if has_times(report) else "times are not known"
+    communicators = counted(len(report.communicators), "communicator")
     return [
-        f"{counted(len(report.gpus), 'GPU')}{of}, {counted(len(report.communicators), 'communicator')}, {when}{made_up}"
+        f"{counted(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
+        # Before any figure: they are of all of them.
+        *textwrap.wrap(report.several_jobs, _COLUMNS, break_on_hyphens=False),
     ]
 
 
@@ -117,17 +121,8 @@ def _communicator_row(use: CommunicatorUse) -> tuple[str, ...]:
     ranks = UNKNOWN if use.nranks is None else whole(use.nranks)
     if use.nranks is not None and len(use.gpus) < use.nranks:
         ranks = f"{len(use.gpus):,} of {use.nranks:,}"
-    members = _numbers(use.gpus)
+    members = numbers(use.gpus)
     return (shortened(use.comm, 16), use.role, ranks, members, whole(use.calls), size(use.payload_bytes), mostly)
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """`0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
-    if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
-        return f"{numbers[0]}–{numbers[-1]}"
-    if len(numbers) > 6:
-        return f"{', '.join(map(str, numbers[:4]))}, … {numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 def _pairs(report: Report) -> list[str]:

@@ -184,7 +184,7 @@ def test_what_a_side_without_calls_sent_is_not_known(sides: dict[str, Side], tmp
     assert sent
     assert [figure.name for figure in sent if figure.b is not None] == []
     assert "100 % less" not in as_text(compared)
-    assert "silent: no call was recorded, so nobody knows what it sent." in compared.notes
+    assert "silent: no call was recorded, so nobody knows what it sent." in compared.caveats
 
 
 def test_volumes_of_a_recording_without_calls_are_not_held_against_an_estimate(
@@ -194,7 +194,7 @@ def test_volumes_of_a_recording_without_calls_are_not_held_against_an_estimate(
     job.communicator("aa", tuple(range(8)))
     content = as_json(side_of(open_dataset([job.write()]), "silent", 3), folders["toml"])
     assert {figure["row"] for figure in content["figures"]} == {17}
-    assert any(note.startswith("No call was recorded") for note in content["notes"])
+    assert any(note.startswith("No call was recorded") for note in content["caveats"])
 
 
 def test_different_numbers_of_gpus_are_said_first(sides: dict[str, Side]) -> None:
@@ -203,6 +203,17 @@ def test_different_numbers_of_gpus_are_said_first(sides: dict[str, Side]) -> Non
     assert not any(
         sentence.startswith("The numbers") for sentence in words(compare_sides(sides["usual"], sides["slow"]))
     )
+
+
+def test_what_speaks_against_a_comparison_stands_before_the_first_difference(
+    sides: dict[str, Side], folders: dict[str, Path]
+) -> None:
+    lossy = replace(sides["slow"], notes=("12 calls were lost.",))
+    text = as_text(compare_sides(sides["usual"], lossy))
+    assert text.index("Before comparing\n- slow: 12 calls were lost.\n") < text.index("- B's period")
+    assert "Before comparing" not in as_text(compare_sides(sides["usual"], sides["slow"]))
+    predicted = compare(folders["usual"], folders["toml"])
+    assert predicted.index("The estimate is of 8 ranks, and 4 GPUs") < predicted.index("- T_iter: measured")
 
 
 def test_an_accuracy_below_zero_comes_with_its_formula() -> None:
@@ -274,7 +285,7 @@ def test_an_estimate_of_another_job_compares_no_volumes_and_says_why(
 ) -> None:
     content = as_json(sides["usual"], folders["toml"])
     assert {figure["row"] for figure in content["figures"]} == {17}
-    assert any("The estimate is of 8 ranks, and 4 GPUs were recorded" in note for note in content["notes"])
+    assert any("The estimate is of 8 ranks, and 4 GPUs were recorded" in note for note in content["caveats"])
 
 
 def test_the_command_compares_two_folders(sides: dict[str, Side], folders: dict[str, Path]) -> None:

@@ -250,10 +250,35 @@ def test_nodes_that_were_recorded_at_different_times_are_named(tmp_path: Path, b
 def test_gpus_that_share_no_communicator_are_said_to_be_of_several_jobs(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(6,))
     for comm, gpus in (("a", (0, 1)), ("b", (1, 2)), ("c", (3, 4)), ("d", (5,))):
-        job.communicator(comm, gpus)
-    assert report_of(job.open()).losses == (
-        "3 groups of GPUs share no communicator: several jobs, or one restarted; figures are of all of them together.",
+        job.communicator(comm, gpus, job="4711" if comm in "ab" else None)
+    (said,) = report_of(job.open()).losses
+    assert said == (
+        "3 groups of GPUs share no communicator, several jobs or one restarted, and figures are of all of them "
+        "together: job 4711 (GPUs 0–2, communicator a), GPUs 3, 4 (communicator c) and 1 more.  'railscope report "
+        "--only COMM' tells of one alone."
     )
+
+
+def test_several_jobs_are_said_before_any_figure_and_one_alone_can_be_asked_for(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(2, 2))
+    for comm, gpus, size, name in (("a", (0, 1), 8, "train"), ("b", (2, 3), 32, None)):
+        job.communicator(comm, gpus, job=name)
+        job.collective(comm, "AllReduce", size)
+        for rank in (0, 1):
+            job.operation(comm, rank, "AllReduce", size, 0, 1000 * size)
+    folder = job.write()
+    text = " ".join(as_text(make_report([folder], SMALL)).split())
+    assert text.index("job train (GPUs 0, 1, communicator a) and GPUs 2, 3") < text.index("Operations (")
+    assert text.count("'railscope report --only COMM' tells of one alone") == 1
+    for only, payload_bytes, server in (("train", 16, "node-0"), ("a", 16, "node-0"), ("b", 64, "node-1")):
+        alone = make_report([folder], replace(SMALL, only=only))
+        assert (alone.several_jobs, alone.losses) == ("", ())
+        assert {gpu.server for gpu in alone.gpus} == {server}
+        assert sum(use.payload_bytes for use in alone.ops) == payload_bytes
+        assert {row.payload_bytes for row in alone.latency.rows} == {payload_bytes // 2}
+        assert "--only" not in as_text(alone)
+    with pytest.raises(DatasetError, match=r"--only c: no communicator and no job is called so; there are job train"):
+        make_report([folder], replace(SMALL, only="c"))
 
 
 def test_a_rank_that_two_gpus_claim_is_said(tmp_path: Path) -> None:

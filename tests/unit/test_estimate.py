@@ -277,6 +277,16 @@ def test_the_text_says_what_an_operator_plans_with(capsys: pytest.CaptureFixture
     assert "assumed" not in text
 
 
+def test_the_text_says_what_the_split_of_layers_means(capsys: pytest.CaptureFixture[str]) -> None:
+    uneven = (
+        "stages: the layers in order, 14 to each pipeline rank, fewer to the last ones; what passes between them is pp"
+    )
+    assert uneven in text_of(capsys, *options(layers=54, pp=4)).splitlines()
+    assert "stages: the layers in order, 14 to each pipeline rank; what" in text_of(capsys, *options(layers=56, pp=4))
+    assert "stages: each pipeline rank holds the same part" in text_of(capsys, *options(layers=54, pp=4), "--paper")
+    assert "stages:" not in text_of(capsys, *options(pp=1))
+
+
 def test_the_text_marks_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     text = text_of(capsys, *options(c_pp=5e9))
     assert "at 360 GB/s*" in text
