@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,57 +32,70 @@ from tests.bench import (
     tracker_cost,
     workload_cost,
 )
-from tests.bench.results import Line, table, write_json
-from tests.bench.target import BenchError, Built, build
+from tests.bench.parts import Part, measure_parts
+from tests.bench.results import table, write_json
+from tests.bench.target import BenchError, build
 
-Part = Callable[[Built, int], list[Line]]
-
-_PARTS: Final[dict[str, tuple[Part, int]]] = {
-    probe_cost.PART: (probe_cost.measure, 201),
-    ring_reader.PART: (ring_reader.measure, 7),
-    agent_cost.PART: (agent_cost.measure, 3),
-    sampler_cost.PART: (sampler_cost.measure, 3),
-    collection_cost.PART: (collection_cost.measure, 25),
-    workload_cost.PART: (workload_cost.measure, 10),
-    nccl_cost.PART: (nccl_cost.measure, 6),
-    program_cost.PART: (program_cost.measure, 3),
-    exposition_cost.PART: (exposition_cost.measure, 9),
-    late_attach.PART: (late_attach.measure, 5),
-    first_sight.PART: (first_sight.measure, 7),
-    recorder_cost.PART: (recorder_cost.measure, 5),
-    tracker_cost.PART: (tracker_cost.measure, 3),
-    dataset_cost.PART: (dataset_cost.measure, 3),
-    live_recording_cost.PART: (live_recording_cost.measure, 2),
-    report_cost.PART: (report_cost.measure, 1),
+_PARTS: Final[dict[str, Part]] = {
+    probe_cost.PART: Part(probe_cost.measure, 201),
+    ring_reader.PART: Part(ring_reader.measure, 7),
+    agent_cost.PART: Part(agent_cost.measure, 3),
+    sampler_cost.PART: Part(sampler_cost.measure, 3),
+    collection_cost.PART: Part(collection_cost.measure, 25),
+    workload_cost.PART: Part(workload_cost.measure, 10),
+    nccl_cost.PART: Part(nccl_cost.measure, 6),
+    program_cost.PART: Part(program_cost.measure, 3),
+    exposition_cost.PART: Part(exposition_cost.measure, 9),
+    late_attach.PART: Part(late_attach.measure, 5),
+    first_sight.PART: Part(first_sight.measure, 7),
+    recorder_cost.PART: Part(recorder_cost.measure, 5),
+    tracker_cost.PART: Part(tracker_cost.measure, 3),
+    dataset_cost.PART: Part(dataset_cost.measure, 3),
+    live_recording_cost.PART: Part(live_recording_cost.measure, 2),
+    report_cost.PART: Part(report_cost.measure, 1),
 }
 """Each part and its usual number of rounds."""
 
 
-def main() -> int:
+def wanted_parts(only: Sequence[str] | None) -> dict[str, Part]:
+    """The parts of these names in the usual order; None: all."""
+    return {name: part for name, part in _PARTS.items() if only is None or name in only}
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for; `words` None: this process's."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", choices=sorted(_PARTS), help=f"one of {', '.join(_PARTS)}")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        choices=sorted(_PARTS),
+        help=f"one of {', '.join(_PARTS)}; may be given several times",
+    )
     parser.add_argument("--rounds", metavar="N", type=int, help="rounds of each part (each has its own default)")
     parser.add_argument("--json", metavar="PATH", type=Path, default=Path("bench-results.json"))
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.rounds is not None and options.rounds < 1:
         parser.error("at least one round is needed")
+    return options
+
+
+def main() -> int:
+    options = arguments()
     if os.geteuid() != 0:
         print("the bench loads BPF programs: run it as root", file=sys.stderr)
         return 1
-    lines: list[Line] = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:
+        try:
             built = build(Path(directory))
-            for name, (measure, rounds) in _PARTS.items():
-                if options.only in (None, name):
-                    print(f"{name} …", file=sys.stderr, flush=True)
-                    lines += measure(built, options.rounds or rounds)
-    except (BenchError, TestbedError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(table(lines))
-    write_json(options.json, lines)
-    return 0
+        except (BenchError, TestbedError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        measured = measure_parts(wanted_parts(options.only), built, options.rounds)
+    print(table(measured.lines))
+    write_json(options.json, measured.lines)
+    return measured.status(sys.stderr)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
