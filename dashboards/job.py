@@ -62,6 +62,7 @@ def _job() -> list[AnyPanel]:
             "short",
             f"count({ranks_of_job(f'railscope_comm_stalled{{{HOST}}} == 1')}) or vector(0)",
             thresholds=NEVER_FINE,
+            whole=True,
         ),
         stat(
             "Oldest operation in flight",
@@ -75,6 +76,7 @@ def _job() -> list[AnyPanel]:
             "be above 0 for a moment at any time.",
             "short",
             f"max({ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})",
+            whole=True,
         ),
         table(
             "Communicators",
@@ -253,6 +255,7 @@ def _stragglers() -> list[AnyPanel]:
             "Operations that a rank entered less than the foremost of its communicator: the ten worst.",
             "short",
             query(f"topk(10, {ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})", _RANK),
+            whole=True,
         ),
         timeseries(
             "Last on its host",

@@ -65,10 +65,17 @@ def query(expression: str, legend: str = "") -> Dataquery:
 
 
 def stat(
-    title: str, description: str, unit: str, expression: str, *, thresholds: Thresholds = NEUTRAL, width: int = 4
+    title: str,
+    description: str,
+    unit: str,
+    expression: str,
+    *,
+    thresholds: Thresholds = NEUTRAL,
+    whole: bool = False,
+    width: int = 4,
 ) -> StatPanel:
-    """One number: the value now."""
-    return (
+    """One number: the value now; `whole` where there are no fractions of what is counted."""
+    panel = (
         StatPanel()
         .title(title)
         .description(description)
@@ -84,6 +91,7 @@ def stat(
         .span(width)
         .height(4)
     )
+    return panel.decimals(0) if whole else panel
 
 
 def timeseries(
@@ -94,9 +102,13 @@ def timeseries(
     thresholds: Thresholds = NEUTRAL,
     stacked: bool = False,
     largest: float | None = None,
+    whole: bool = False,
     width: int = 12,
 ) -> TimeseriesPanel:
-    """Lines over time; stacked where the parts make a whole, `largest` where the scale has an end."""
+    """Lines over time; stacked where the parts make a whole, `largest` where the scale has an end.
+
+    `whole`: there are no fractions of what is counted, on the scale neither.
+    """
     panel = (
         TimeseriesPanel()
         .title(title)
@@ -125,6 +137,8 @@ def timeseries(
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
     if largest is not None:
         panel.max(largest)
+    if whole:
+        panel.decimals(0)
     return panel
 
 

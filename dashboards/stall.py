@@ -9,8 +9,9 @@ from dashboards.page import Section
 from dashboards.panels import NEVER_FINE, STALLED, UP_OR_DOWN, AnyPanel, query, stat, states, table, timeseries
 from dashboards.variables import COMM, hosts_of_communicator
 
-_RANK = "rank {{rank}} {{instance}}"
-_RAIL = "{{instance}} {{device}} {{netns}}"
+_RANK = "rank {{rank}}"
+"""A rank is on one host; a longer legend would be cut off."""
+_RAIL = "{{device}} {{instance}} {{netns}}"
 _CHOSEN = '{instance=~"$host",rail=~"$rail"}'
 
 
@@ -41,12 +42,14 @@ def _summary() -> list[AnyPanel]:
             "short",
             f"count(count by (comm, rank) (railscope_comm_stalled{{{COMM}}} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
+            whole=True,
         ),
         stat(
             "Ranks seen",
             "Ranks of the communicator that any agent tells of.",
             "short",
             f"count(count by (comm, rank) (railscope_comm_info{{{COMM}}}))",
+            whole=True,
         ),
         stat(
             "Longest",
@@ -65,6 +68,7 @@ def _summary() -> list[AnyPanel]:
             "How many operations the hindmost rank entered less than the foremost.",
             "short",
             f"max(comm:railscope_sequence_spread:max{{{COMM}}})",
+            whole=True,
         ),
         stat(
             "Rails down",
@@ -72,6 +76,7 @@ def _summary() -> list[AnyPanel]:
             "short",
             f"count({hosts_of_communicator(f'railscope_rail_up{_CHOSEN} == 0')}) or vector(0)",
             thresholds=NEVER_FINE,
+            whole=True,
         ),
         table(
             "What the hosts say",
@@ -105,6 +110,7 @@ def _summary() -> list[AnyPanel]:
                 f"sum by (cause) (rate(railscope_comm_stall_seconds_total{{{COMM}}}[$__rate_interval]))", "{{cause}}"
             ),
             stacked=True,
+            whole=True,
         ),
     ]
 
@@ -116,7 +122,7 @@ def _ranks() -> list[AnyPanel]:
             "Which ranks were stalled when, with operation and cause.",
             query(
                 f"max by (rank, instance, op, cause) (railscope_comm_stalled{{{COMM}}})",
-                _RANK + " {{op}} {{cause}}",
+                "{{rank}} {{op}} {{cause}}",
             ),
             words=STALLED,
         ),
@@ -125,6 +131,7 @@ def _ranks() -> list[AnyPanel]:
             "Operations that each rank entered less than the foremost: who is above 0 keeps the others waiting.",
             "short",
             query(f"comm_rank:railscope_operations_behind:max{{{COMM}}}", _RANK),
+            whole=True,
         ),
         timeseries(
             "Age of the oldest operation in flight",
@@ -143,6 +150,7 @@ def _ranks() -> list[AnyPanel]:
             "Operations that each rank entered and that are not known to be complete.",
             "short",
             query(f"railscope_comm_enqueued_total{{{COMM}}} - railscope_comm_completed_total{{{COMM}}}", _RANK),
+            whole=True,
         ),
         timeseries(
             "How long operations took before",
@@ -203,6 +211,7 @@ def _rails() -> list[AnyPanel]:
             "Segments that are not acknowledged yet: they stay while nothing arrives.",
             "short",
             query(_of_rails("railscope_rail_tcp_unacknowledged_segments"), _RAIL),
+            whole=True,
         ),
         timeseries(
             "Errors of which any matters",

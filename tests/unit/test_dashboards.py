@@ -179,6 +179,24 @@ def test_a_file_that_is_no_dashboard_is_named_in_one_line(tmp_path: Path, text: 
     assert "\n" not in str(refused.value)
 
 
+def test_a_stall_counts_ranks_without_fractions_and_its_legends_leave_out_what_a_rank_tells() -> None:
+    content = json.loads((build.COMMITTED / "railscope-stall.json").read_text())
+    every = [one for panel in content["panels"] for one in (panel, *panel.get("panels", ()))]
+    panels = {(panel["type"], panel["title"]): panel for panel in every}
+    for kind, title in (
+        ("stat", "Ranks stalled"),
+        ("stat", "Operations behind"),
+        ("timeseries", "Stalled, by cause"),
+        ("timeseries", "Operations behind"),
+        ("timeseries", "Operations not complete"),
+    ):
+        assert panels[kind, title]["fieldConfig"]["defaults"]["decimals"] == 0, title
+    assert "decimals" not in panels["timeseries", "Operations entered"]["fieldConfig"]["defaults"], "calls a second"
+    legends = {target.get("legendFormat", "") for panel in panels.values() for target in panel.get("targets", ())}
+    assert {"rank {{rank}}", "{{rank}} {{op}} {{cause}}"} <= legends
+    assert not [legend for legend in legends if "{{rank}}" in legend and "{{instance}}" in legend]
+
+
 def test_identifiers_never_change() -> None:
     """Bookmarks, links and alerts hold them."""
     assert {one.identifier for one in documents.read_all(build.COMMITTED).values()} == {
