@@ -11,7 +11,8 @@ PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_TEST := prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
-PACKAGES_PANELS := chromium nodejs npm
+# Node.js from elsewhere brings npm along, and does not go with Debian's.
+PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
 PACKAGES_SPARK := openjdk-17-jre-headless
 PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
