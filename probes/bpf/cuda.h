@@ -29,7 +29,7 @@
 #include "cuda_launches.h"
 
 /* What a mark's communicator had launched is complete. */
-static __noinline int prove_communicator(struct cuda_behind *behind, __u32 tgid)
+VERIFIED_ONCE int prove_communicator(struct cuda_behind *behind, __u32 tgid)
 {
 	struct communicator_key key = {.tgid = tgid};
 	struct cuda_communicator *known;
@@ -60,8 +60,9 @@ static __noinline int prove_communicator(struct cuda_behind *behind, __u32 tgid)
 }
 
 /* An event has happened, or a stream has come to where a thread waited for it. */
-static __noinline int prove(struct cuda_handle_key *key, __u64 generation)
+VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 {
+	struct cuda_handle_key key;
 	struct cuda_stream_key stream_key = {};
 	struct cuda_stream *mark;
 	struct cuda_stream *stream;
@@ -69,10 +70,11 @@ static __noinline int prove(struct cuda_handle_key *key, __u64 generation)
 	__u64 launches;
 	int i, proved = 0;
 
-	if (!key)
+	if (!handle)
 		return 0;
-	stream_key.tgid = key->tgid;
-	mark = bpf_map_lookup_elem(&cuda_marks, key);
+	key = *handle;
+	stream_key.tgid = key.tgid;
+	mark = bpf_map_lookup_elem(&cuda_marks, &key);
 	if (!mark || mark->generation != generation)
 		return 0;
 	launches = mark->launches;
@@ -84,14 +86,14 @@ static __noinline int prove(struct cuda_handle_key *key, __u64 generation)
 			return 0;
 		if (!behind.comm)
 			break;
-		proved |= prove_communicator(&behind, key->tgid);
+		proved |= prove_communicator(&behind, key.tgid);
 	}
 	stream = bpf_map_lookup_elem(&cuda_streams, &stream_key);
 	if (stream && stream->proved < launches)
 		stream->proved = launches;
 	if (proved)
 		count_cuda(CUDA_STAT_PROOFS);
-	bpf_map_delete_elem(&cuda_marks, key);
+	bpf_map_delete_elem(&cuda_marks, &key);
 	return 0;
 }
 

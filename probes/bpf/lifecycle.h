@@ -70,8 +70,8 @@ int init_entry(struct registers *ctx)
 }
 
 /* One new communicator at the return of an init call. */
-static __noinline int settle_init(struct init_under_way *init, __u64 comm, __u64 cookie, __s32 result,
-				  struct thread *thread)
+VERIFIED_ONCE int settle_init(struct init_under_way *init, __u64 comm, __u64 cookie, __s32 result,
+			      struct thread *thread)
 {
 	struct communicator_key key = {.comm = comm};
 	struct communicator *communicator = 0;

@@ -8,6 +8,16 @@
 
 #include <linux/types.h>
 
+/*
+ * Declares a function that the verifier looks at once for each program.  A static one it follows anew from every place
+ * and every turn of a loop that calls it, in each state that leads there, which was nine tenths of the time that
+ * loading took.  Such a function knows nothing of what it is given: it checks its pointers, it copies a key before a
+ * helper takes it, which older kernels insist on, and what they point to has no byte that was not written.
+ */
+#ifndef VERIFIED_ONCE
+#define VERIFIED_ONCE __attribute__((noinline))
+#endif
+
 #define OP_COUNT 16
 #define OP_SIGNAL 13
 #define OP_WAIT_SIGNAL 14

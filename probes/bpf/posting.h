@@ -52,10 +52,11 @@ struct walk {
 	__u8 protocol;
 	__u8 point_to_point_op;
 	__u8 learned; /* 1: of a connection that was not known */
+	__u8 reserved[3];
 };
 
 /* Learn of a connection, or that its address serves another communicator now. */
-static __noinline int learn_connection(struct walk *walk, __u64 address, __u32 peer_and_channel)
+VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_and_channel)
 {
 	struct connection_key key = {.connection = address};
 	struct connection fresh = {.net_device = NO_NET_DEVICE};

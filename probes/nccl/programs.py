@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes import bcc_loader, libbpf
+from probes import libbpf
 from probes.bpf_syscall import (
     BPF_TRACE_UPROBE_MULTI,
     BPF_TRACE_UPROBE_SESSION,
@@ -275,6 +275,9 @@ def _load(
     }
     values = constants(settings, enqueue_time)
     if loader is Loader.BCC:
+        # What runs another program and takes its answer is for those who need it: libbpf loads nearly everywhere.
+        from probes import bcc_loader
+
         return bcc_loader.load(
             OBJECTS / "nccl.bpf.c",
             attach_types=attach_types,

@@ -10,6 +10,7 @@
 /* bcc has no functions that call functions: all are inlined. */
 #undef __noinline
 #define __noinline
+#define VERIFIED_ONCE static
 
 /*
  * bcc compiles for the first BPF instruction set, which has one atomic instruction, an addition that does not return

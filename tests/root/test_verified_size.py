@@ -1,0 +1,44 @@
+"""How much the verifier has to look at: most of the time that loading takes, and so of an agent's start."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import numpy as np
+import pytest
+
+from probes.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
+from probes.links import AttachKind
+from probes.nccl.internals import Internals
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from tests.root.probe_targets import MODES
+
+pytestmark = pytest.mark.root
+
+_MOST_INSTRUCTIONS: Final = 12_000
+"""Of one program, each counted in every state in which the verifier comes to it; none takes 10,000."""
+_INFO_BYTES: Final = 224
+_VERIFIED_AT: Final = 216
+"""`verified_insns` of struct bpf_prog_info, Linux 5.16."""
+
+
+def verified_instructions(program_fd: int) -> int:
+    info = np.zeros(_INFO_BYTES, np.uint8)
+    bpf(BPF_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", program_fd, _INFO_BYTES, info.ctypes.data), "ask about a program")
+    return int(info[_VERIFIED_AT : _VERIFIED_AT + 4].view("<u4")[0])
+
+
+@pytest.mark.parametrize(("attach", "enqueue_time"), MODES)
+def test_no_program_is_long_to_verify(attach: AttachKind, enqueue_time: EnqueueTime) -> None:
+    programs = NcclPrograms.load(ProgramSettings(attach=attach, enqueue_time=enqueue_time))
+    try:
+        internals = Internals.load(programs)
+        loaded = {**programs._loaded.program_fds, **internals._loaded.program_fds}
+        verified = {name: verified_instructions(fd) for name, fd in loaded.items()}
+        internals.close()
+    finally:
+        programs.close()
+    if not any(verified.values()):
+        pytest.skip("this kernel does not tell how much it verified")
+    assert {name: count for name, count in verified.items() if count > _MOST_INSTRUCTIONS} == {}
