@@ -23,18 +23,23 @@ from probes.netdev.addresses import plain_address
 from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 NETLINK_SOCK_DIAG: Final = 4
-_SOCK_DIAG_BY_FAMILY: Final = 20
+_TCP_SOCKETS: Final = 18
+"""TCPDIAG_GETSOCK.  SOCK_DIAG_BY_FAMILY, which came after it, asks for one family: the kernel would walk twice through
+its table of all connections, which has half a million places on a large host."""
 _SOCKET: Final = struct.Struct("=4BHH16s16sIII5I")
 """struct inet_diag_msg: family, state, timer, retransmits; ports, addresses, device, cookie; expires, queues, user,
 inode."""
-_QUESTION: Final = struct.Struct("=BBBxI48x")
-"""struct inet_diag_req_v2: family, protocol, extensions, states, socket."""
+_QUESTION: Final = struct.Struct("=xxxB48xI4x")
+"""struct inet_diag_req: family and two lengths that are not looked at, extensions, socket, states, what is not used."""
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _INET_DIAG_INFO: Final = 2
 _BYTECODE: Final = 1
 _ESTABLISHED, _FIN_WAIT_1, _CLOSE_WAIT = 1, 4, 8
 _STATES: Final = 1 << _ESTABLISHED | 1 << _FIN_WAIT_1 | 1 << _CLOSE_WAIT
 """Where a process may still hold the socket and data may be on its way."""
+
+_NO_TCP_DIAG: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP})
+"""Without tcp_diag, and without inet_diag, on which that builds."""
 
 _CONDITION: Final = struct.Struct("=BBHBBxxi")
 """struct inet_diag_bc_op and struct inet_diag_hostcond: operation, jumps; family, bits that count, port."""
@@ -150,28 +155,23 @@ def read_sockets(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> list[Tcp
         OSError: the kernel refuses; ENOENT: it has no tcp_diag.
         MalformedNetlink: its answer is not what sock_diag describes.
     """
-    found: list[TcpSocket] = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            found += parse_sockets(netlink.dump(_SOCK_DIAG_BY_FAMILY, question(family, addresses)))
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            if family == socket.AF_INET:
-                raise OSError(errno.ENOENT, "the kernel has no tcp_diag: run `modprobe tcp_diag`") from None
-            # A kernel without IPv6.
-    return found
+    try:
+        return parse_sockets(netlink.dump(_TCP_SOCKETS, question(addresses)))
+    except OSError as error:
+        if error.errno not in _NO_TCP_DIAG:
+            raise
+        raise OSError(errno.ENOENT, "the kernel has no tcp_diag: run `modprobe tcp_diag`") from None
 
 
-def question(family: int, addresses: Sequence[bytes]) -> bytes:
-    """The request for sockets of a family with one of these local addresses."""
-    return _question(family, tuple(addresses))
+def question(addresses: Sequence[bytes]) -> bytes:
+    """The request for sockets of both families with one of these local addresses."""
+    return _question(tuple(addresses))
 
 
 @lru_cache(maxsize=16)
-def _question(family: int, addresses: tuple[bytes, ...]) -> bytes:
+def _question(addresses: tuple[bytes, ...]) -> bytes:
     """As a rule that of a second ago."""
-    body = _QUESTION.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _STATES)
+    body = _QUESTION.pack(1 << (_INET_DIAG_INFO - 1), _STATES)
     if not 0 < len(addresses) <= MAXIMUM_ADDRESSES:
         return body
     code = address_filter(addresses)
@@ -203,7 +203,7 @@ def parse_sockets(datagrams: Iterable[bytes]) -> list[TcpSocket]:
     found: list[TcpSocket] = []
     for data in datagrams:
         for kind, _flags, _sequence, payload in messages(data):
-            if kind != _SOCK_DIAG_BY_FAMILY:
+            if kind != _TCP_SOCKETS:
                 continue
             if len(payload) < _SOCKET.size:
                 raise MalformedNetlink(f"netlink: a socket of {len(payload)} bytes, expected {_SOCKET.size}")
