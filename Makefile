@@ -18,9 +18,9 @@ PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm clean wheel
+.PHONY: setup build bytecode demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm clean wheel
 
-setup: packages $(STAMPS)/venv build  ## install what is needed, make .venv and the BPF objects
+setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
 packages:
 	@./install-packages $(PACKAGES_BUILD) $(PACKAGES_RUN)
@@ -41,6 +41,9 @@ $(STAMPS)/venv: pyproject.toml
 	@mkdir -p $(STAMPS) && touch $@
 
 build: $(BUILT)  ## compile the BPF objects and the demo's workload
+
+bytecode: $(STAMPS)/venv  ## a service's user may write none here, and would compile everything at each start
+	@$(BIN)/python -m compileall -q agent exporters probes
 
 demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 	$(BIN)/railscope demo

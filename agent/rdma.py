@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.configured import Remark
 from agent.counter_rules import Kind, Severity, rule_of
@@ -34,8 +34,9 @@ _NETNS: Final = 0
 _INVENTORY_PERIOD_NS: Final = 5_000_000_000
 
 
-class PortCounter(NamedTuple):
-    """One counter of a port besides its bytes: a tuple, as there are hundreds at every scrape."""
+@dataclass(frozen=True, slots=True)
+class PortCounter:
+    """One counter of a port besides its bytes."""
 
     name: str
     severity: Severity
