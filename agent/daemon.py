@@ -2,8 +2,9 @@
 
 The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
 link events.  Between them it drains the ring of call events, scans all processes now and then (what the stream of
-mappings may have lost), and once a second relates collectives to port bytes.  Rails are sampled by a thread of
-their own (agent/sampling.py), requests are answered by others (exporters/http.py).
+mappings may have lost), and once a second relates collectives to port bytes.  All of that is done more seldom while
+there is no communicator, which a lifecycle event ends at once.  Rails are sampled by a thread of their own
+(agent/sampling.py), requests are answered by others (exporters/http.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import pause_ns
+from agent.drain_pace import UNUSED_NS, pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -93,6 +94,8 @@ class Daemon:
         self._drained_ns = self._beat_ns
         self._shown = shown
         self._look_ns = LOOK_NS if shown else _TICK_NS
+        self._used = False
+        """Whether there was a communicator after the last turn."""
         self._mmap_events: MmapEvents | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
@@ -278,10 +281,10 @@ class Daemon:
         if now_ns >= self._next_drain_ns:
             self._next_drain_ns = now_ns + self._drain()
         if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + self._look_ns
+            self._next_look_ns = now_ns + (self._look_ns if self._used else UNUSED_NS)
             self.observer.look_for_stalls()
         if now_ns >= self._next_tick_ns:
-            self._next_tick_ns = now_ns + _TICK_NS
+            self._next_tick_ns = now_ns + (_TICK_NS if self._used else UNUSED_NS)
             for events in self.observer.tick(relate=self._shown):
                 self._unpoll(events)
             if self._feed is not None:
@@ -297,6 +300,12 @@ class Daemon:
         if self._feed is not None:
             self._feed.look_at_rails()
         self.recordings.turn()
+        used = self.observer.in_use
+        if used != self._used:
+            self._used = used
+            if used:  # from now on rings fill, and operations may stall
+                self._next_tick_ns = now_ns
+            self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
@@ -399,7 +408,7 @@ class Daemon:
             self.observer.take_calls(calls)
         if recorder is not None and len(calls):
             recorder.add_calls(calls)
-        return pause_ns(fullness, waited_ns)
+        return pause_ns(fullness, waited_ns, used=self._used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:

@@ -132,12 +132,21 @@ class Observer:
         progress = self._completion.of(instance) if self._completion is not None else None
         return progress.completed if progress is not None else None
 
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a communicator, or a stall to look at; if not, a lifecycle event comes before there is."""
+        with self._lock:
+            return self._in_use
+
+    @property
+    def _in_use(self) -> bool:
+        return self._programs is not None and (self._collectives.alive or self._stalls.busy)
+
     def look_for_stalls(self) -> None:
         """A few times a second: judge whether operations come to their end."""
         with self._lock:
-            if self._programs is None or not (self._collectives.alive or self._stalls.busy):
-                return
-            self._stalls.look()
+            if self._in_use:
+                self._stalls.look()
 
     def take_calls(self, events: Records) -> None:
         """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""
@@ -306,7 +315,8 @@ class Observer:
             if self._programs is None:
                 return self._hardware.tick([] if relate else None)
             now_ns = self._clock.monotonic_ns()
-            if relate and self._completion is not None:
+            # Without a communicator nothing is handed over, and to read that takes as long as all else here.
+            if relate and self._completion is not None and self._in_use:
                 self._completion.read_handed_over()
             counts = self._collectives.read()
             closed = self._hardware.tick(self._collectives.expected(counts) if relate else None)

@@ -54,6 +54,8 @@ _UNWANTED = frozenset(
         # Other commands.
         *("agent.analysis", "agent.dataset", "agent.diagnose_options", "agent.doctor", "agent.estimate_options"),
         *("agent.export_options", "agent.imports", "dashboards", "testbed", "exporters.top_options", "exporters.top"),
+        # The other loader, which runs a program of its own.
+        *("probes.bcc_loader", "probes.bcc_source", "probes.bcc_helper"),
         # For tests and for other loaders only.
         *("pyroute2", "elftools", "capstone", "prometheus_client", "pynvml", "pyarrow", "asyncio"),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.drain_pace import AIM, EMPTY_NS, LONGEST_NS, SHORTEST_NS, pause_ns
+from agent.drain_pace import AIM, EMPTY_NS, LONGEST_NS, SHORTEST_NS, UNUSED_NS, pause_ns
 
 RING_BYTES = 2 << 20
 EVENT_BYTES = 72
@@ -29,3 +29,8 @@ def test_a_ring_that_is_hardly_used_is_not_taken_for_an_empty_one() -> None:
 def test_an_empty_ring_is_left_alone_the_longest() -> None:
     assert pause_ns(0.0, SHORTEST_NS) == EMPTY_NS
     assert pause_ns(1.0, SHORTEST_NS) == SHORTEST_NS
+
+
+def test_without_a_communicator_only_an_empty_ring_waits_longer() -> None:
+    assert pause_ns(0.0, SHORTEST_NS, used=False) == UNUSED_NS > EMPTY_NS
+    assert pause_ns(1.0, SHORTEST_NS, used=False) == SHORTEST_NS
