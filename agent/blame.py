@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Final
 
-from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts
+from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts, rail_name
 
 UNANSWERED_NS: Final = 800_000_000
 """TCP's first retransmission comes after 0.2 s at the earliest, the second 0.4 s later: two of them are no accident."""
@@ -222,15 +222,15 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
     ranks = tuple(one for one in (rank, *evidence.peers) if one.comparable)
     if rank not in ranks:
         return _stopped_peer(rank, evidence)
-    last = min(ranks, key=lambda one: (one.enqueued, one.last_call_ns))
-    most = max(one.enqueued for one in ranks)
+    last = min(ranks, key=lambda one: (one.entered, one.last_call_ns))
+    most = max(one.entered for one in ranks)
     flight = rank.in_flight
     # Calls are handed over ahead of time: a rank that made fewer has nothing to do with an operation that it made too.
-    called = flight is not None and flight.calls_before is not None and last.enqueued > flight.calls_before
-    if last.enqueued == most or called:
+    before = None if flight is None or flight.calls_before is None else flight.calls_before + rank.unseen_calls
+    if last.entered == most or (before is not None and last.entered > before):
         return _stopped_peer(rank, evidence)
     process = evidence.process if last is rank else evidence.of_peer(last.pid)
-    sentences = [f"rank {last.name} has made {most - last.enqueued} calls fewer than the others of this host"]
+    sentences = [f"rank {last.name} has made {most - last.entered} calls fewer than the others of this host"]
     culprit, excused = True, False
     if process is not None:
         if process.condition != "running":
@@ -288,7 +288,7 @@ def _gpu(rank: RankFacts) -> Blame | None:
 
 
 def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
-    """Nothing is wrong with processes and rails here: a rank does not come, this one or one on another host."""
+    """Nothing is wrong with processes and rails here: a rank does not come, unless all that there are have come."""
     flight = rank.in_flight
     if flight is None:
         return None
@@ -307,13 +307,20 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         return Blame(
             Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
         )
+    whom = "ranks on other hosts"
+    if rank.nranks is not None and len(evidence.peers) + 1 >= rank.nranks:
+        silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
+        if silent is not None:
+            sentence = f"it waits for rank {silent.name} of this host, whose GPU has not begun with the call"
+            return Blame(Cause.GPU_NOT_PROGRESSING, (sentence,), culprit=False, blamed_rank=silent.rank)
+        if all(one.comparable for one in (rank, *evidence.peers)):
+            sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
+            return Blame(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
+        whom = "another rank of this host"
     if evidence.hidden:
-        sentences = [
-            "this rank's process runs: it waits for ranks on other hosts, or for its rails",
-            *_hidden(evidence),
-        ]
+        sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
     else:
-        sentences = ["this rank's process runs and its rails work: it waits for ranks on other hosts"]
+        sentences = [f"this rank's process runs and its rails work: it waits for {whom}"]
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
@@ -331,7 +338,7 @@ def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
 
 
 def _name(rail: RailSigns) -> str:
-    return f"rail {rail.rail} ({rail.device})"
+    return rail_name(rail.rail, rail.device, rail.netns)
 
 
 def _of_rail(cause: Cause, rail: RailSigns, *sentences: str) -> Blame:

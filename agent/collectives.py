@@ -22,6 +22,7 @@ from agent.expected_wire import ExpectedWire
 from agent.kernel_readings import CountingPrograms, KernelReadings
 from agent.node_totals import NodeTotals
 from agent.peer_bytes import PeerBytes
+from agent.sequences import Sequences
 from agent.snapshot import UNKNOWN, Snapshot
 from agent.stored_errors import StoredErrors
 from probes.bpf_syscall import KernelRefusal
@@ -58,6 +59,9 @@ class Collectives:
         self._events = CommEvents()
         self._stored_errors = (
             StoredErrors(programs.communicators, procfs, completion.levels.error_layout_of) if completion else None
+        )
+        self._sequences = (
+            Sequences(programs.communicators, procfs, completion.levels.sequence_layout_of) if completion else None
         )
         self._programs = programs
         self._processes = processes
@@ -107,6 +111,19 @@ class Collectives:
                 self._events.take_stored(instance, result, now_ns)
         except KernelRefusal as refusal:
             _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+
+    def look_for_positions(self) -> None:
+        """Learn where communicators that made calls stand by NCCL's own count."""
+        if self._sequences is None or not self.processes_with_communicators:
+            return
+        try:
+            self._sequences.look()
+        except KernelRefusal as refusal:
+            _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+
+    def position(self, instance: int, enqueued: int) -> int | None:
+        """Collectives that a rank entered since its communicator was made; None: that cannot be known."""
+        return self._sequences.position(instance, enqueued) if self._sequences is not None else None
 
     def unmet(self) -> set[int]:
         """Pids of processes that showed up in the kernel's tables and are not known; told once."""
@@ -236,6 +253,7 @@ class Collectives:
                 self._processes.get,
                 lambda process: _netns_label(process, names),
                 self._completion.of if self._completion is not None else lambda _: None,
+                self.position,
                 now_ns,
             ),
             peers=self._peers.totals(counts) if self._peers is not None else (),

@@ -94,9 +94,13 @@ class CommunicatorHistory:
         process_of: Callable[[int], ObservedProcess | None],
         netns_of: Callable[[ObservedProcess | None], str],
         progress_of: Callable[[int], CommunicatorProgress | None],
+        position_of: Callable[[int, int], int | None],
         now_ns: int,
     ) -> tuple[CommunicatorFacts, ...]:
-        """Of every communicator, oldest first; `counts` are the rows of the kernel's table."""
+        """Of every communicator, oldest first; `counts` are the rows of the kernel's table.
+
+        `position_of` knows by instance, and by the calls that it made, where a living one stands.
+        """
         by_instance = {communicator.instance: communicator for communicator in living}
         done: defaultdict[int, _Ops] = defaultdict(_ops)
         for count in counts:
@@ -115,6 +119,8 @@ class CommunicatorHistory:
             facts = _facts(communicator, process, netns_of(process), ops)
             if (progress := progress_of(communicator.instance)) is not None:
                 facts = _with_progress(facts, progress, now_ns)
+            if communicator.ended_ns is None:
+                facts = replace(facts, position=position_of(communicator.instance, facts.enqueued))
             found.append((communicator.first_ns, facts))
         found.sort(key=lambda entry: entry[0])
         return tuple(facts for _, facts in found)

@@ -66,7 +66,7 @@ class Rank:
     moving: bool = False
     """It entered an operation between its last scrapes."""
     usual_calls_per_second: float | None = None
-    """The most within the window, and `mean_` over all of it."""
+    """The most within the window, and `mean_` over all of it where the rank is counted from its first call on."""
     mean_calls_per_second: float | None = None
     stall: Stall | None = None
     last_said: Stall | None = None

@@ -121,6 +121,7 @@ def _ranks(
         completed=f"railscope_comm_completed_total{{{of}}}",
         inflight=f"railscope_comm_inflight_seconds{{{of}}}",
         from_start=f"railscope_comm_counted_from_start{{{of}}}",
+        sequence=f"railscope_comm_sequence{{{of}}}",
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=rate,
         mean=f"rate({enqueued}[{window_seconds:.0f}s])",
@@ -135,6 +136,7 @@ def _ranks(
         enqueued,
         now=now,
         from_start=numbers["from_start"],
+        sequence=numbers["sequence"],
         resets=numbers["resets"],
         at=ask.at,
         seconds=min(window_seconds, (scrapes.interval_seconds or 15.0) * _MOST_POINTS / max(len(now), 1)),
@@ -171,7 +173,10 @@ def _ranks(
                 calls_per_second=numbers["rate"].get(key) if present else None,
                 moving=present and bool(numbers["moves"].get(key)),
                 usual_calls_per_second=numbers["usual"].get(key),
-                mean_calls_per_second=numbers["mean"].get(key) if present else None,
+                # A series that began within the window has a lower mean.
+                mean_calls_per_second=(
+                    numbers["mean"].get(key) if present and numbers["from_start"].get(key) != 0 else None
+                ),
                 stall=stalls.get(key),
                 stalled_seconds=numbers["seconds"].get(key) if present else None,
                 scraped=scrapes.scraped.get(instance) if present else None,

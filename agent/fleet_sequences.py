@@ -1,17 +1,21 @@
 """Where each rank of a communicator stands in its sequence of operations, on one scale for all ranks.
 
 An agent that saw a communicator begin counts from its first operation: such numbers compare as they are.  One that
-was started, or started again, beside a running job counts from then on: its ranks are off by a constant.  The constant
-shows while the communicator advances, so it is learnt from the history in the store: the median of the difference
-to another rank over moments at which both advanced, with the spread of that difference as the uncertainty, since
-hosts are scraped at different instants.  Where there is too little history a rank is not compared at all.
+was started, or started again, beside a running job counts from then on.  Where it can, it says where its ranks stand
+by NCCL's own numbers (agent/sequences.py), which is another scale, as NCCL does not number everything: either all
+ranks are compared by it or none.
+
+Else ranks are off by a constant, which shows while the communicator advances, so it is learnt from the history in the
+store: the median of the difference to another rank over moments at which both advanced, with the spread of that
+difference as the uncertainty, since hosts are scraped at different instants.  Where there is too little history a rank
+is not compared at all.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -45,6 +49,7 @@ def positions(
     *,
     now: Mapping[RankKey, float],
     from_start: Mapping[RankKey, float],
+    sequence: Mapping[RankKey, float],
     resets: Mapping[RankKey, float],
     at: float,
     seconds: float,
@@ -52,8 +57,8 @@ def positions(
     """The position of every rank that can be compared with others of its communicator.
 
     `expression` selects the counters that `now` shows.  `from_start` says 1 of ranks that were counted from their
-    first operation on; where it says nothing, so does a counter that did not start anew of late (`resets`).  History is
-    taken from the `seconds` before `at`.
+    first operation on; where it says nothing, so does a counter that did not start anew of late (`resets`).  `sequence`
+    are positions by NCCL's own numbers, of ranks that have one.  History is taken from the `seconds` before `at`.
 
     Raises:
         PrometheusError: the store does not answer.
@@ -63,13 +68,24 @@ def positions(
     others = [key for key in now if key not in exact]
     if not others:
         return found
-    history = _by_rank(store.scrapes(expression, seconds, at))
+    history: dict[RankKey, tuple[tuple[float, float], ...]] | None = None
     members: dict[str, list[RankKey]] = defaultdict(list)
     for key in now:
         members[key[1]].append(key)
     for keys in members.values():
         inexact = [key for key in keys if key not in exact]
         if not inexact or len(keys) < 2:
+            continue
+        numbered = _numbered(keys, exact, sequence)
+        for key in keys if numbered else ():
+            found.pop(key, None)
+        found.update((key, Position(int(sequence[key]))) for key in numbered)
+        if len(numbered) == len(keys):
+            continue
+        if history is None:
+            history = _by_rank(store.scrapes(expression, seconds, at))
+        if numbered:
+            found.update(_beside(numbered[0], sequence, [key for key in keys if key not in found], now, history))
             continue
         # The first that counts exactly is the scale; else the one that has been heard for longest.
         scale = min((key for key in keys if key in exact), default=max(keys, key=lambda key: len(history.get(key, ()))))
@@ -85,6 +101,29 @@ def positions(
         if scale in inexact and not any(key in found for key in inexact if key != scale):
             del found[scale]
     return found
+
+
+def _numbered(keys: Sequence[RankKey], exact: Collection[RankKey], sequence: Mapping[RankKey, float]) -> list[RankKey]:
+    """The ranks of a communicator that are compared by NCCL's own numbers; none where that would compare fewer."""
+    numbered = [key for key in keys if key in sequence]
+    counted = [key for key in keys if key in exact]
+    return numbered if set(numbered) > set(counted) or len(numbered) > len(counted) else []
+
+
+def _beside(
+    scale: RankKey,
+    sequence: Mapping[RankKey, float],
+    keys: Iterable[RankKey],
+    now: Mapping[RankKey, float],
+    history: Mapping[RankKey, Sequence[tuple[float, float]]],
+) -> Iterator[tuple[RankKey, Position]]:
+    """Ranks without such a number, by their usual distance to one that has it; those without history are left out."""
+    for key in keys:
+        learnt = difference(history.get(scale, ()), history.get(key, ()))
+        if learnt is not None:
+            shift, uncertainty = learnt
+            entered = int(sequence[scale]) + int(now[key]) - shift - int(now[scale])
+            yield key, Position(entered, uncertainty, learnt=True)
 
 
 def difference(scale: Sequence[tuple[float, float]], counter: Sequence[tuple[float, float]]) -> tuple[int, int] | None:

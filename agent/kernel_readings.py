@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from agent.accounting import Accounting, CallCount, Table
 from agent.communicators import Communicators
+from agent.sequences import CommunicatorRows
 from agent.snapshot import Histogram, OpHistogram
 from probes.bpf_syscall import KernelRefusal
 from probes.maps import Records
@@ -50,7 +51,7 @@ class CountingPrograms(Protocol):
     def aggregates(self) -> Table: ...
 
     @property
-    def communicators(self) -> Table: ...
+    def communicators(self) -> CommunicatorRows: ...
 
     @property
     def lifecycle_events(self) -> Events: ...

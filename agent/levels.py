@@ -25,6 +25,7 @@ from probes.nccl.internal_records import layout_record
 from probes.nccl.layout import Structure
 from probes.nccl.net_devices import DeviceArrays, device_arrays
 from probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
+from probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
 
 _log = logging.getLogger("railscope.levels")
 
@@ -64,6 +65,7 @@ class _Observed:
     error_links: Links
     devices: DeviceArrays
     proxy_work: ProxyWorkLayout | None
+    sequence: SequenceLayout | None
     links: dict[Level, Links] = field(default_factory=dict)
 
     @property
@@ -192,6 +194,11 @@ class Levels:
         observed = self._observed.get(library)
         return observed.proxy_work if observed is not None else None
 
+    def sequence_layout_of(self, library: int) -> SequenceLayout | None:
+        """Where communicators of a library, by its number, keep NCCL's numbers of their collectives; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.sequence if observed is not None else None
+
     def _look(self, library: ObservedLibrary) -> _Observed:
         structures = self._structures_of(library.build_id)
         layout, errors = layout_record(structures), error_layout(structures)
@@ -205,9 +212,20 @@ class Levels:
             _log.info(
                 "%s: calls are counted, completion is not seen: %s",
                 library.path,
-                "its struct layouts are not known" if layout is None else "it has none of the functions that tell",
+                "what lies below its communicators is known of listed builds only, and it is none of them"
+                if _tells(points)
+                else "it has none of the functions that tell",
             )
-        return _Observed(library, points, highest, errors, error_links, devices, proxy_work_layout(structures))
+        return _Observed(
+            library,
+            points,
+            highest,
+            errors,
+            error_links,
+            devices,
+            proxy_work_layout(structures),
+            sequence_layout(structures, library.nccl_version),
+        )
 
     def _raise(self, observed: _Observed) -> None:
         if observed.library.number in self._detaching:
@@ -236,6 +254,11 @@ def highest_level(points: InternalPoints, layout: Records | None) -> Level:
     if layout is None:
         return Level.COUNTS
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)
+
+
+def _tells(points: InternalPoints) -> bool:
+    """Whether a library has any of the functions that completion is seen by."""
+    return any(points.at(level) for level in Level)
 
 
 def _detach(links: Iterable[Links], before: _Detaching | None) -> None:

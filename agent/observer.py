@@ -119,6 +119,7 @@ class Observer:
                 communicator=self._collectives.communicator,
                 process=self._processes.get,
                 completed=self._completed,
+                position=self._collectives.position,
                 proxy_layout=completion.levels.proxy_work_layout_of if completion is not None else lambda _: None,
                 devices=rail_bytes.names_of if rail_bytes is not None else lambda _pid, _numbers: frozenset(),
             ),
@@ -322,6 +323,7 @@ class Observer:
             closed = self._hardware.tick(self._collectives.expected(counts) if relate else None)
             self._meet_all()
             self._collectives.look_for_errors(now_ns)
+            self._collectives.look_for_positions()
             self._collectives.settle(now_ns)
             self._stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
             # After what ended was put away: with the last process goes the level at which it was observed.

@@ -75,6 +75,8 @@ class Known:
     """By pid."""
     completed: Callable[[int], int | None]
     """By instance: calls that are complete; None: completion cannot be seen."""
+    position: Callable[[int, int], int | None]
+    """By instance and the calls that it made: collectives entered since it was made, as NCCL counts; None: unknown."""
     proxy_layout: Callable[[int], ProxyWorkLayout | None]
     """By number of the library."""
     devices: Callable[[int, set[int]], frozenset[str]]
@@ -154,6 +156,8 @@ class RankReader:
         self._facts: dict[int, RankFacts] = {}
         """Of those that somebody asked about."""
         self._last_op: dict[int, int] = {}
+        self._late: set[int | None] = set()
+        """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
         self._signs: dict[int, _Sign] = {}
@@ -213,6 +217,7 @@ class RankReader:
             # The kernel keeps what they did for half a second more.
             self.take_times()
         self._read_ns, self._rows, self._facts = now_ns, rows, {}
+        self._late = {row.communicator.comm_hash for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
             self._histories.forget(rows)
@@ -309,6 +314,10 @@ class RankReader:
         communicator = row.communicator
         instance = communicator.instance
         op, slow = self._slow.get(instance, (None, None))
+        # Ranks are numbered alike by their own calls if all were seen from the first one on, else by NCCL's numbers.
+        position: int | None = row.enqueued
+        if communicator.comm_hash in self._late:
+            position = self._known.position(instance, row.enqueued)
         return RankFacts(
             instance=instance,
             comm=communicator.name,
@@ -321,7 +330,8 @@ class RankReader:
             in_flight=None if row.operation is None else self._flight(communicator.tgid, row.operation),
             slow=slow,
             slow_op=self.op_of(instance) if op is None else op_name(op),
-            comparable=communicator.whole and instance not in self._apart,
+            comparable=position is not None and instance not in self._apart,
+            unseen_calls=0 if position is None else position - row.enqueued,
         )
 
     def _take_histories(self, now_ns: int, unusual: set[int], pids: dict[int, int]) -> None:
@@ -397,8 +407,8 @@ class RankReader:
         facts = self._look.process(process)
         if facts.condition in ("stopped", "frozen"):
             return f"its process is {facts.condition} in the middle of its calls"
-        if rank.comparable and rank.comm != UNKNOWN and ahead.get(rank.comm, 0) > rank.enqueued:
-            return f"another rank of this host has made {ahead[rank.comm] - rank.enqueued} calls more"
+        if rank.comparable and rank.comm != UNKNOWN and ahead.get(rank.comm, 0) > rank.entered:
+            return f"another rank of this host has made {ahead[rank.comm] - rank.entered} calls more"
         rails = self._look.rails(process, frozenset())
         unread = sum(rail.unread_bytes for rail in rails)
         if unread:
@@ -433,5 +443,5 @@ def _most_calls(ranks: Iterable[RankFacts]) -> dict[str, int]:
     most: dict[str, int] = {}
     for rank in ranks:
         if rank.comparable:
-            most[rank.comm] = max(most.get(rank.comm, 0), rank.enqueued)
+            most[rank.comm] = max(most.get(rank.comm, 0), rank.entered)
     return most

@@ -107,6 +107,9 @@ class CommunicatorFacts:
     """What events call it by; 0: none can name it."""
     whole: bool = False
     """Seen from its first call on: `enqueued` counts all of them."""
+    position: int | None = None
+    """Collectives entered since the communicator was made, as NCCL counts them: comparable with that of every other
+    rank.  None: cannot be known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from probes.process_state import Condition
 
@@ -29,6 +29,16 @@ class Cause(StrEnum):
     RANK_BEHIND = "rank_behind"
     UNSEEN = "unseen"
     UNKNOWN = "unknown"
+
+
+OF_A_PROCESS: Final[frozenset[str]] = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED})
+"""Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
+
+
+def rail_name(rail: str, device: str, netns: str) -> str:
+    """`rail 1 (eth1)`, with the namespace's label where the device's name is in several; `rail 1` without a device."""
+    place = f"{device} in {netns}" if device and netns else device
+    return f"rail {rail} ({place})" if place else f"rail {rail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +92,19 @@ class RankFacts:
     slow_op: str = "unknown"
     """NCCL's name of those."""
     comparable: bool = True
-    """Its n-th call is the n-th of every rank: it was seen from the first one on, and there were collectives only."""
+    """It is known where it stands among the ranks: there were collectives only, and they are numbered alike."""
+    unseen_calls: int = 0
+    """What to add to the number of a call to compare it with those of other ranks: calls that nobody saw, less those
+    that are not numbered."""
 
     @property
     def name(self) -> str:
         return "unknown" if self.rank is None else str(self.rank)
+
+    @property
+    def entered(self) -> int:
+        """Calls since the communicator was made, if it is comparable."""
+        return self.enqueued + self.unseen_calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,7 @@ def _communicator(comm: str, rank: str, gpu: int) -> CommunicatorFacts:
         completed=1,
         inflight_seconds=0.0,
         whole=True,
+        position=1,
     )
 
 

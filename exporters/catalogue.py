@@ -93,6 +93,12 @@ COMM_COUNTED_FROM_START: Final = _gauge(
     "comm rank",
     "0 where railscope came after the first operation, so that ranks do not compare by number; absent otherwise.",
 )
+COMM_SEQUENCE: Final = _gauge(
+    "comm_sequence",
+    "comm rank",
+    "Collectives this rank entered since the communicator was made, as NCCL itself numbers them: ranks compare by it "
+    "whenever railscope came. Point to point and captured graphs have no number; absent where it cannot be known.",
+)
 COMM_COMPLETED: Final = _counter(
     "comm_completed",
     "comm rank",

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import json
 
+from agent.label_numbers import number_of
 from agent.snapshot import Snapshot
 
 
 def communicators_json(snapshot: Snapshot) -> bytes:
-    """Calls and payload by operation since railscope first saw each communicator; ended ones are left out."""
+    """Calls and payload by operation since railscope first saw each communicator; ended ones are left out.
+
+    Ranks are numbers, null where they are not known; so is `sequence`, the collectives that a rank entered since the
+    communicator was made as NCCL numbers them.
+    """
     document = {
         "simulated": snapshot.simulated,
         "communicators": [
             {
                 "comm": one.comm,
-                "rank": one.rank,
-                "nranks": one.nranks,
+                "rank": number_of(one.rank),
+                "nranks": number_of(one.nranks),
                 "pid": one.pid,
+                "sequence": one.position,
                 "ops": [{"op": op.op, "calls": op.calls, "payload_bytes": op.payload_bytes} for op in one.ops],
             }
             for one in snapshot.communicators

@@ -175,6 +175,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     ranks = [((one.comm, one.rank), one) for one in communicators]
     yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
     yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if one.alive and not one.whole))
+    yield Draft(catalogue.COMM_SEQUENCE, ((rank, one.position) for rank, one in ranks if one.position is not None))
     yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
     seen = [(rank, one) for rank, one in ranks if one.completed is not None]
     yield Draft(

@@ -37,6 +37,7 @@ _FIELD_NAMES: Final = {
     "ncclProxyArgs": "subs nsubs opCount dtype pattern coll collAPI protocol algorithm nChannels",
     "ncclProxySubArgs": "connection channelId nsteps nbytes peer base posted received transmitted done end rank pid "
     "transSize",
+    "ncclSharedResources": "persistentRefs",
     "ncclChannel": "peers id",
     "ncclChannelPeer": "send recv",
     "ncclConnector": "connected proxyConn",
@@ -55,7 +56,7 @@ _FIELD_NAMES: Final = {
 FIELDS: Final[Mapping[str, Sequence[str]]] = {
     "ncclComm": (
         *(*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
-        *("sharedRes", "proxyState", "topParentLocalRanks"),
+        *("sharedRes", "proxyState", "topParentLocalRanks", "seqNumber", "groupNext"),
     ),
     **{structure: names.split() for structure, names in _FIELD_NAMES.items()},
 }

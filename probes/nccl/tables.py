@@ -16,6 +16,9 @@ from probes.nccl import records
 
 _WORDS: Final = np.dtype([("owner", "<u8"), ("kind", "<u8")])
 """An AGGREGATE_KEY as a slot has it."""
+_HASH_FACTOR: Final = 0x9E3779B97F4A7C15
+"""HASH_FACTOR of nccl.h."""
+_WORD: Final = (1 << 64) - 1
 
 
 class AggregateTable(Map):
@@ -112,6 +115,19 @@ class CommunicatorTable(Map):
         """
         return super().read()
 
+    def calls_of(self, key: bytes, instance: int) -> int | None:
+        """Calls that one communicator has seen by now; None: its entry is another's, or gone.
+
+        Two system calls at most, for whoever needs the number of a moment.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        slot = self._slot_table.lookup(_slot_of(key).to_bytes(4, "little"))
+        if slot is None or slot["instance"][0] != instance:
+            slot = self.lookup(key)
+        return None if slot is None or slot["instance"][0] != instance else int(slot["sequence"][0])
+
     def delete(self, key: bytes) -> None:
         """See `Map.delete`."""
         entry = self.lookup(key)
@@ -120,6 +136,13 @@ class CommunicatorTable(Map):
             for number in numbers[slots["instance"] == entry["instance"][0]].tolist():
                 self._slot_table.update(number.to_bytes(4, "little"), bytes(records.COMMUNICATOR_SLOT.itemsize))
         super().delete(key)
+
+
+def _slot_of(key: bytes) -> int:
+    """Where a communicator counts, if the slot is its own: `slot_of` in communicators.h."""
+    entry = np.frombuffer(key, records.COMMUNICATOR_KEY)[0]
+    mixed = (int(entry["comm"]) ^ int(entry["tgid"]) << 32) * _HASH_FACTOR & _WORD
+    return mixed >> 64 - (records.COMMUNICATOR_SLOTS.bit_length() - 1)
 
 
 def _keys_of(slots: Records) -> Records:

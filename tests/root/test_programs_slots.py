@@ -82,6 +82,11 @@ def test_communicators_that_meet_in_a_slot_are_both_counted_and_numbered(plain: 
         events = programs.call_events.read()
         found = communicators(programs)
         assert slot_owners(programs) == {int(found[first]["instance"])}
+        for comm in (first, second):
+            key = np.array([(comm, plain.caller.pid, 0)], COMMUNICATOR_KEY).tobytes()
+            instance = int(found[comm]["instance"])
+            assert programs.communicators.calls_of(key, instance) == 600
+            assert programs.communicators.calls_of(key, instance + 1000) is None
         programs.communicators.delete(np.array([(first, plain.caller.pid, 0)], COMMUNICATOR_KEY).tobytes())
         assert slot_owners(programs) == set()
         all_reduce(plain, 3, third)

@@ -36,6 +36,11 @@ class SimulatedTable:
         row = self.rows.get(key)
         return None if row is None else row.copy()
 
+    def calls_of(self, key: bytes, instance: int) -> int | None:
+        """Of a table of communicators."""
+        row = self.lookup(key)
+        return None if row is None or row["instance"][0] != instance else int(row["sequence"][0])
+
     def delete(self, key: bytes) -> None:
         self._refuse()
         self.rows.pop(key, None)

@@ -58,6 +58,7 @@ def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 471
         captured=4,
         replayed=400,
         whole=True,
+        position=1196,
     )
 
 
@@ -111,6 +112,7 @@ def full_snapshot() -> Snapshot:
         captured=0,
         replayed=0,
         whole=False,
+        position=None,
     )
     soft_rail = replace(
         rail("1", "rxe0"),

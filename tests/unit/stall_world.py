@@ -145,6 +145,8 @@ class World:
         self.counts_messages = True
         self.whole = True
         """The agent was there before the communicators."""
+        self.calls_before: dict[int, int] = {}
+        """By instance: calls before the agent came, of ranks for which NCCL's own numbers tell them."""
         self.graph_in_flight = False
         """What is in flight is of a graph: no call was made for it."""
         self.begun: list[tuple[int, Stall]] = []
@@ -152,7 +154,16 @@ class World:
         self.watch = StallWatch(
             self,
             self,
-            Known(self._communicator, self._process, self._completed, self._layout, lambda _pid, _numbers: frozenset()),
+            Known(
+                communicator=self._communicator,
+                process=self._process,
+                completed=self._completed,
+                position=lambda instance, calls: (
+                    None if (before := self.calls_before.get(instance)) is None else before + calls
+                ),
+                proxy_layout=self._layout,
+                devices=lambda _pid, _numbers: frozenset(),
+            ),
             self.clock,
             limits or StallLimits(),
             procfs=Path("/nowhere"),

@@ -200,6 +200,28 @@ def test_who_only_waits_tells_whom_for() -> None:
     assert found(CALM, replace(RANK, nranks=2, rank=0)).blamed_rank == 1
 
 
+def test_where_all_ranks_are_here_and_made_the_call_none_is_said_to_be_behind_or_elsewhere() -> None:
+    here = replace(CALM, peers=(PEER,), peer_processes=((PEER.pid, PROCESS),))
+    all_of_two = replace(RANK, nranks=2)
+    blame = found(here, all_of_two)
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.UNKNOWN, None, False)
+    assert blame.evidence == ("all 2 ranks are on this host and made this call: none of them is behind",)
+    # Counted from some call on only: it is not known who is behind, but surely nobody on another host.
+    vague = found(here, replace(all_of_two, comparable=False))
+    assert vague.cause is Cause.RANK_BEHIND
+    assert vague.evidence == ("this rank's process runs and its rails work: it waits for another rank of this host",)
+    silent = replace(PEER, in_flight=replace(FLIGHT, nothing_sent=True))
+    hung = found(replace(here, peers=(silent,)), all_of_two)
+    assert (hung.cause, hung.blamed_rank, hung.culprit) == (Cause.GPU_NOT_PROGRESSING, 4, False)
+    assert hung.evidence == ("it waits for rank 4 of this host, whose GPU has not begun with the call",)
+    assert found(here, RANK).cause is Cause.RANK_BEHIND, "six more are elsewhere"
+
+
+def test_a_rail_is_named_with_its_namespace_where_its_device_name_is_in_several() -> None:
+    for netns, name in (("pod7", "rail 1 (rail1 in pod7)"), ("", "rail 1 (rail1)")):
+        assert found(with_rail1(up=False, netns=netns)).evidence == (f"{name} has no carrier or is switched off",)
+
+
 def test_a_gpu_that_never_began_may_still_compute() -> None:
     blame = found(CALM, replace(RANK, in_flight=replace(FLIGHT, nothing_sent=True)))
     assert (blame.cause, blame.culprit) == (Cause.GPU_NOT_PROGRESSING, False)

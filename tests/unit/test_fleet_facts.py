@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -311,12 +312,15 @@ def test_too_little_history_says_nothing() -> None:
 KEYS = [(f"host{number}:9779", COMM, str(number)) for number in range(3)]
 
 
-def placed(store: CannedStore, *, now: list[float], from_start: list[int | None]) -> list[Position | None]:
+def placed(
+    store: CannedStore, *, now: list[float], from_start: list[int | None], sequence: Sequence[int | None] = ()
+) -> list[Position | None]:
     found = positions(
         store,
         "x",
         now=dict(zip(KEYS, now, strict=False)),
         from_start={key: flag for key, flag in zip(KEYS, from_start, strict=False) if flag is not None},
+        sequence={key: at for key, at in zip(KEYS, sequence, strict=False) if at is not None},
         resets={},
         at=NOW,
         seconds=300,
@@ -359,6 +363,56 @@ def test_where_nobody_counts_from_the_first_operation_one_of_them_is_the_scale()
 def test_without_history_such_a_rank_is_not_compared() -> None:
     assert placed(CannedStore(), now=[250, 189], from_start=[1, 0]) == [Position(250), None]
     assert placed(CannedStore(), now=[250, 189], from_start=[0, 0]) == [None, None]
+
+
+def test_ranks_of_agents_that_came_late_are_compared_by_the_numbers_of_nccl() -> None:
+    store = CannedStore()
+    assert placed(store, now=[250, 3], from_start=[1, 0], sequence=[250, 249]) == [Position(250), Position(249)]
+    assert placed(store, now=[7, 3], from_start=[0, 0], sequence=[249, 250]) == [Position(249), Position(250)]
+    assert store.asked == []
+
+
+def test_numbers_of_nccl_are_never_compared_with_those_of_railscope() -> None:
+    # Rank 0 was seen from its first call on, 10 of which NCCL does not number, and is in the middle of a call.
+    assert placed(CannedStore(), now=[260, 3, 4], from_start=[1, 0, 0], sequence=[None, 250, 249]) == [
+        None,
+        Position(250),
+        Position(249),
+    ]
+    # One number alone would compare with nothing.
+    assert placed(CannedStore(), now=[260, 260, 3], from_start=[1, 1, 0], sequence=[None, None, 250]) == [
+        Position(260),
+        Position(260),
+        None,
+    ]
+
+
+def test_a_rank_without_a_number_is_put_beside_those_that_have_one_by_history() -> None:
+    store = CannedStore(history=history([100, 40, 0]))
+    assert placed(store, now=[250, 190, 149], from_start=[0, 0, 0], sequence=[1250, 1250, None]) == [
+        Position(1250),
+        Position(1250),
+        Position(1249, 0, learnt=True),
+    ]
+
+
+def test_the_numbers_of_nccl_are_asked_for(store: CannedStore) -> None:
+    store.canned["railscope_comm_counted_from_start"].clear()
+    for number, sequence in ((0, 605), (1, 604)):
+        labels = {"instance": f"host{number}:9779", "comm": COMM, "rank": str(number)}
+        store.say("railscope_comm_counted_from_start", 0, **labels)
+        store.say("railscope_comm_sequence", sequence, **labels)
+        store.say("rate(railscope_comm_enqueued_total)", 10 / (1 + number), **labels)
+    found = ranks_of(read(store))
+    assert {number: one.position for number, one in found.items()} == {"0": Position(605), "1": Position(604)}
+    # A counter that began within the window has a lower mean, which says nothing of the calls.
+    assert {one.mean_calls_per_second for one in found.values()} == {None}
+
+
+def test_ranks_that_are_all_seen_from_their_first_call_on_need_no_numbers_of_nccl() -> None:
+    # An AllToAll that rank 1 did not enter has none.
+    store = CannedStore()
+    assert placed(store, now=[250, 249], from_start=[1, 1], sequence=[200, 200]) == [Position(250), Position(249)]
 
 
 def test_agents_that_do_not_say_since_when_they_count_are_trusted_unless_they_started_anew() -> None:

@@ -165,6 +165,26 @@ def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary
     assert [(one.level, one.highest) for one in levels.shown()] == [(Level.COUNTS, Level.COUNTS)]
 
 
+@pytest.mark.parametrize(
+    ("functions", "why"), [(EVERYTHING, "known of listed builds only"), ((), "none of the functions that tell")]
+)
+def test_why_completion_is_not_seen_does_not_deny_the_layout_of_communicators(
+    library: SimulatedLibrary,
+    all_functions: list[str],
+    functions: tuple[str, ...],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    all_functions[:] = functions
+    library.build_id = "ff" * 20
+    with caplog.at_level("INFO"):
+        levels_of(SimulatedPrograms(), Level.ALL).follow([library])
+    (line,) = caplog.messages
+    assert line.startswith("/opt/libnccl.so.2: calls are counted, completion is not seen: ")
+    assert why in line
+    assert "layout" not in line
+
+
 def test_a_library_that_cannot_tell_of_completion_is_not_asked_for_it(
     library: SimulatedLibrary, all_functions: list[str]
 ) -> None:

@@ -121,6 +121,21 @@ def test_the_survivor_learns_from_closed_connections_that_its_peer_is_gone() -> 
     assert world.stall is None, "the survivor took its communicator apart"
 
 
+def test_the_log_names_a_rail_with_its_namespace_where_the_device_s_name_is_in_several(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for netns, name in (("", "rail 1 (rail1)"), ("pod7", "rail 1 (rail1 in pod7)")):
+        world = World(nranks=8)
+        steady(world)
+        (rank,) = world.ranks
+        rank.begin()
+        rank.rails = (RAILS[0], replace(RAILS[1], up=False, netns=netns))
+        caplog.clear()
+        world.until_flagged(10)
+        (line,) = caplog.messages
+        assert f"rail_down, blamed on {name}: {name} has no carrier" in line
+
+
 RAIL_FAULTS = {
     "down": (replace(RAILS[1], up=False), Cause.RAIL_DOWN),
     "carrier back a second ago": (
@@ -217,6 +232,38 @@ def test_of_two_ranks_on_a_host_the_one_that_sleeps_behind_is_named_by_both(seen
     world.step()
     assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
     assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_an_agent_that_came_late_names_the_rank_behind_by_the_numbers_of_nccl(seen: bool) -> None:
+    world = World(seen=seen, ranks=2, nranks=8)
+    world.whole = False
+    first, second = world.ranks
+    # The agent attached when the second had made a call that the first had not: it counts one call more of the first.
+    world.calls_before = {first.instance: 1000, second.instance: 1001}
+    first.sequence += 1
+    steady(world)
+    second.begin()
+    assert first.sequence == second.sequence
+    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
+    world.step()
+    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
+    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
+    assert {stall.blame.evidence[0] for stall in world.watch.current} == {
+        f"rank {first.rank} has made 1 calls fewer than the others of this host"
+    }
+
+
+def test_an_agent_that_came_late_and_cannot_know_compares_nobody() -> None:
+    world = World(ranks=2, nranks=8)
+    world.whole = False
+    first, second = world.ranks
+    world.calls_before = {second.instance: 1001}
+    first.sequence += 1
+    steady(world)
+    second.begin()
+    world.until_flagged(120)
+    assert [stall.blame.blamed_rank for stall in world.watch.current] == [None]
 
 
 def test_a_rank_that_made_the_call_is_not_blamed_for_having_run_ahead_less() -> None:
