@@ -65,6 +65,9 @@ class Config:
     web_config_file: Path | None = None
     scope: str = "all"
     pids: tuple[int, ...] = ()
+    namespaces: frozenset[int] = frozenset()
+    """Network namespaces, by inode, whose processes alone are observed; none: `scope` says.  No option sets it: the
+    demo keeps to its own hosts by it."""
     scan_interval_ns: int = 10_000_000_000
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")

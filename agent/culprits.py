@@ -11,6 +11,7 @@ it did not enter the operation that the others wait in.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -139,7 +140,8 @@ def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterabl
         if said:
             comm = said[0].comm
             blamed = tuple(by_number.get(number) or Rank(comm, number, "", present=False) for number in numbers)
-            yield Culprit(cause, blamed, basis="host", strength=_strength(said))
+            # How it is with a process is seen, also where an operation that it is in is not.
+            yield Culprit(cause, blamed, basis="host", strength="strong")
 
 
 def _blamed_by(rank: Rank) -> str:
@@ -256,20 +258,32 @@ def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
 
 
 def _blamed_locally(present: Sequence[Rank]) -> Iterable[Culprit]:
-    """Ranks that somebody waits for; who waits for others himself is not to blame."""
+    """Ranks that somebody waits for; who waits for others himself, or has come as far as anybody, is not to blame."""
     said = [rank for rank in present if rank.stall and rank.stall.cause == "rank_behind" and rank.stall.blamed_rank]
-    numbers = dict.fromkeys(rank.stall.blamed_rank for rank in said if rank.stall)
+    hosts_of: defaultdict[str, set[str]] = defaultdict(set)
+    for rank in said:
+        if rank.stall:
+            hosts_of[rank.stall.blamed_rank].add(rank.host)
     blamed = [
         rank
-        for number in numbers
+        for number in hosts_of
         for rank in present
         if rank.rank == number
         and (rank.stall is None or rank.stall.cause != "rank_behind" or rank.stall.blamed_rank == number)
+        and (rank.stall is not None or rank.host in hosts_of[number] or not _is_foremost(rank, present))
     ]
     if blamed:
         named = {rank.rank for rank in blamed}
         because = [rank for rank in said if rank.stall and rank.stall.blamed_rank in named]
         yield Culprit("rank_behind", tuple(blamed), basis="host", strength=_strength(because))
+
+
+def _is_foremost(rank: Rank, present: Sequence[Rank]) -> bool:
+    """Whether it surely entered as many operations as any other: a host that guesses at another's rank cannot know."""
+    positions = [one.position for one in present]
+    if rank.position is None or incomparable(present):
+        return False
+    return all(one is not None and not one.learnt and one.entered <= rank.position.entered for one in positions)
 
 
 def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:
@@ -302,7 +316,8 @@ def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[
     least = min(completed for _, completed in counted)
     last = [rank for rank, completed in counted if completed == least]
     if len(last) * 2 <= len(counted):
-        yield Culprit("rank_behind", tuple(last), basis="completion", strength="weak")
+        # None of them is behind: all entered it.
+        yield Culprit("unknown", tuple(last), basis="completion", strength="weak")
 
 
 def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:

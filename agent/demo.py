@@ -28,7 +28,7 @@ from agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
 from agent.stall_facts import Stall
 from agent.stall_watch import StallWatch
 from probes.clock import SystemClock
-from testbed.hosts import Fabric, TestbedError
+from testbed.hosts import NAMESPACES_DIRECTORY, Fabric, Host, TestbedError
 from testbed.job import GptShape, Job, JobOptions, RankReport
 
 _log = logging.getLogger("railscope.demo")
@@ -99,7 +99,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
         SystemExit: SIGTERM ended it.
     """
     try:
-        with _only_own_stalls():
+        with _stalls_untold():
             return _run(settings, out, version)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -111,9 +111,8 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
 
 
 @contextmanager
-def _only_own_stalls() -> Iterator[None]:
-    """Keep the daemon from telling of every stall on this host: other jobs are none of the demo's business, and of its
-    own it tells itself, as long as it does not kill the ranks."""
+def _stalls_untold() -> Iterator[None]:
+    """Keep the daemon from telling of stalls: the demo tells of them itself, as long as it does not kill the ranks."""
     logger = logging.getLogger("railscope.stalls")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -131,10 +130,10 @@ def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.seconds < 1:
         raise TestbedError("the demo needs at least one second to compare anything: choose --seconds 1 or more")
     patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
-    config = Config(
-        collectors=frozenset({"collective", "netdev"}), correlation_window_ns=_WINDOW_NS, recordings_directory=None
-    )
-    with Fabric(hosts=settings.hosts, rails=2) as fabric, _agent(config, version, settings.record) as daemon:
+    with (
+        Fabric(hosts=settings.hosts, rails=2) as fabric,
+        _agent(_config(fabric.hosts), version, settings.record) as daemon,
+    ):
         loop = threading.Thread(target=daemon.run, name="agent")
         loop.start()
         try:
@@ -148,6 +147,16 @@ def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.record is not None and not settings.as_json:
         print(f"wrote {settings.record}", file=out)
     return status
+
+
+def _config(hosts: Sequence[Host]) -> Config:
+    """An agent that observes the processes of these hosts: other jobs of this machine are none of the demo's."""
+    return Config(
+        namespaces=frozenset((NAMESPACES_DIRECTORY / host.namespace).stat().st_ino for host in hosts),
+        collectors=frozenset({"collective", "netdev"}),
+        correlation_window_ns=_WINDOW_NS,
+        recordings_directory=None,
+    )
 
 
 class OwnStalls:

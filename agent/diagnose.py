@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from agent.fleet_reader import read_fleet
+from agent.label_numbers import number_of
 from agent.prometheus_query import (
     Endpoint,
     PrometheusError,
@@ -126,8 +127,12 @@ def diagnose(store: Store, question: Question) -> Verdict:
 
 
 def as_json_text(verdict: Verdict) -> str:
-    """One JSON object for programs."""
-    return json.dumps(asdict(verdict), indent=2, ensure_ascii=False) + "\n"
+    """One JSON object for programs; ranks and pids are numbers, null where they are not known."""
+    content = asdict(verdict)
+    for finding in content["findings"]:
+        for name in ("ranks", "pids"):
+            finding[name] = [number_of(label) for label in finding[name]]
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def as_text(verdict: Verdict, *, colour: bool = False) -> str:

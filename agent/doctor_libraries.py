@@ -156,11 +156,16 @@ def _internals(programs: NcclPrograms | None) -> list[Finding]:
     return [Finding("completion", "ok", "the kernel takes the probes that see what completes")]
 
 
+def _layout_words(source: str) -> str:
+    """Of the communicators alone: higher levels need more, which is known of listed builds (by build-id) only."""
+    return "communicators' layout unknown" if source == UNKNOWN else f"communicators' layout from {source}"
+
+
 def _finding(report: LibraryReport) -> Finding:
     count = "1 process" if report.processes == 1 else f"{report.processes} processes"
     what = (
         f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
-        f"layout from {report.layout_source}, attach {report.attach}, level up to {report.highest_level}"
+        f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}"
     )
     if report.attach == "refused":
         return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", more_rights())

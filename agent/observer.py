@@ -336,12 +336,15 @@ class Observer:
             return False
         if self._config.pids and identity.pid not in self._config.pids:
             return False
+        namespaces: Collection[int | None] = self._config.namespaces
         if self._config.scope == "netns":
-            try:
-                return network_namespace(self._config.procfs, identity.pid).inode == self._hardware.own_namespace
-            except NamespaceError:
-                return False
-        return True
+            namespaces = (self._hardware.own_namespace,)
+        if not namespaces:
+            return True
+        try:
+            return network_namespace(self._config.procfs, identity.pid).inode in namespaces
+        except NamespaceError:
+            return False
 
     def _found(self, identity: ProcessIdentity, library: Library) -> None:
         self._add(identity, library.nccl_version)

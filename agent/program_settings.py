@@ -32,7 +32,7 @@ def program_settings(config: Config) -> ProgramSettings:
         attach=attach_kind(config),
         enqueue_time=enqueue_time(config),
         sample_every=config.probe_sample_every,
-        only_observed_processes=bool(config.pids) or config.scope == "netns",
+        only_observed_processes=bool(config.pids or config.namespaces) or config.scope == "netns",
         ring_bytes=config.ring_bytes,
         aggregate_entries=config.aggregate_entries,
         communicator_entries=config.communicator_entries,

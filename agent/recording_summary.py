@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from agent.label_numbers import number_of
 from agent.recording import RecordedCommunicator, Recording
 from agent.snapshot import UNKNOWN
 from probes.maps import Records
@@ -26,8 +27,9 @@ class CallsSummary:
     """Calls of one op on one rank's end of a communicator."""
 
     comm: str
-    rank: str
-    nranks: str
+    rank: int | None
+    """None: not known."""
+    nranks: int | None
     pid: int
     op: str
     calls: int
@@ -39,7 +41,8 @@ class CompletionsSummary:
     """Operations of one op that completed on one rank's end of a communicator."""
 
     comm: str
-    rank: str
+    rank: int | None
+    nranks: int | None
     pid: int
     op: str
     operations: int
@@ -126,7 +129,7 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
     yield f"\n{'communicator':<18} {'rank':>9} {'pid':>8}  {'op':<14} {'calls':>10} {'payload bytes':>18}"
     largest = sorted(summary.calls, key=lambda one: one.calls, reverse=True)
     for calls in largest[:_MOST_ROWS]:
-        rank = f"{calls.rank}/{calls.nranks}"
+        rank = _rank_text(calls.rank, calls.nranks)
         yield f"{calls.comm:<18} {rank:>9} {calls.pid:>8}  {calls.op:<14} {calls.calls:>10,} {calls.payload_bytes:>18,}"
     if not summary.calls:
         yield "no calls"
@@ -139,8 +142,9 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
             f"{'mean ms':>10} {'longest ms':>11}"
         )
         for one in sorted(summary.completions, key=lambda one: one.longest_seconds, reverse=True)[:_MOST_ROWS]:
+            rank = _rank_text(one.rank, one.nranks)
             yield (
-                f"{one.comm:<18} {one.rank:>9} {one.pid:>8}  {one.op:<14} {one.operations:>10,} "
+                f"{one.comm:<18} {rank:>9} {one.pid:>8}  {one.op:<14} {one.operations:>10,} "
                 f"{one.mean_seconds * 1e3:>10.3f} {one.longest_seconds * 1e3:>11.3f}"
             )
     yield f"operations handed over and not complete at the end: {summary.open_operations}"
@@ -179,7 +183,8 @@ def _completions(events: Records, communicators: dict[int, RecordedCommunicator]
         comm, rank, nranks = _identity(communicators.get(instance))
         yield CompletionsSummary(
             comm,
-            f"{rank}/{nranks}",
+            rank,
+            nranks,
             tgid,
             op_name(op),
             len(durations),
@@ -197,10 +202,15 @@ def _groups(events: Records) -> tuple[list[tuple[int, int, int]], Records]:
     return kinds.tolist(), which
 
 
-def _identity(communicator: RecordedCommunicator | None) -> tuple[str, str, str]:
+def _identity(communicator: RecordedCommunicator | None) -> tuple[str, int | None, int | None]:
     if communicator is None:
-        return UNKNOWN, UNKNOWN, UNKNOWN
-    return communicator.comm, communicator.rank, communicator.nranks
+        return UNKNOWN, None, None
+    return communicator.comm, number_of(communicator.rank), number_of(communicator.nranks)
+
+
+def _rank_text(rank: int | None, nranks: int | None) -> str:
+    """`0/2`."""
+    return "/".join(UNKNOWN if number is None else str(number) for number in (rank, nranks))
 
 
 def _rails(recording: Recording) -> Iterable[RailSummary]:

@@ -19,7 +19,7 @@ from agent.close_look import CloseLook, RailsOf
 from agent.communicators import ObservedProcess
 from agent.rank_facts import IDLE_NS, InFlightTables, Known, Look, RankReader
 from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
-from agent.stall_facts import Evidence, InFlight, ProcessFacts, RankFacts, Stall
+from agent.stall_facts import Evidence, InFlight, ProcessFacts, RankFacts, Stall, rail_name
 from agent.stalls import StallLimits, Stalls
 from agent.stragglers import Stragglers
 from probes.bpf_syscall import KernelRefusal
@@ -236,7 +236,7 @@ def _words(code: int | None) -> str:
 def _sentence(stall: Stall) -> str:
     blame = stall.blame
     whom = [f"rank {blame.blamed_rank}"] if blame.blamed_rank is not None else []
-    whom += [f"rail {blame.rail} ({blame.device})"] if blame.rail else []
+    whom += [rail_name(blame.rail, blame.device, blame.netns)] if blame.rail else []
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
     return (
         f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "

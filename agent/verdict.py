@@ -245,4 +245,4 @@ def _process_text(processes: Iterable[tuple[str, str]]) -> str:
 
 
 def _rail_text(rails: Iterable[tuple[str, str, str]]) -> str:
-    return ", ".join(f"{device} of {host}" for host, device, _ in sorted(rails))
+    return ", ".join(f"{device}{f' in {netns}' if netns else ''} of {host}" for host, device, netns in sorted(rails))

@@ -9,6 +9,7 @@ from typing import Final
 
 from agent.culprits import RANK_MISSING, Culprit, entered_and_completed, incomparable
 from agent.fleet_facts import Agent, Fleet, Rail, Rank
+from agent.stall_facts import OF_A_PROCESS, rail_name
 from agent.verdict import RootCause, StalledCommunicator, has_ended, root_causes
 from agent.verdict_advice import Step, next_steps
 from agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
@@ -125,7 +126,7 @@ def _headline(cause: RootCause) -> str:
     length = f" for {duration(stalled.seconds)}" if stalled.seconds is not None else ""
     op = f"{stalled.op} on " if stalled.op else ""
     # That a process or a link is as it is, is seen itself; weak is only how the stall was.
-    seen = culprit.cause in (RANK_MISSING, "unknown") or (culprit.tier == 0 and culprit.basis == "host")
+    seen = culprit.cause == RANK_MISSING or (culprit.tier == 0 and culprit.basis == "host")
     doubt = " (weak evidence)" if culprit.strength == "weak" and not seen else ""
     return f"STALLED{length}: {op}{stalled.comm}: {said}{doubt}."
 
@@ -135,7 +136,7 @@ def _blame(culprit: Culprit) -> str:
     who = " and ".join(_rank_text(rank) for rank in ranks[:2]) if len(ranks) < 3 else _ranks_of(ranks)
     who = who or "a peer that its host does not know"
     verb = "is" if len(ranks) < 2 else "are"
-    rail = f"rail {rails[0].rail} ({rails[0].device}) of {rails[0].host}" if rails else "a rail"
+    rail = _rail_text(rails[0]) if rails else "a rail"
     where = "" if rails else ", which its host does not name"
     words = {
         "process_gone": f"{who} {verb} gone: the process ended",
@@ -205,7 +206,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
                 yield f"rank {rank.rank} waits in an earlier operation: it may have skipped a collective"
     for rail in culprit.rails[:_MOST_LINES]:
         yield _rail_state(rail)
-    if waiting and culprit.cause != "rank_behind" and (culprit.ranks or culprit.rails):
+    if waiting and culprit.cause not in ("rank_behind", "unknown") and (culprit.ranks or culprit.rails):
         yield f"{ranks_text(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
     for other in stalled.others[:2]:
         if set(other.ranks) - set(culprit.ranks) or set(other.rails) - set(culprit.rails):
@@ -232,7 +233,7 @@ def _said(present: Sequence[Rank], cause: str) -> Iterable[str]:
         if rank.stall and rank.stall.cause == cause:
             by_host[rank.host, rank.stall.strength].append(rank)
     for (host, strength), ranks in list(by_host.items())[:_MOST_LINES]:
-        grade = f" ({strength} evidence)" if strength != "unknown" else ""
+        grade = f" ({strength} evidence)" if strength != "unknown" and cause not in OF_A_PROCESS else ""
         yield f"{host} says {cause} of {ranks_text(rank.rank for rank in ranks)}{grade}"
 
 
@@ -267,7 +268,11 @@ def _rail_state(rail: Rail) -> str:
     if rail.mute and rail.unsent_bytes:
         words.append(f"{decimal_bytes(rail.unsent_bytes)} were never let out")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
-    return f"rail {rail.rail} ({rail.device}) of {rail.host}: {', '.join(words) or 'nothing is known of it'}"
+    return f"{_rail_text(rail)}: {', '.join(words) or 'nothing is known of it'}"
+
+
+def _rail_text(rail: Rail) -> str:
+    return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"
 
 
 def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
@@ -321,7 +326,7 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
         )
     if stalled.too_early:
         yield f"{_ranks_of(stalled.too_early)}: last scraped before the stall began; ask again after the next scrape"
-    if any(rank.stall and rank.stall.strength == "weak" for rank in present):
+    if any(rank.stall and rank.stall.strength == "weak" and rank.stall.cause not in OF_A_PROCESS for rank in present):
         yield "evidence marked weak rests on calls and threads that wait, not on completions"
 
 

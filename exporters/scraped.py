@@ -368,8 +368,8 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
     blamed_rank = given["blamed_rank"]
     return ScrapedStall(
         comm=str(given["comm"]),
-        rank=str(given["rank"]),
-        nranks=str(given["nranks"]),
+        rank=_label(given["rank"]),
+        nranks=_label(given["nranks"]),
         op=str(given["op"]),
         cause=str(given["cause"]),
         strength=str(given["strength"]),
@@ -383,15 +383,21 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
     )
 
 
+def _label(number: object) -> str:
+    """A rank as the metrics' label has it."""
+    return "unknown" if number is None else str(number)
+
+
 def _called(page: bytes) -> tuple[dict[tuple[str, str, str], OpCounts], frozenset[RankKey]]:
     """What the ranks on the page called, and which ranks those are: it leaves out what has ended."""
     try:
         found: dict[tuple[str, str, str], OpCounts] = {}
         living: set[RankKey] = set()
         for one in json.loads(page)["communicators"]:
-            living.add((str(one["comm"]), str(one["rank"])))
+            rank = _label(one["rank"])
+            living.add((str(one["comm"]), rank))
             for op in one["ops"]:
-                key = (str(one["comm"]), str(one["rank"]), str(op["op"]))
+                key = (str(one["comm"]), rank, str(op["op"]))
                 calls, payload_bytes = float(op["calls"]), float(op["payload_bytes"])
                 before = found.get(key)
                 if before is not None:

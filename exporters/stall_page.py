@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.label_numbers import number_of
 from agent.snapshot import Snapshot
 from agent.stall_facts import Stall
 
 
 def stalls_json(snapshot: Snapshot) -> bytes:
-    """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds."""
+    """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
+
+    Ranks are numbers, null where they are not known or nobody is blamed.
+    """
     current = [one.current for one in snapshot.stalls if one.current is not None]
     document = {
         "simulated": snapshot.simulated,
@@ -25,8 +29,8 @@ def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
     blame = stall.blame
     return {
         "comm": stall.comm,
-        "rank": stall.rank,
-        "nranks": stall.nranks,
+        "rank": number_of(stall.rank),
+        "nranks": number_of(stall.nranks),
         "pid": stall.pid,
         "op": stall.op,
         "payload_bytes": stall.payload_bytes,

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from agent.stall_facts import OF_A_PROCESS, rail_name
 from exporters.node_view import NodeView, RailView, RankView
 from exporters.nvlink_view import GpuView
 from exporters.scraped import ScrapedStall
@@ -328,7 +329,7 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
 
 
 def _stall_words(stall: ScrapedStall) -> str:
-    weak = ", weak evidence" if stall.strength == "weak" else ""
+    weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
     return (
         f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
         f"{length(stall.seconds)}{blame_words(stall)}"
@@ -341,7 +342,7 @@ def blame_words(stall: ScrapedStall) -> str:
     if stall.blamed_rank:
         blamed.append(f"rank {stall.blamed_rank}")
     if stall.rail:
-        blamed.append(f"rail {stall.rail} ({stall.device})" if stall.device else f"rail {stall.rail}")
+        blamed.append(rail_name(stall.rail, stall.device, stall.netns))
     return f"; blamed: {', '.join(blamed)}" if blamed else ""
 
 

@@ -29,6 +29,7 @@ from agent.dataset.conversion import (
 from agent.dataset.files import HOUR_NS
 from agent.dataset.schema import SCHEMA_VERSION
 from agent.dataset.writer import DatasetWriter
+from agent.label_numbers import number_of
 from agent.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 from agent.snapshot import UNKNOWN
 
@@ -268,14 +269,14 @@ def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -
     return {
         "instance": one.instance,
         "comm": _known(one.comm),
-        "rank": _number(one.rank),
-        "nranks": _number(one.nranks),
-        "local_ranks": _number(one.local_ranks),
-        "node_rank": _number(one.node_rank),
+        "rank": number_of(one.rank),
+        "nranks": number_of(one.nranks),
+        "local_ranks": number_of(one.local_ranks),
+        "node_rank": number_of(one.node_rank),
         "pid": one.pid,
         "netns": _known(one.netns),
         "gpu": _known(one.gpu),
-        "world_rank": _number(job.get("world_rank", "")),
+        "world_rank": number_of(job.get("world_rank", "")),
         "job": _known(job.get("job", "")),
         "nccl_version": _known(one.nccl_version),
         "numbered_from_start": numbered_from_start,
@@ -297,13 +298,13 @@ def _rail(rail: RecordedRail) -> dict[str, Any]:
 def _stall(stall: RecordedStall) -> dict[str, Any]:
     return {
         "comm": _known(stall.comm),
-        "rank": _number(stall.rank),
+        "rank": number_of(stall.rank),
         "op": _known(stall.op),
         "cause": _known(stall.cause),
         "strength": _known(stall.strength),
         "since_ns": stall.since_realtime_ns,
         "seconds": stall.seconds,
-        "blamed_rank": _number(stall.blamed_rank),
+        "blamed_rank": number_of(stall.blamed_rank),
         "rail": _known(stall.rail),
         "device": _known(stall.device),
         "evidence": "\n".join(stall.evidence) or None,
@@ -317,8 +318,3 @@ def _utf8(text: str) -> str:
 
 def _known(text: str) -> str | None:
     return None if text in ("", UNKNOWN) else text
-
-
-def _number(text: str) -> int | None:
-    """What a label says; the launcher's ranks are whatever the environment held."""
-    return int(text) if text.isascii() and text.isdecimal() and int(text) < 1 << 31 else None

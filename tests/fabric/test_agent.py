@@ -77,6 +77,20 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_
     assert "</html>" in (tmp_path / "report.html").read_text()
 
 
+def test_a_recorded_demo_holds_its_own_processes_and_no_other_job(fabric: Fabric, tmp_path: Path) -> None:
+    command = [str(RAILSCOPE), "demo", "--seconds", "2", "--pattern", "ddp", "--json", "--record", str(tmp_path)]
+    with Job(fabric.hosts, JobOptions(pattern="inference", seconds=60.0)) as other:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert other.running()
+    assert ran.returncode == 0, ran.stderr
+    jobs = json.loads(ran.stdout)["jobs"]
+    command = [str(RAILSCOPE), "report", str(tmp_path), "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    assert {gpu["pid"] for gpu in report["gpus"]} == {rank["pid"] for rank in jobs}
+    calls = sum(count["calls"] for rank in jobs for count in rank["ops"].values())
+    assert sum(used["calls"] for used in report["ops"]) == calls
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_says_so_and_nothing_of_the_ranks_that_it_kills_or_of_other_jobs(
     fabric: Fabric, number: signal.Signals, status: int

@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
 from testbed.hosts import TestbedError
@@ -232,11 +232,11 @@ def _read_verdict(text: str, cluster: Cluster, scenario: Scenario, sick: frozens
     return bool(right), str(shown["headline"])
 
 
-def _finding_is_right(finding: Mapping[str, Sequence[str]], scenario: Scenario, address: str) -> bool:
+def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: str) -> bool:
     """Whether it names the rank, or the rail and its host; of a fault in the switch both ends look alike."""
     expected, ranks, rails = scenario.expected, finding["ranks"], finding["rails"]
     if expected.rank is not None:
-        return str(expected.rank) in ranks and not rails
+        return expected.rank in ranks and not rails
     here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
     return str(expected.rail) in rails and (here or scenario.kind in (Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH))
 

@@ -252,7 +252,7 @@ def test_a_stripped_library_is_counted_through_its_exported_functions_and_the_ag
             said = log_of(agent)
     assert f"attached to {stripped}: NCCL 2.99.1, through the exported functions, layout accessors" in said
     assert (report["through"], report["layout_source"]) == ("exported functions", "accessors")
-    assert "through exported functions, layout from accessors" in finding["what"]
+    assert "through exported functions, communicators' layout from accessors" in finding["what"]
 
 
 @on_x86_64

@@ -89,12 +89,12 @@ def seconds_until_named(cluster: Cluster) -> dict[str, float]:
     jobs["late"].stall(rank1="rank_behind")
     began = time.monotonic()
     expected = {
-        "stop": ("process_stopped", ["1"], ["stop1"], []),
-        "gone": ("process_gone", ["2"], ["gone2"], []),
+        "stop": ("process_stopped", [1], ["stop1"], []),
+        "gone": ("process_gone", [2], ["gone2"], []),
         "down": ("rail_down", [], ["down1"], ["eth0"]),
         "slow": ("rail_slow", [], ["slow0", "slow1"], ["eth1", "eth1"]),
-        "skip": ("rank_behind", ["2"], ["skip2"], []),
-        "lost": ("rank_missing", ["3"], ["lost3"], []),
+        "skip": ("rank_behind", [2], ["skip2"], []),
+        "lost": ("rank_missing", [3], ["lost3"], []),
     }
     named: dict[str, float] = {}
 
@@ -139,7 +139,7 @@ def test_a_silent_host_is_told_as_what_cannot_be_known(cluster: Cluster) -> None
 @pytest.mark.usefixtures("seconds_until_named")
 def test_a_rank_whose_agent_was_restarted_is_compared_by_what_was_usual(cluster: Cluster) -> None:
     finding = cluster.finding("late")
-    assert (finding["cause"], finding["ranks"], finding["hosts"]) == ("rank_behind", ["0"], ["late0"])
+    assert (finding["cause"], finding["ranks"], finding["hosts"]) == ("rank_behind", [0], ["late0"])
     assert any("learnt from history" in line for line in finding["evidence"])
 
 

@@ -126,7 +126,7 @@ def test_diagnose_names_the_stopped_rank(tmp_path_factory: pytest.TempPathFactor
     job = SimulatedFleet("stop")
     with served_fleet([job]) as scrapes, victoria_metrics(tmp_path_factory.mktemp("fleet"), scrapes) as url:
 
-        def diagnosed() -> list[tuple[str, list[str], list[str]]]:
+        def diagnosed() -> list[tuple[str, list[int], list[str]]]:
             command = [sys.executable, "-m", "agent.cli", "diagnose", "--prometheus", url, "--json"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
             assert done.returncode in (0, 1), done.stderr
@@ -138,4 +138,4 @@ def test_diagnose_names_the_stopped_rank(tmp_path_factory: pytest.TempPathFactor
         assert diagnosed() == []
         job.behind = 1
         job.stall(rank0="rank_behind", rank1="process_stopped;blamed_rank=1")
-        until(lambda: diagnosed() == [("process_stopped", ["1"], ["stop1"])], "the verdict")
+        until(lambda: diagnosed() == [("process_stopped", [1], ["stop1"])], "the verdict")

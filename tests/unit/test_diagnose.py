@@ -89,9 +89,9 @@ def test_json_holds_everything_by_name() -> None:
     (finding,) = verdict["findings"]
     assert (finding["cause"], finding["ranks"], finding["hosts"], finding["pids"]) == (
         "process_stopped",
-        ["1"],
+        [1],
         ["host1"],
-        ["101"],
+        [101],
     )
     assert finding["waiting"][0]["comm"] == OTHER
     assert {"evidence", "healthy", "unknown", "next_steps", "headline"} <= finding.keys()

@@ -187,9 +187,10 @@ def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
         "communicators": [
             {
                 "comm": COMM,
-                "rank": "0",
-                "nranks": "4",
+                "rank": 0,
+                "nranks": 4,
                 "pid": 4711,
+                "sequence": 1196,
                 "ops": [{"op": "AllReduce", "calls": 1200, "payload_bytes": 1200 * MIB}],
             }
         ],

@@ -28,17 +28,17 @@ def test_calls_are_counted_by_communicator_and_op() -> None:
     calls = records("calls", 5, tgid=4711, instance=[7, 7, 7, 9, 0], op=[4, 4, 0, 4, 4], payload_bytes=[1, 2, 4, 8, 16])
     summary = summarise(replace(one, arrays={**one.arrays, "calls": calls}))
     assert set(summary.calls) == {
-        CallsSummary("00c0ffee00c0ffee", "3", "4", 4711, "AllReduce", 2, 3),
-        CallsSummary("00c0ffee00c0ffee", "3", "4", 4711, "Broadcast", 1, 4),
-        CallsSummary("unknown", "unknown", "unknown", 4711, "AllReduce", 1, 8),
-        CallsSummary("unknown", "unknown", "unknown", 4711, "AllReduce", 1, 16),
+        CallsSummary("00c0ffee00c0ffee", 3, 4, 4711, "AllReduce", 2, 3),
+        CallsSummary("00c0ffee00c0ffee", 3, 4, 4711, "Broadcast", 1, 4),
+        CallsSummary("unknown", None, None, 4711, "AllReduce", 1, 8),
+        CallsSummary("unknown", None, None, 4711, "AllReduce", 1, 16),
     }
     assert sum(row.calls for row in summary.calls) == 5
 
 
 def test_completions_rails_losses_and_gaps_are_summed_up() -> None:
     summary = summarise(recording())
-    assert summary.completions == (CompletionsSummary("00c0ffee00c0ffee", "3/4", 4711, "Broadcast", 3, 0.003, 0.006),)
+    assert summary.completions == (CompletionsSummary("00c0ffee00c0ffee", 3, 4, 4711, "Broadcast", 3, 0.003, 0.006),)
     # 100, 300, 50: the device began anew, which adds nothing.
     assert summary.rails == (RailSummary("0", "eth2", "", 3, 200, 2, 1),)
     assert summary.lost == {"calls": 3, "completions": 0, "lifecycle": 0}
@@ -95,7 +95,7 @@ def test_describe_reads_the_file_as_text_and_as_json(tmp_path: Path) -> None:
     described = json.loads(out.getvalue())
     assert described["calls"] == [
         {
-            "comm": "00c0ffee00c0ffee", "rank": "3", "nranks": "4", "pid": 4711, "op": "AllReduce",
+            "comm": "00c0ffee00c0ffee", "rank": 3, "nranks": 4, "pid": 4711, "op": "AllReduce",
             "calls": 100, "payload_bytes": 100 << 20,
         }
     ]  # fmt: skip

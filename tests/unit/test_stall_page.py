@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from exporters.communicator_page import communicators_json
 from exporters.stall_page import stalls_json
 from tests.unit.exporters_snapshots import full_snapshot
+from tests.unit.exporters_snapshots import stall as rail_stall
 
 
 def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -> None:
@@ -14,7 +16,7 @@ def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -
     page = json.loads(stalls_json(snapshot))
     (stall,) = page["stalls"]
     assert stall["cause"] == "rail_down"
-    assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", "1", "2", "AllReduce")
+    assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", 1, 2, "AllReduce")
     assert (stall["rail"], stall["device"], stall["blamed_rank"], stall["strength"]) == ("1", "rail1", None, "strong")
     assert stall["evidence"] == ["rail 1 (rail1) has no carrier or is switched off"]
     assert stall["seconds"] == 2.5
@@ -32,3 +34,16 @@ def test_what_ended_keeps_its_length() -> None:
 def test_a_host_without_stalls_says_so() -> None:
     page = json.loads(stalls_json(replace(full_snapshot(), stalls=(), ended_stalls=())))
     assert (page["stalls"], page["ended"]) == ([], [])
+
+
+def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
+    snapshot = full_snapshot()
+    blamed = replace(rail_stall(), blame=replace(rail_stall().blame, blamed_rank=0))
+    nameless = replace(rail_stall(), rank="unknown", nranks="unknown")
+    page = json.loads(stalls_json(replace(snapshot, ended_stalls=(blamed, nameless))))
+    known, unknown = page["ended"]
+    assert (known["rank"], known["nranks"], known["blamed_rank"]) == (1, 2, 0)
+    assert (unknown["rank"], unknown["nranks"], unknown["blamed_rank"]) == (None, None, None)
+    ends = (*snapshot.communicators[:1], replace(snapshot.communicators[0], rank="unknown", nranks="unknown"))
+    document = json.loads(communicators_json(replace(snapshot, communicators=ends)))
+    assert [(one["rank"], one["nranks"]) for one in document["communicators"]] == [(0, 4), (None, None)]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.snapshot import Snapshot
+from agent.stall_facts import Cause
 from exporters.node_view import NodeView, node_view
 from exporters.top_columns import INITIAL_ORDERS
 from exporters.top_keys import Keys
@@ -16,7 +17,7 @@ from exporters.top_plain import plain_lines
 from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
 from exporters.top_state import Order, Pane, ViewState, pressed
 from exporters.top_words import amount, bar, length, percent
-from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
+from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail, stall
 from tests.unit.nodes import healthy, later, scraped, view_of
 
 STATUS = Status("http://127.0.0.1:9779", 2.0)
@@ -92,6 +93,20 @@ def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: in
     assert "bold red" in styles_of(made, "STALL rail_down")
     assert "bold red" in styles_of(made, f"{COMM} 1/4")
     assert "red" not in styles_of(made, f"{COMM} 0/4")
+
+
+def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_be_stopped() -> None:
+    snapshot = full_snapshot()
+    (one,) = (stalled for stalled in snapshot.stalls if stalled.current is not None)
+
+    def said(cause: Cause) -> str:
+        current = replace(stall(), strength="weak", blame=replace(stall().blame, cause=cause, netns="pod7"))
+        view = node_view(None, scraped(replace(snapshot, stalls=(replace(one, current=current),))))
+        return " ".join(" ".join(screen(view)).split())
+
+    assert "STALL rail_down, weak evidence: AllReduce" in said(Cause.RAIL_DOWN)
+    assert "blamed: rail 1 (rail1 in pod7)" in said(Cause.RAIL_DOWN)
+    assert "STALL process_stopped: AllReduce" in said(Cause.PROCESS_STOPPED)
 
 
 def test_without_a_stall_it_says_so_and_tells_of_the_last_that_ended() -> None:

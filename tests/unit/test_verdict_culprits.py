@@ -68,7 +68,8 @@ def test_a_rank_that_its_own_host_blames_is_named_without_a_difference_in_sequen
 
 
 def test_the_only_other_rank_is_named_where_it_is_seen_and_does_not_wait() -> None:
-    fleets = waiting().rank(0, stall=stall("rank_behind", blamed_rank="1")).rank(1, stall=None)
+    fleets = waiting().rank(0, stall=stall("rank_behind", blamed_rank="1"))
+    fleets.rank(1, stall=None, position=None, inflight_seconds=None)
     assert only(fleets).ranks == ("1",)
 
 
@@ -184,7 +185,22 @@ def test_few_ranks_that_completed_less_are_named_weakly() -> None:
         fleets.rank(number, completed=1205)
     finding = only(fleets)
     assert (finding.ranks, finding.basis, finding.strength) == (("2",), "completion", "weak")
-    assert "data does not reach" in finding.headline
+    assert "data does not reach rank 2 (pid 102, host2): the others completed more (weak evidence)" in finding.headline
+    assert finding.cause == "unknown", "it entered what the others entered"
+
+
+def test_a_rank_that_came_as_far_as_any_is_not_behind_because_another_host_guesses_so() -> None:
+    guess = stall("rank_behind", blamed_rank="1")
+    fleets = waiting().rank(0, stall=guess).rank(1, stall=None, completed=1205, inflight_seconds=0.0)
+    finding = only(fleets)
+    assert (finding.cause, finding.basis, finding.ranks) == ("unknown", "completion", ("0",))
+    # Its own host says so of it: it is kept from going on.
+    own = only(waiting().rank(0, stall=guess).rank(1, stall=guess))
+    assert (own.cause, own.basis, own.ranks) == ("rank_behind", "host", ("1",))
+    # It entered fewer, or nobody knows how many.
+    for told in ({"position": Position(1204), "enqueued": 1204, "completed": 1204}, {"position": None}):
+        said = only(waiting().rank(0, stall=guess).rank(1, stall=None, inflight_seconds=0.0, **told))
+        assert (said.cause, said.ranks) == ("rank_behind", ("1",))
 
 
 def test_nothing_stands_out_is_said_and_nobody_blamed() -> None:

@@ -33,6 +33,23 @@ def test_weak_signs_of_a_stall_do_not_make_a_stopped_process_doubtful() -> None:
     assert "weak" in only(waiting().rank(1, stall=stall("rail_slow", device="eth0", strength="weak"))).headline
 
 
+def test_a_stopped_process_is_strong_evidence_whatever_the_stall_is_known_by() -> None:
+    stopped = only(waiting().rank(1, stall=stall("process_stopped", strength="weak")))
+    assert stopped.strength == "strong"
+    assert "host1 says process_stopped of rank 1" in stopped.evidence
+    assert not any("weak" in line for line in (*stopped.evidence, *stopped.unknown))
+    slow = only(waiting().rank(1, stall=stall("rail_slow", device="eth0", strength="weak")))
+    assert slow.strength == "weak"
+    assert "host1 says rail_slow of rank 1 (weak evidence)" in slow.evidence
+
+
+def test_a_rail_whose_device_name_is_in_several_namespaces_is_named_with_its_own() -> None:
+    where = {"rail": "0", "device": "eth0"}
+    fleets = waiting().rail(1, 0, netns="pod7").rank(1, stall=stall("rail_down", netns="pod7", **where))
+    assert "rail 0 (eth0 in pod7) of host1 is down" in only(fleets).headline
+    assert "rail 0 (eth0) of host1 is down" in only(waiting().rank(1, stall=stall("rail_down", **where))).headline
+
+
 def test_lengths_of_time_are_short() -> None:
     assert [duration(x) for x in (0.04, 9.96, 42.4, 185, 7800)] == [
         "0.0 s",
