@@ -32,8 +32,8 @@ _SLOT: Final = np.dtype(
     [("due_ns", "=u8"), ("before_ns", "=u8"), ("after_ns", "=u8"), ("bytes", "=u4"), ("reserved", "=u4")]
 )
 """The head of `struct slot` in beats.c."""
-_SPARE_BYTES: Final = 512
-"""Room for what an answer may be longer than the last one: a device more."""
+_SPARE_BYTES: Final = 2048
+"""Room for what an answer may be longer than the last one: eight devices more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,7 @@ class BeatThread:
         """Starts the thread of this `struct beats`."""
         self._library = library
         self._beats = address
+        self._process = os.getpid()
         self._thread = threading.Thread(target=library.beats_run, args=(self._beats,), name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -112,6 +113,19 @@ class BeatThread:
     def address(self) -> int:
         """Of `struct beats`."""
         return self._beats
+
+    def hangs(self, now_ns: int, patience_ns: int) -> bool:
+        """Whether it waits for an answer for longer than this: whatever else is to be asked waits too."""
+        since_ns: int = self._library.beats_asking_since(self._beats)
+        return since_ns != 0 and now_ns - since_ns > patience_ns
+
+    def wait(self, until_ns: int | None) -> None:
+        """Wait until then, None: for ever, or until a question ends or somebody rings.  For one thread only."""
+        self._library.beats_wait(self._beats, until_ns or 0)
+
+    def ring(self) -> None:
+        """Let whoever waits wait no longer."""
+        self._library.beats_ring_bell(self._beats)
 
     @property
     def thread(self) -> threading.Thread:
@@ -149,7 +163,8 @@ class BeatThread:
         return not self._thread.is_alive()
 
     def __del__(self) -> None:
-        if not self._thread.is_alive():
+        # In a forked child the thread is not there, but what it waited for still counts it.
+        if self._process == os.getpid() and not self._thread.is_alive():
             self._library.beats_free(self._beats)
 
 
@@ -171,6 +186,11 @@ class Asked:
         self._slots = slots
         self._taken = self._heard = self._missed = self._spared = 0
         self._standing = _Standing()
+
+    def ended(self) -> bool:
+        """Whether it is not asked any more."""
+        self._look()
+        return bool(self._standing.ended)
 
     def waits(self) -> bool:
         """Whether there is an answer to hear, or the question has ended."""
@@ -223,14 +243,18 @@ class Asked:
 
 
 def start() -> BeatThread | None:
-    """A thread of its own; None, once with a reason in the log: the library does not load on this machine."""
+    """A thread of its own; None: the library does not load on this machine, which is in the log once, or no thread."""
     library = _library()
     if library is None:
         return None
     address = library.beats_new()
     if not address:
         raise MemoryError("no memory for a thread's questions")
-    return BeatThread(library, address)
+    try:
+        return BeatThread(library, address)
+    except RuntimeError as error:  # as many threads as this process may have
+        _log.debug("counters are read by Python for now: %s", error)
+        return None
 
 
 @cache
@@ -251,11 +275,18 @@ def _library() -> ctypes.CDLL | None:
         ("beats_ask_files", pointer, (pointer, ctypes.POINTER(ctypes.c_int), size, time, time, size)),
         ("beats_ring", pointer, (pointer, ctypes.POINTER(size))),
         ("beats_standing", None, (pointer, pointer, ctypes.POINTER(_Standing))),
+        ("beats_asking_since", time, (pointer,)),
+        ("beats_wait", None, (pointer, time)),
+        ("beats_ring_bell", None, (pointer,)),
         ("beats_take", None, (pointer, time)),
         ("beats_pause", ctypes.c_int, (pointer, pointer, time)),
         ("beats_resume", None, (pointer, pointer)),
         ("beats_end", None, (pointer, pointer)),
     ):
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError as error:
+            _log.warning("counters are read by Python: the library is of another version, run 'make build': %s", error)
+            return None
         function.restype, function.argtypes = result, arguments
     return library

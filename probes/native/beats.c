@@ -76,9 +76,12 @@ struct beats {
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* waited for by the thread */
 	pthread_cond_t asked;   /* waited for by those who want a question not to be asked */
+	pthread_cond_t news;    /* waited for by whoever hears the answers */
+	bool has_news;          /* a question has ended, or somebody rang */
 	struct question *questions;
 	uint64_t wakes_ns; /* when the thread wakes by itself; 0: when told to */
-	bool changed_meanwhile; /* while the thread looked through the questions */
+	uint64_t asking_since_ns; /* 0: nothing is being asked */
+	bool changed_meanwhile;   /* while the thread looked through the questions */
 	bool stopping;
 };
 
@@ -197,6 +200,18 @@ static void free_question(struct question *one)
 	free(one);
 }
 
+static void tell(struct beats *beats)
+{
+	beats->has_news = true;
+	pthread_cond_signal(&beats->news);
+}
+
+static void end(struct beats *beats, struct question *one)
+{
+	one->ended = true;
+	tell(beats);
+}
+
 /* Ask everything that is due; the time of the next beat, 0: there is none.  Called and left with the lock held. */
 static uint64_t beat(struct beats *beats)
 {
@@ -217,15 +232,17 @@ static uint64_t beat(struct beats *beats)
 			one->due_ns += late * one->period_ns;
 		} else if (!one->paused && !one->ended && one->due_ns <= now) {
 			one->asking = true;
+			beats->asking_since_ns = now_ns();
 			pthread_mutex_unlock(&beats->lock);
 			answered = ask(one, one->due_ns, &before_ns, &after_ns);
 			pthread_mutex_lock(&beats->lock);
 			one->asking = false;
+			beats->asking_since_ns = 0;
 			/* New questions come in at the front, and nobody else takes any out: `link` still leads here. */
 			if (answered)
 				schedule(one, before_ns, after_ns);
 			else
-				one->ended = true;
+				end(beats, one);
 			if (one->paused || atomic_load_explicit(&one->abandoned, memory_order_relaxed))
 				pthread_cond_broadcast(&beats->asked);
 			continue; /* it may have been abandoned meanwhile, and is not due any more */
@@ -251,6 +268,7 @@ EXPORTED struct beats *beats_new(void)
 	pthread_mutex_init(&beats->lock, NULL);
 	pthread_cond_init(&beats->changed, &monotonic);
 	pthread_cond_init(&beats->asked, &monotonic);
+	pthread_cond_init(&beats->news, &monotonic);
 	pthread_condattr_destroy(&monotonic);
 	return beats;
 }
@@ -299,6 +317,7 @@ EXPORTED void beats_free(struct beats *beats)
 	}
 	pthread_cond_destroy(&beats->changed);
 	pthread_cond_destroy(&beats->asked);
+	pthread_cond_destroy(&beats->news);
 	pthread_mutex_destroy(&beats->lock);
 	free(beats);
 }
@@ -395,6 +414,38 @@ EXPORTED void beats_standing(struct beats *beats, struct question *one, struct s
 EXPORTED void beats_take(struct question *one, uint64_t taken)
 {
 	atomic_store_explicit(&one->taken, taken, memory_order_release);
+}
+
+/* Since when the thread waits for an answer, 0: it does not. */
+EXPORTED uint64_t beats_asking_since(struct beats *beats)
+{
+	uint64_t since_ns;
+
+	pthread_mutex_lock(&beats->lock);
+	since_ns = beats->asking_since_ns;
+	pthread_mutex_unlock(&beats->lock);
+	return since_ns;
+}
+
+/* Wait until a time, 0: for ever, or until a question ends or somebody rings, if none did since the last time. */
+EXPORTED void beats_wait(struct beats *beats, uint64_t until_ns)
+{
+	struct timespec until = timespec_of(until_ns);
+	int error = 0;
+
+	pthread_mutex_lock(&beats->lock);
+	while (!beats->has_news && !error)
+		error = until_ns ? pthread_cond_timedwait(&beats->news, &beats->lock, &until) :
+				   pthread_cond_wait(&beats->news, &beats->lock);
+	beats->has_news = false;
+	pthread_mutex_unlock(&beats->lock);
+}
+
+EXPORTED void beats_ring_bell(struct beats *beats)
+{
+	pthread_mutex_lock(&beats->lock);
+	tell(beats);
+	pthread_mutex_unlock(&beats->lock);
 }
 
 /* Let a question not be asked for now; 0, or EBUSY: it still is being asked after `patience_ns`. */

@@ -276,6 +276,70 @@ class TestTables:
             thread.ask(TableQuestion(question.descriptor, bytes(65), 60), MILLISECOND, 0, 16)
 
 
+class TestNews:
+    def test_whoever_waits_is_told_that_a_question_ended(self, thread: BeatThread) -> None:
+        with files(b"N/A\n") as question:
+            asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 4)
+            thread.wait(None)
+            assert asked.ended()
+            assert asked.end(30 * SECOND)
+
+    def test_whoever_waits_can_be_rung_also_before_he_does(self, thread: BeatThread) -> None:
+        thread.ring()
+        thread.wait(None)
+        waiting = threading.Thread(target=thread.wait, args=(None,))
+        waiting.start()
+        thread.ring()
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+    def test_nobody_waits_longer_than_he_said(self, thread: BeatThread) -> None:
+        until_ns = time.monotonic_ns() + 5 * MILLISECOND
+        thread.wait(until_ns)
+        assert time.monotonic_ns() >= until_ns
+
+    def test_it_is_known_whether_an_answer_is_waited_for(self, thread: BeatThread) -> None:
+        assert not thread.hangs(time.monotonic_ns(), 0)
+        with kernel() as (side, question):
+            asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 16)
+            side.recv(100)
+            assert thread.hangs(time.monotonic_ns() + 1, 0)
+            assert not thread.hangs(time.monotonic_ns(), 30 * SECOND)
+            side.send(b"")
+            assert heard_when(asked, ended)[0] == []
+            assert not thread.hangs(time.monotonic_ns() + 1, 0)
+            assert asked.end(30 * SECOND)
+
+
+class TestLibraries:
+    @pytest.fixture(autouse=True)
+    def _anew(self) -> Iterator[None]:
+        beats._library.cache_clear()
+        yield
+        beats._library.cache_clear()
+
+    @pytest.mark.parametrize(
+        ("library", "said"), [("libc.so.6", "another version"), ("/nowhere/beats.so", "cannot open")]
+    )
+    def test_a_library_that_does_not_serve_is_named_and_python_reads(
+        self, library: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(beats, "LIBRARY", library)
+        with caplog.at_level("INFO", "railscope.beats"):
+            assert beats.start() is None
+            assert beats.start() is None
+        (line,) = caplog.messages
+        assert line.startswith("counters are read by Python")
+        assert said in line
+
+    def test_where_there_is_no_room_for_a_thread_python_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert beats.start() is None
+
+
 def test_a_thread_ends_without_questions() -> None:
     thread = beats.start()
     assert thread is not None

@@ -5,6 +5,7 @@ The clock and the threads are real; the counters are files of a simulated machin
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from agent.sampler_state import DeviceTotals, SourceResult
 from agent.sampling import Sampler
 from probes import beats
+from probes.beats import Question, TableQuestion
 from probes.clock import SystemClock
 from probes.netdev.counters import CounterBlock, CounterReading
 from probes.netdev.rtnetlink_counters import NetlinkCounters
@@ -44,7 +46,8 @@ class Watched:
             self.times.append((read.before_ns, read.after_ns))
 
     def result(self) -> SourceResult:
-        (result,) = self.sampler.state().results
+        result = self.sampler.state().result("source")
+        assert result is not None
         return result
 
     def device(self, name: str) -> DeviceTotals | None:
@@ -183,6 +186,62 @@ def test_network_devices_are_asked_for_in_the_same_way() -> None:
         assert watched.result().failures == 0
     finally:
         watched.sampler.stop()
+
+
+class Odd(RdmaCounters):
+    """A source whose question goes to somebody else, or to nobody."""
+
+    def __init__(self, tree: RdmaTree, asked: Question | None) -> None:
+        super().__init__(tree.sysfs, SystemClock())
+        self.asked = asked
+        self.questions = 0
+
+    def question(self) -> Question | None:  # type: ignore[override]
+        self.questions += 1
+        super().question()
+        return self.asked
+
+
+def test_a_source_without_a_question_is_seldom_asked_for_one(tree: RdmaTree) -> None:
+    source = Odd(tree, None)
+    watched = Watched(source)
+    try:
+        watched.until(lambda: watched.result().reads > 100, "readings")
+        assert 0 < source.questions <= watched.result().reads // 64 + 1
+    finally:
+        watched.sampler.stop()
+
+
+def test_a_source_that_hangs_is_said_to_and_keeps_no_other_waiting(tree: RdmaTree) -> None:
+    side, asker = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with side, asker:
+        side.settimeout(30)
+        hanging = Odd(tree, TableQuestion(asker.fileno(), bytes(28), 100))
+        watched = Watched(hanging)
+        try:
+            side.recv(100)
+            good = RdmaCounters(tree.sysfs, SystemClock())
+            watched.sampler.add("good", 8, good, 0.01)
+
+            def result(key: str) -> SourceResult:
+                found = watched.sampler.state().result(key)
+                assert found is not None
+                return found
+
+            watched.until(lambda: not result("source").success, "the source to be called what it is")
+            assert result("source").error == "no answer for 1 s"
+            reads = result("good").reads
+            watched.until(lambda: result("good").reads > reads + 20, "readings of the other source")
+            assert result("good").success
+            asked_for, reads = hanging.questions, result("good").reads
+            watched.until(lambda: result("good").reads > reads + 20, "more of them")
+            assert hanging.questions - asked_for <= 20, "the thread does not spin"
+            hanging.asked = None
+            side.send(b"")
+            watched.until(lambda: result("source").success, "the source to be read again")
+        finally:
+            asker.close()
+            watched.sampler.stop()
 
 
 def test_without_the_compiled_library_python_reads(tree: RdmaTree, monkeypatch: pytest.MonkeyPatch) -> None:
