@@ -163,7 +163,8 @@ def table(
         TablePanel()
         .title(title)
         .description(description)
-        .unit("none")
+        # With any other unit Grafana takes a label for a number that looks like one: 84e6543210987654 is a hash.
+        .unit("string")
         .datasource(DATASOURCE)
         .with_target(
             Dataquery()
@@ -190,6 +191,8 @@ def table(
         .span(width)
         .height(9)
     )
+    if value:
+        panel.override_by_name(value, [DynamicConfigValue(id_val="unit", value="none")])
     for field, url in (links or {}).items():
         panel.override_by_name(
             field, [DynamicConfigValue(id_val="links", value=[{"title": f"Open this {field}", "url": url}])]

@@ -506,3 +506,23 @@ def test_provisioning_files_and_dashboards_agree() -> None:
     assert f"{provider['options']['path']} dashboards/json/*.json" in manual
     for file in folder.rglob("*.yml"):
         assert f"/etc/grafana/provisioning/{file.parent.name} deploy/grafana/provisioning/{file.parent.name}" in manual
+
+
+def test_a_table_shows_labels_as_text_also_those_that_look_like_numbers() -> None:
+    tables = 0
+    for file in sorted(build.COMMITTED.glob("*.json")):
+        content = json.loads(file.read_text())
+        for panel in [one for row in content["panels"] for one in (row, *row.get("panels", ()))]:
+            renamed = [one["options"].get("renameByName") for one in panel.get("transformations", ())]
+            if panel["type"] != "table" or not any(renamed):
+                continue
+            tables += 1
+            assert panel["fieldConfig"]["defaults"]["unit"] == "string", panel["title"]
+            units = {
+                one["matcher"]["options"]: value["value"]
+                for one in panel["fieldConfig"]["overrides"]
+                for value in one["properties"]
+                if value["id"] == "unit"
+            }
+            assert units == {names["Value"]: "none" for names in renamed if names and "Value" in names}, panel["title"]
+    assert tables > 10
