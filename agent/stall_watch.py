@@ -19,7 +19,7 @@ from agent.close_look import CloseLook, RailsOf
 from agent.communicators import ObservedProcess
 from agent.rank_facts import IDLE_NS, InFlightTables, Known, Look, RankReader
 from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
-from agent.stall_facts import Evidence, InFlight, ProcessFacts, RankFacts, Stall, rail_name
+from agent.stall_facts import Cause, Evidence, InFlight, ProcessFacts, RankFacts, Stall, rail_name
 from agent.stalls import StallLimits, Stalls
 from agent.stragglers import Stragglers
 from probes.bpf_syscall import KernelRefusal
@@ -179,9 +179,10 @@ class StallWatch:
             del self._counted_ns[stall.instance]
             self._ended.append(stall)
             _log.info(
-                "communicator %s rank %s goes on after %.1f s (%s)",
+                "communicator %s rank %s %s after %.1f s (%s)",
                 stall.comm,
                 stall.rank,
+                "is given up" if stall.blame.cause is Cause.PROCESS_GONE else "goes on",
                 stall.length_ns(self._clock.monotonic_ns()) / 1e9,
                 stall.blame.cause.value,
             )

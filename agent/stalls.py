@@ -13,11 +13,13 @@ operation (there is no history to hold it against, and `after` is long), a ring 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.blame import blame_for
+from agent.snapshot import UNKNOWN
 from agent.stall_facts import Blame, Cause, Evidence, InFlight, RankFacts, Stall
 
 _SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
@@ -31,6 +33,8 @@ _BUSY_PORT_BYTES_PER_SECOND: Final = 16 << 20
 _ORDER: Final = list(Cause)
 _LEAST_WATCHED_NS: Final = 450_000_000
 """Before that nobody can say whether a process computes, or moves bytes."""
+_JOB_GONE_NS: Final = 60_000_000_000
+"""As long as it is said of a communicator of which no rank is left: whoever asks seldom shall see it too."""
 _LEAST_HISTORY: Final = 20
 """Operations, before one is called slow for its kind: the first few of a job are not like the rest."""
 
@@ -80,8 +84,8 @@ class Stalls:
         """By instance: since when the operation in flight was, and when it was last excused."""
         self._insisted: dict[int, tuple[Cause, str, int]] = {}
         """By instance: what its slowness is put down to, and in how many looks in a row."""
-        self._gone: set[int] = set()
-        """Those of them whose process ended: nobody is left who could tell that they end."""
+        self._gone: dict[int, int] = {}
+        """Those of them whose process ended, and when: nobody is left who could tell that they end."""
 
     @property
     def current(self) -> tuple[Stall, ...]:
@@ -115,8 +119,9 @@ class Stalls:
                     begun.append(stall)
         self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
         self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
-        for instance in self._current.keys() - seen - self._gone:
+        for instance in self._current.keys() - seen - self._gone.keys():
             ended.append(self._end(self._current[instance], now_ns))
+        ended += self._of_nobody(now_ns)
         return Changes(tuple(begun), tuple(ended))
 
     def process_gone(self, now_ns: int, rank: RankFacts, evidence: str) -> Stall | None:
@@ -126,12 +131,34 @@ class Stalls:
             return None
         flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
         blame = Blame(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
+        first = self._first_gone(rank)
+        if first is not None:
+            sentence = f"rank {first.rank}, process {first.pid}, had ended before"
+            blame = replace(first.blame, evidence=(evidence, sentence), culprit=False)
         if before is not None:
             flight = replace(flight, since_ns=before.since_ns)
         stall = _stall(rank, replace(flight, strength="strong"), blame, now_ns)
         self._current[rank.instance] = stall
-        self._gone.add(rank.instance)
+        self._gone[rank.instance] = now_ns
         return stall if before is None else None
+
+    def _first_gone(self, rank: RankFacts) -> Stall | None:
+        """The stall of the rank of a communicator whose process ended first, of which others are a consequence."""
+        stalls = [self._current[instance] for instance in self._gone]
+        return next((one for one in stalls if one.comm == rank.comm != UNKNOWN), None)
+
+    def _of_nobody(self, now_ns: int) -> list[Stall]:
+        """End what stalls for nobody: all ranks of a communicator are gone, and were said to be for long enough."""
+        stalls = {instance: self._current[instance] for instance in self._gone}
+        ranks = Counter(stall.comm for stall in stalls.values())
+        last_ns: dict[str, int] = {}
+        for instance, stall in stalls.items():
+            last_ns[stall.comm] = max(last_ns.get(stall.comm, 0), self._gone[instance])
+        return [
+            self._end(stall, now_ns)
+            for stall in stalls.values()
+            if stall.nranks == str(ranks[stall.comm]) and now_ns - last_ns[stall.comm] >= _JOB_GONE_NS
+        ]
 
     def forget(self, now_ns: int, instances: Iterable[int]) -> tuple[Stall, ...]:
         """Nobody can ask about these communicators any more; returns the stalls that end with them."""
@@ -159,7 +186,7 @@ class Stalls:
     def _end(self, stall: Stall, now_ns: int) -> Stall:
         self._insisted.pop(stall.instance, None)
         del self._current[stall.instance]
-        self._gone.discard(stall.instance)
+        self._gone.pop(stall.instance, None)
         return replace(stall, ended_ns=now_ns)
 
     def _judge(self, now_ns: int, rank: RankFacts, evidence_of: Callable[[RankFacts], Evidence]) -> Stall | None:

@@ -86,7 +86,7 @@ COMM_INFO: Final = _gauge(
 COMM_ENQUEUED: Final = _counter(
     "comm_enqueued",
     "comm rank",
-    "Operations this rank gave to NCCL on this communicator; ranks of one communicator should advance together.",
+    "Operations this rank gave to NCCL on this communicator since railscope came: ranks should advance together.",
 )
 COMM_COUNTED_FROM_START: Final = _gauge(
     "comm_counted_from_start",

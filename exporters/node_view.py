@@ -131,12 +131,26 @@ def node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | No
     )
 
 
+def _entered(now: NodeScrape) -> dict[tuple[str, str], float]:
+    """Operations that each rank entered, on one scale for a communicator; those that cannot be compared are left out.
+
+    Calls are counted from when the agent came: where that was late for any rank, NCCL's own numbers serve, if at all.
+    """
+    late = {rank.comm for rank in now.ranks.values() if rank.late}
+    entered = {}
+    for key, rank in now.ranks.items():
+        position = rank.sequence if rank.comm in late else rank.enqueued
+        if position is not None and rank.comm != _UNKNOWN:
+            entered[key] = position
+    return entered
+
+
 def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tuple[RankView, ...]:
     stalls = {(stall.comm, stall.rank): stall for stall in reversed(now.stalls)}
+    entered = _entered(now)
     furthest: dict[str, float] = {}
-    for rank in now.ranks.values():
-        if rank.enqueued is not None and rank.comm != _UNKNOWN:
-            furthest[rank.comm] = max(furthest.get(rank.comm, 0.0), rank.enqueued)
+    for (comm, _), position in entered.items():
+        furthest[comm] = max(furthest.get(comm, 0.0), position)
     ops_of = _OpsOfRanks(before, now)
     views = []
     for key, rank in now.ranks.items():
@@ -145,7 +159,6 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
             old = None
         called, payload = ops_of(rank)
         stall = stalls.get(key)
-        ahead = furthest.get(rank.comm)
         views.append(
             RankView(
                 comm=rank.comm,
@@ -164,7 +177,7 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 ),
                 inflight_seconds=rank.inflight_seconds,
                 incomplete=_whole(grown(rank.completed, rank.enqueued)),
-                behind=None if ahead is None or rank.enqueued is None else int(ahead - rank.enqueued),
+                behind=None if key not in entered else int(furthest[rank.comm] - entered[key]),
                 late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
                 ended=now.living is not None and key not in now.living,

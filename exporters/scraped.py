@@ -59,6 +59,10 @@ class ScrapedRank:
     pid: str
     job: str
     enqueued: float | None
+    late: bool
+    """Whether the agent came after its first call, so that `enqueued` compares with no other rank's."""
+    sequence: float | None
+    """Collectives by NCCL's own numbers, which compare all the same."""
     completed: float | None
     replayed: float | None
     """Collectives that replays of CUDA graphs ran: no call was made for them."""
@@ -162,7 +166,8 @@ _NAMES: Final = frozenset(
         *(catalogue.BUILD_INFO, catalogue.SNAPSHOT_TIMESTAMP, catalogue.PROCESSES_OBSERVED),
         *(catalogue.COLLECTIVE_CALLS, catalogue.COLLECTIVE_PAYLOAD_BYTES),
         *(catalogue.COMM_INFO, catalogue.COMM_ENQUEUED, catalogue.COMM_COMPLETED, catalogue.COMM_INFLIGHT_SECONDS),
-        *(catalogue.COMM_REPLAYED, catalogue.COMM_OPERATIONS, catalogue.COMM_OPERATION_SECONDS),
+        *(catalogue.COMM_REPLAYED, catalogue.COMM_COUNTED_FROM_START, catalogue.COMM_SEQUENCE),
+        *(catalogue.COMM_OPERATIONS, catalogue.COMM_OPERATION_SECONDS),
         *(catalogue.COMM_ARRIVAL_LAG_SECONDS, catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES),
         *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
         *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
@@ -243,6 +248,8 @@ class _Samples:
 def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
     of_rank = ("comm", "rank")
     enqueued = samples.by(catalogue.COMM_ENQUEUED.name, *of_rank)
+    from_start = samples.by(catalogue.COMM_COUNTED_FROM_START.name, *of_rank)
+    sequence = samples.by(catalogue.COMM_SEQUENCE.name, *of_rank)
     completed = samples.by(catalogue.COMM_COMPLETED.name, *of_rank)
     replayed = samples.by(catalogue.COMM_REPLAYED.name, *of_rank)
     inflight = samples.by(catalogue.COMM_INFLIGHT_SECONDS.name, *of_rank)
@@ -265,6 +272,8 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
             pid=labels.get("pid", "unknown"),
             job=labels.get("job") or labels.get("pod") or "",
             enqueued=enqueued.get(key),
+            late=from_start.get(key) == 0,
+            sequence=sequence.get(key),
             completed=completed.get(key),
             replayed=replayed.get(key),
             inflight_seconds=inflight.get(key),

@@ -122,6 +122,16 @@ def test_a_rank_that_made_fewer_calls_than_its_neighbour_is_behind() -> None:
     assert [rank.behind for rank in view.ranks] == [50, 0, None]
 
 
+def test_where_an_agent_came_late_ranks_compare_by_nccl_s_numbers_or_not_at_all() -> None:
+    node = healthy()
+    first, second, *rest = (replace(one, comm=COMM, rank=str(at)) for at, one in enumerate(node.communicators))
+    late = replace(first, enqueued=900, whole=False, position=5_000)
+    compared = replace(node, communicators=(late, replace(second, enqueued=1_000, position=4_998), *rest))
+    assert [rank.behind for rank in node_view(None, scraped(compared)).ranks][:2] == [0, 2]
+    unknown = replace(node, communicators=(replace(late, position=None), replace(second, position=None), *rest))
+    assert [rank.behind for rank in node_view(None, scraped(unknown)).ranks][:2] == [None, None]
+
+
 def test_a_stall_marks_its_rank_and_the_rail_it_blames() -> None:
     snapshot = replace(full_snapshot(), rails=(rail(), rail("1", "rail1")))
     view = view_of(snapshot, later(snapshot))

@@ -107,6 +107,35 @@ def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() ->
     assert stalls.current == ()
 
 
+def test_the_rank_that_went_first_is_blamed_for_those_that_went_after_it() -> None:
+    stalls = Stalls(LIMITS)
+    first, second = replace(RANK, rank=1, pid=4712, instance=8), RANK
+    killed = stalls.process_gone(SECOND_NS, first, "process 4712 has ended: killed by signal 9")
+    failed = stalls.process_gone(2 * SECOND_NS, second, "process 4711 has ended: exit status 1")
+    assert killed is not None
+    assert failed is not None
+    assert (killed.blame.blamed_rank, killed.blame.culprit) == (1, True)
+    assert (failed.blame.cause, failed.blame.blamed_rank, failed.blame.culprit) == (Cause.PROCESS_GONE, 1, False)
+    assert failed.blame.evidence == (
+        "process 4711 has ended: exit status 1",
+        "rank 1, process 4712, had ended before",
+    )
+    elsewhere = stalls.process_gone(3 * SECOND_NS, replace(RANK, comm="cafe", instance=9), "process 4711 has ended")
+    assert elsewhere is not None
+    assert elsewhere.blame.blamed_rank == RANK.rank, "of another communicator"
+
+
+def test_a_job_of_which_nobody_is_left_does_not_stall_for_ever() -> None:
+    stalls = Stalls(LIMITS)
+    ranks = [replace(RANK, rank=number, nranks=2, instance=7 + number) for number in range(2)]
+    stalls.process_gone(SECOND_NS, ranks[0], "process 4711 has ended")
+    assert stalls.look(100 * SECOND_NS, [], lambda _: DOWN).ended == (), "somebody on another host waits for it"
+    stalls.process_gone(100 * SECOND_NS, ranks[1], "process 4712 has ended")
+    assert stalls.look(159 * SECOND_NS, [], lambda _: DOWN).ended == ()
+    assert [one.instance for one in stalls.look(160 * SECOND_NS, [], lambda _: DOWN).ended] == [7, 8]
+    assert stalls.current == ()
+
+
 def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
     stalls = Stalls(LIMITS)
     stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
