@@ -26,7 +26,6 @@ _log = logging.getLogger("railscope.beats")
 
 LIBRARY: Final = Path(__file__).resolve().parent / "native" / f"beats.{platform.machine()}.so"
 """Compiled by `make build`, one a kind of machine."""
-THREAD_NAME: Final = "beats"
 
 _SLOT: Final = np.dtype(
     [("due_ns", "=u8"), ("before_ns", "=u8"), ("after_ns", "=u8"), ("bytes", "=u4"), ("reserved", "=u4")]
@@ -106,7 +105,7 @@ class BeatThread:
         self._library = library
         self._beats = address
         self._process = os.getpid()
-        self._thread = threading.Thread(target=library.beats_run, args=(self._beats,), name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=library.beats_run, args=(self._beats,), name="beats", daemon=True)
         self._thread.start()
 
     @property
@@ -245,11 +244,9 @@ class Asked:
 def start() -> BeatThread | None:
     """A thread of its own; None: the library does not load on this machine, which is in the log once, or no thread."""
     library = _library()
-    if library is None:
+    address = library.beats_new() if library is not None else None
+    if library is None or not address:  # no memory, which others will say
         return None
-    address = library.beats_new()
-    if not address:
-        raise MemoryError("no memory for a thread's questions")
     try:
         return BeatThread(library, address)
     except RuntimeError as error:  # as many threads as this process may have
