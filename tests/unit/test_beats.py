@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from probes.beats import Asked, BeatThread, FilesQuestion, Heard, TableQuestion
 from probes.clock import SystemClock
 from probes.netdev.netlink import NLMSG_DONE, NLMSG_ERROR, NetlinkSocket
 from probes.netdev.rtnetlink_counters import NetlinkCounters, parse_alike
+from tests.unit.counter_files import showing
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
@@ -38,14 +39,8 @@ def thread() -> Iterator[BeatThread]:
 @contextmanager
 def files(*texts: bytes) -> Iterator[FilesQuestion]:
     """Files that show this."""
-    with ExitStack() as opened:
-        found = []
-        for text in texts:
-            descriptor = os.memfd_create("counter")
-            opened.callback(os.close, descriptor)
-            os.write(descriptor, text)
-            found.append(descriptor)
-        yield FilesQuestion(tuple(found))
+    with showing(texts) as descriptors:
+        yield FilesQuestion(descriptors)
 
 
 def heard_when(asked: Asked, enough: Callable[[list[beats.Answer], Heard], bool]) -> tuple[list[beats.Answer], Heard]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from probes.rdma.kept_files import KeptFiles
 from probes.rdma.port import PortFiles
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, write
+from tests.unit.counter_files import showing
 from tests.unit.netdev_messages import SteppedClock
 from tests.unit.test_rdma_counters import Scenario, row
 
@@ -124,19 +123,6 @@ def test_counters_that_come_after_their_port_are_found(tmp_path: Path) -> None:
         answer = source.take()
         assert answer is not None
         assert rows(source.understand([answer])[0].reading(0)) == expected
-
-
-@contextmanager
-def showing(texts: list[bytes]) -> Iterator[tuple[int, ...]]:
-    """Descriptors of files with these contents."""
-    with ExitStack() as files:
-        found = []
-        for text in texts:
-            descriptor = os.memfd_create("counter")
-            files.callback(os.close, descriptor)
-            os.write(descriptor, text)
-            found.append(descriptor)
-        yield tuple(found)
 
 
 contents = st.one_of(
