@@ -47,18 +47,18 @@ class SimulatedFleet:
         return f"{sum(ord(letter) << (8 * at) for at, letter in enumerate(self.name)):016x}"
 
     def stall(self, **causes: str) -> None:
-        """Operations stop now; `rank0="process_stopped"` and so on is what the hosts say."""
+        """Operations stop now, if they have not yet; `rank0="process_stopped"` and so on is what the hosts say."""
         self.causes = {int(rank.removeprefix("rank")): cause for rank, cause in causes.items()}
-        self.stalled_at = time.time()
+        self.stalled_at = self.stalled_at or time.time()
 
     def restart_agent(self, host: int) -> None:
         """The agent of a host is started anew beside the job, now."""
         self.restarted[host] = int((time.time() - self.began) * OPERATIONS_PER_SECOND)
 
     def recover(self) -> None:
-        """Go on, as if nothing had been."""
+        """Go on with the operation after the one that the others had entered: counters never fall."""
         if self.stalled_at is not None:
-            self.began += time.time() - self.stalled_at
+            self.began += time.time() - self.stalled_at - 1 / OPERATIONS_PER_SECOND
         self.stalled_at, self.behind, self.causes = None, None, {}
         self.rails_down.clear()
         self.lossy.clear()
@@ -67,8 +67,9 @@ class SimulatedFleet:
     def text(self, host: int) -> str:
         now = time.time()
         moving = (self.stalled_at or now) - self.began
-        entered = int(moving * OPERATIONS_PER_SECOND)
-        late = 1 if self.behind == host else 0
+        completed = int(moving * OPERATIONS_PER_SECOND)
+        late = self.behind == host
+        entered = completed + (self.stalled_at is not None and not late)
         before = self.restarted.get(host, 0)
         stalled = self.stalled_at is not None and host in self.causes
         waits = now - self.stalled_at if self.stalled_at is not None and not late else 0
@@ -79,8 +80,8 @@ class SimulatedFleet:
             "railscope_processes_observed 1",
             f"railscope_agent_start_time_seconds {self.began + before / OPERATIONS_PER_SECOND:.3f}",
             f'railscope_comm_info{{{comm},nranks="{self.hosts}",gpu="0",pid="{4000 + host}",netns=""}} 1',
-            f"railscope_comm_enqueued_total{{{comm}}} {entered - late + 1 - before}",
-            f"railscope_comm_completed_total{{{comm}}} {entered - before}",
+            f"railscope_comm_enqueued_total{{{comm}}} {entered - before}",
+            f"railscope_comm_completed_total{{{comm}}} {completed - before}",
             f"railscope_comm_counted_from_start{{{comm}}} {0 if before else 1}",
             f"railscope_comm_inflight_seconds{{{comm}}} {waits:.3f}",
             'railscope_collector_success{collector="netdev"} 1',
