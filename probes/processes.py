@@ -141,10 +141,19 @@ def parse_maps(maps: bytes) -> dict[FileKey, Mapping]:
 
 
 def mapping_paths(procfs: Path, pid: int, mapping: Mapping) -> tuple[str, str, str]:
-    """Paths that may lead to a mapped file: as we see it, as the process sees it, and the kernel's link to it."""
+    """Paths that may lead to a mapped file: as we see it, as the process sees it, and the kernel's link to it.
+
+    The kernel tells paths from our own root, or from that of the mount namespace where ours does not lead there: a
+    process that has changed its root (chroot) within a namespace of its own knows less of the path.
+    """
+    try:
+        root = str(Path(f"{procfs}/{pid}/root").readlink())
+    except OSError:
+        root = "/"  # what stands in the way shows when the path is opened
+    within = mapping.path.removeprefix(root) if mapping.path.startswith(f"{root}/") else mapping.path
     return (
         mapping.path,
-        f"{procfs}/{pid}/root{mapping.path}",
+        f"{procfs}/{pid}/root{within}",
         f"{procfs}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
     )
 

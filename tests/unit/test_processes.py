@@ -30,6 +30,7 @@ from probes.processes import (
     executable_mappings,
     identity_of,
     is_alive,
+    mapping_paths,
     open_mapped_file,
     open_pidfd,
     parse_maps,
@@ -355,3 +356,29 @@ def test_a_file_that_is_mapped_through_an_overlay_is_opened_whatever_path_leads_
             assert contents(replace(mapping, path="/elsewhere")) == b"the library"
     finally:
         subprocess.run(["umount", str(merged)], check=True)
+
+
+@pytest.mark.root
+def test_a_file_of_a_process_with_a_root_and_mounts_of_its_own_is_found_below_that_root(tmp_path: Path) -> None:
+    maps_a_file = (
+        "import mmap, os, sys, time\n"
+        "os.chroot(sys.argv[1])\n"
+        "library = os.open('/library.so', os.O_RDONLY)\n"
+        "mapped = mmap.mmap(library, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)\n"
+        "print('mapped', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    own_mounts = 'mount -t tmpfs tmpfs "$1" && echo "the library" >"$1/library.so" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--mount", "sh", "-c", own_mounts, "sh", str(tmp_path), sys.executable, maps_a_file]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"mapped\n"
+            mappings = executable_mappings(PROCFS, process.pid)
+            mapping = next(one for one in mappings if one.path.endswith("/library.so"))
+            as_we_see_it, as_it_sees_it, _ = mapping_paths(PROCFS, process.pid, mapping)
+            assert not Path(as_we_see_it).exists()
+            assert Path(as_it_sees_it).stat().st_ino == mapping.inode
+            assert Path(as_it_sees_it).read_bytes() == b"the library\n"
+        finally:
+            process.kill()
