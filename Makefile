@@ -51,12 +51,14 @@ demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to look at in a browser
 	$(BIN)/python -m tests.stack $(STACK)
 
-# What runs real processes against clocks gets a second chance on a machine that is busy otherwise; what needed it is
-# listed with its traceback, and is to be mended.  Unit tests get none.
+# What runs real processes against clocks gets a second chance, in a process and with servers of its own, on a machine
+# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.
+AGAIN = $(BIN)/python -m pytest --ignore tests/unit --last-failed --last-failed-no-failures none
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/unit || failed=1; \
-	$(BIN)/python -m pytest --ignore tests/unit --reruns 1 --rerun-show-tracebacks || failed=1; \
+	$(BIN)/python -m pytest --ignore tests/unit \
+		|| { echo "A second chance for what failed:"; $(AGAIN) --maxfail 3; } || failed=1; \
 	exit $$failed
 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
