@@ -1,7 +1,8 @@
 """`railscope diagnose`: one verdict on all hosts, from what a Prometheus-compatible store holds.
 
 It needs neither root nor eBPF, only the store's address.  The first line is the verdict; evidence, what is healthy
-beside it, what cannot be known and what to do next follow.
+beside it, what cannot be known and what to do next follow.  A stall that ended within the last minute, or is on and
+off, is a verdict too, since whoever was woken by it asks a moment later (agent/verdict_recent.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from agent.fleet_facts import Fleet
 from agent.fleet_reader import read_fleet
 from agent.label_numbers import number_of
 from agent.prometheus_query import (
@@ -29,6 +31,7 @@ from agent.prometheus_query import (
     seconds_of,
 )
 from agent.verdict_advice import Step
+from agent.verdict_recent import next_moment
 from agent.verdict_words import Finding, Verdict, verdict_of
 
 FINE: Final = 0
@@ -87,7 +90,7 @@ def question_from(parsed: Any) -> Question:
 
 
 def run_diagnose(parsed: Any, out: TextIO) -> int:
-    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall) or 2 (could not run).
+    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (could not run).
 
     The reason for 2 is one line on standard error.
     """
@@ -123,7 +126,10 @@ def diagnose(store: Store, question: Question) -> Verdict:
         PrometheusError: the store does not answer, or knows nothing of railscope.
     """
     fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)
-    return verdict_of(fleet, question.comm)
+    earlier: list[Fleet] = []
+    while (moment := next_moment(fleet, earlier)) is not None:
+        earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
+    return verdict_of(fleet, question.comm, earlier)
 
 
 def as_json_text(verdict: Verdict) -> str:

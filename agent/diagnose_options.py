@@ -14,7 +14,9 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--time", metavar="T", help="at this moment, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"
     )
-    parser.add_argument("--window", default="5m", metavar="5m", help="how far back to look for what is usual")
+    parser.add_argument(
+        "--window", default="5m", metavar="5m", help="how far back to look for what is usual, and for stalls"
+    )
     parser.add_argument("--bearer-token-file", type=Path, metavar="FILE", help="a file with a token for the store")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")

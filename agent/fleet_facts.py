@@ -7,8 +7,12 @@ name everywhere; None is what nobody tells.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from agent.fleet_sequences import Position
+
+RECENT_SECONDS: Final = 60.0
+"""What is a moment ago, where hosts are scraped often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Rank:
     moving: bool = False
     """It entered an operation between its last scrapes."""
     usual_calls_per_second: float | None = None
-    """The most within the window, and `mean_` over all of it where the rank is counted from its first call on."""
+    """Within the window, before it stalled; and `mean_` over all of it where the rank is counted from its first call
+    on."""
     mean_calls_per_second: float | None = None
     stall: Stall | None = None
     last_said: Stall | None = None
@@ -93,6 +98,7 @@ class Rail:
     receive: float | None = None
     usual_transmit: float | None = None
     backlog_bytes: float | None = None
+    """The longest that its queue was at the last few scrapes."""
     unacknowledged_segments: float | None = None
     unsent_bytes: float | None = None
     """In the socket buffers of its TCP connections, and never sent."""
@@ -128,6 +134,32 @@ class LongWait:
 
 
 @dataclass(frozen=True, slots=True)
+class StallHistory:
+    """When hosts called a communicator stalled within the window, as their scrapes show; now may be among it."""
+
+    comm: str
+    times: int
+    """How often it began: between two of them no host called it stalled."""
+    first: float
+    """Seconds since the Unix epoch, by the store's clock."""
+    last: float
+    telling: float
+    """The latest of its last moments at which the best founded cause was said by most."""
+    said: tuple[tuple[str, str, Stall], ...]
+    """(host, rank, what was said) at that moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class BriefStall:
+    """A stall of the last moments that was too short for a scrape to show it."""
+
+    comm: str
+    host: str
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything that a verdict may rest on."""
 
@@ -138,9 +170,14 @@ class Fleet:
     """The longest usual time between two scrapes of a host."""
     agents: tuple[Agent, ...]
     ranks: tuple[Rank, ...] = ()
-    """Of stalled communicators, and of the one asked for."""
+    """Of communicators that are stalled, or were a moment ago, and of the one asked for."""
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
     communicators: int = 0
     """How many there are in all."""
+    history: tuple[StallHistory, ...] = ()
+    """Of every communicator that was stalled within the window, the latest first."""
+    brief: tuple[BriefStall, ...] = ()
+    recent_seconds: float = RECENT_SECONDS
+    """A stall that ended no longer ago still matters: what is on and off is off for less."""

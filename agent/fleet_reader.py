@@ -11,17 +11,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall
-from agent.fleet_scrapes import REMEMBERED, Asker, Scrapes, either, rate_seconds_of, scrapes_of
-from agent.fleet_sequences import positions
+from agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from agent.fleet_history import Points, highest_rate, mean_rate, risen, usual_rate
+from agent.fleet_scrapes import (
+    MOST_POINTS,
+    REMEMBERED,
+    Asker,
+    Scrapes,
+    either,
+    rate_seconds_of,
+    recent_seconds_of,
+    scrapes_of,
+)
+from agent.fleet_sequences import RankKey, positions
+from agent.fleet_stalls import brief_questions, brief_stalls, stall_histories, stalls_now, with_details
 from agent.prometheus_query import PrometheusError, Sample, Series, Store
 
 _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""
 _MOST_HOSTS: Final = 64
 """Rails are asked for on so many hosts at most, those first that a stall names."""
-_MOST_POINTS: Final = 200_000
-"""Of history, over all ranks."""
 
 
 def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, comm: str | None = None) -> Fleet:
@@ -37,16 +46,24 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         at = clock[0].value
     ask = Asker(store, at)
     scrapes = scrapes_of(ask)
+    recent_seconds = recent_seconds_of(scrapes.interval_seconds)
+    looked_back = max(window_seconds, recent_seconds)
     said = ask.all(
         stalled="railscope_comm_stalled == 1",
         info="railscope_comm_stall_info == 1",
         waiting=f"railscope_comm_inflight_seconds > {_LONG_SECONDS:g}",
         count="count(count by (comm) (railscope_comm_enqueued_total))",
+        told=f"count(last_over_time(railscope_comm_stall_info[{looked_back:.0f}s]))",
+        **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
-    comms = {sample.labels.get("comm", "") for sample in said["stalled"]} | ({comm} if comm else set())
+    told = int(said["told"][0].value) if said["told"] else 0
+    history = stall_histories(ask, scrapes, told, looked_back, recent_seconds)
+    stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
+    asked = stalled | ({comm} if comm else set())
+    comms = asked | {one.comm for one in history if at - one.last <= recent_seconds}
     rate_seconds = rate_seconds_of(scrapes.interval_seconds)
-    ranks = _ranks(ask, scrapes, comms, said, rate_seconds, window_seconds) if comms else ()
+    ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
     if comm and not any(rank.comm == comm for rank in ranks):
         raise PrometheusError(
             f"no communicator {comm} within the last hour: see the label comm of railscope_comm_enqueued_total"
@@ -66,14 +83,17 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         moving=tuple(
             Moving(one.labels.get("comm", ""), scrapes.names.get(one.labels.get("instance", ""), "unknown"), one.value)
             for one in moving
-            if one.labels.get("comm") not in comms
+            if one.labels.get("comm") not in asked
         ),
         waiting=tuple(
             LongWait(one.labels.get("comm", ""), one.labels.get("rank", ""), _host(one, scrapes.names), one.value)
             for one in said["waiting"]
-            if one.labels.get("comm") not in comms
+            if one.labels.get("comm") not in asked
         ),
         communicators=int(said["count"][0].value) if said["count"] else 0,
+        history=history,
+        brief=brief_stalls(said, history, scrapes),
+        recent_seconds=recent_seconds,
     )
 
 
@@ -86,16 +106,13 @@ def _fresh(samples: Iterable[Sample], scrapes: Scrapes) -> tuple[Sample, ...]:
     return tuple(one for one in samples if one.labels.get("instance", "") in scrapes.fresh or not one.labels)
 
 
-_RankKey = tuple[str, str, str]
-
-
-def _rank_key(sample: Sample | Series) -> _RankKey:
+def _rank_key(sample: Sample | Series) -> RankKey:
     labels = sample.labels
     return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")
 
 
-def _by_rank(samples: Iterable[Sample]) -> dict[_RankKey, float]:
-    found: dict[_RankKey, float] = {}
+def _by_rank(samples: Iterable[Sample]) -> dict[RankKey, float]:
+    found: dict[RankKey, float] = {}
     for sample in samples:
         key = _rank_key(sample)
         found[key] = max(found.get(key, sample.value), sample.value)
@@ -107,14 +124,13 @@ def _ranks(
     scrapes: Scrapes,
     comms: Collection[str],
     said: Mapping[str, tuple[Sample, ...]],
+    history: Iterable[StallHistory],
     rate_seconds: float,
     window_seconds: float,
 ) -> tuple[Rank, ...]:
     """Every rank of these communicators that the store knows."""
     of = either("comm", comms)
     enqueued = f"railscope_comm_enqueued_total{{{of}}}"
-    rate = f"rate({enqueued}[{rate_seconds:.0f}s])"
-    seconds = f"railscope_comm_stall_seconds_total{{{of}}}"
     found = ask.all(
         info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
         enqueued=enqueued,
@@ -123,28 +139,27 @@ def _ranks(
         from_start=f"railscope_comm_counted_from_start{{{of}}}",
         sequence=f"railscope_comm_sequence{{{of}}}",
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
-        rate=rate,
-        mean=f"rate({enqueued}[{window_seconds:.0f}s])",
+        rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
         moves=f"changes({enqueued}[{2500 * (scrapes.interval_seconds or 15.0):.0f}ms])",
-        usual=f"max_over_time({rate}[{window_seconds:.0f}s:{rate_seconds:.0f}s])",
-        seconds=f"sum by (instance, comm, rank) (increase({seconds}[{window_seconds:.0f}s]))",
     )
     numbers = {name: _by_rank(samples) for name, samples in found.items()}
     now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}
+    known = max(len(now), len(found["info"]), 1)
+    points_seconds = min(window_seconds, (scrapes.interval_seconds or 15.0) * MOST_POINTS / known)
+    points = _points(ask.store.scrapes(enqueued, points_seconds, ask.at))
     placed = positions(
-        ask.store,
-        enqueued,
         now=now,
         from_start=numbers["from_start"],
         sequence=numbers["sequence"],
         resets=numbers["resets"],
-        at=ask.at,
-        seconds=min(window_seconds, (scrapes.interval_seconds or 15.0) * _MOST_POINTS / max(len(now), 1)),
+        history=points,
     )
-    stalls = _stalls(said)
+    stalls = stalls_now(said["stalled"], said["info"])
+    lengths = _lengths(ask.store.scrapes(f"railscope_comm_stall_seconds_total{{{of}}}", points_seconds, ask.at), points)
+    stalled_first = {one.comm: one.first for one in history}
     infos = {_rank_key(sample): sample.labels for sample in found["info"]}
 
-    def whole(name: str, key: _RankKey) -> int | None:
+    def whole(name: str, key: RankKey) -> int | None:
         value = numbers[name].get(key)
         return None if value is None else int(value)
 
@@ -172,17 +187,37 @@ def _ranks(
                 position=placed.get(key),
                 calls_per_second=numbers["rate"].get(key) if present else None,
                 moving=present and bool(numbers["moves"].get(key)),
-                usual_calls_per_second=numbers["usual"].get(key),
-                # A series that began within the window has a lower mean.
+                usual_calls_per_second=usual_rate(points.get(key, ()), before=stalled_first.get(comm)),
+                # A rank that is counted since later did other things in that time than the others.
                 mean_calls_per_second=(
-                    numbers["mean"].get(key) if present and numbers["from_start"].get(key) != 0 else None
+                    mean_rate(points.get(key, ())) if present and numbers["from_start"].get(key) != 0 else None
                 ),
                 stall=stalls.get(key),
-                stalled_seconds=numbers["seconds"].get(key) if present else None,
+                stalled_seconds=lengths.get(key) if present else None,
                 scraped=scrapes.scraped.get(instance) if present else None,
             )
         )
     return _with_history(ask, scrapes, ranks, of, window_seconds)
+
+
+def _points(series: Iterable[Series]) -> dict[RankKey, Points]:
+    """History by rank; of replicas' the longest."""
+    found: dict[RankKey, Points] = {}
+    for one in series:
+        key = _rank_key(one)
+        if len(one.points) > len(found.get(key, ())):
+            found[key] = one.points
+    return found
+
+
+def _lengths(series: Iterable[Series], calls: Mapping[RankKey, Points]) -> dict[RankKey, float]:
+    """For how long each rank was stalled, over all causes."""
+    found: dict[RankKey, float] = defaultdict(float)
+    for one in series:
+        key = _rank_key(one)
+        of_rank = calls.get(key, ())
+        found[key] += risen(one.points, of_rank[0][0] if of_rank else None)
+    return found
 
 
 def _with_history(
@@ -202,7 +237,7 @@ def _with_history(
         # Only what was still said when the rank was last seen: what had ended before is no matter.
         if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * (scrapes.interval_seconds or 15.0):
             host = _host(one, scrapes.names)
-            said[host, *key[1:]] = _with_details(Stall("", one.labels.get("cause", "unknown")), one.labels)
+            said[host, *key[1:]] = with_details(Stall("", one.labels.get("cause", "unknown")), one.labels)
     return tuple(
         rank if rank.present else replace(rank, last_said=said.get((rank.host, rank.comm, rank.rank))) for rank in ranks
     )
@@ -210,33 +245,6 @@ def _with_history(
 
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else -1
-
-
-def _stalls(said: Mapping[str, tuple[Sample, ...]]) -> dict[_RankKey, Stall]:
-    """What each host says of its ranks, with what it rests on."""
-    details = {(_rank_key(one), one.labels.get("cause", "")): one.labels for one in said["info"]}
-    found: dict[_RankKey, Stall] = {}
-    for sample in said["stalled"]:
-        key, cause = _rank_key(sample), sample.labels.get("cause", "unknown")
-        stall = Stall(op=sample.labels.get("op", ""), cause=cause)
-        labels = details.get((key, cause))
-        if labels is not None:
-            stall = _with_details(stall, labels)
-        # Of two for one rank the one that names somebody.
-        if key not in found or found[key].cause in ("unknown", "unseen", "rank_behind"):
-            found[key] = stall
-    return found
-
-
-def _with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
-    return replace(
-        stall,
-        strength=labels.get("strength", "unknown"),
-        blamed_rank=labels.get("blamed_rank", ""),
-        rail=labels.get("rail", ""),
-        device=labels.get("device", ""),
-        netns=labels.get("netns", ""),
-    )
 
 
 def _instances_of(info: Iterable[Sample], ranks: Iterable[Rank], names: Mapping[str, str]) -> list[str]:
@@ -257,16 +265,16 @@ def _rails(
     on = either("instance", instances)
     window = f"{window_seconds:.0f}s"
     events = f'railscope_rail_events_total{{{on},severity=~"page|warn"}}'
-    transmit = f"rate(railscope_rail_transmit_bytes_total{{{on}}}[{rate_seconds:.0f}s])"
+    transmit = f"railscope_rail_transmit_bytes_total{{{on}}}"
     short = f"{max(rate_seconds, 30):.0f}s"
     found = ask.all(
         info=f"railscope_rail_info{{{on}}}",
         up=f"railscope_rail_up{{{on}}}",
         speed=f"railscope_rail_speed_bytes_per_second{{{on}}}",
-        transmit=transmit,
+        transmit=f"rate({transmit}[{rate_seconds:.0f}s])",
         receive=f"rate(railscope_rail_receive_bytes_total{{{on}}}[{rate_seconds:.0f}s])",
-        usual=f"max_over_time({transmit}[{window}:{rate_seconds:.0f}s])",
-        backlog=f"railscope_rail_queue_backlog_bytes{{{on}}}",
+        # The queue before a slow rail is empty now and then.
+        backlog=f"max_over_time(railscope_rail_queue_backlog_bytes{{{on}}}[{rate_seconds:.0f}s])",
         unacknowledged=f"railscope_rail_tcp_unacknowledged_segments{{{on}}}",
         unsent=f"railscope_rail_tcp_unsent_bytes{{{on}}}",
         round_trip=f'railscope_rail_tcp_round_trip_seconds{{{on},stat="mean"}}',
@@ -284,9 +292,11 @@ def _rails(
         for sample in samples:
             key = _rail_key(sample)
             numbers[key] = max(numbers.get(key, sample.value), sample.value)
-    risen: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
+    seconds = min(window_seconds, (scrapes.interval_seconds or 15.0) * MOST_POINTS / max(len(found["up"]), 1))
+    sent_points = {_rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
+    errors: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
     for sample in (*found["events"], *found["appeared"]):
-        risen[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
+        errors[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
 
     def rail(key: _RailKey) -> Rail:
         value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
@@ -300,18 +310,18 @@ def _rails(
             speed=value("speed"),
             transmit=value("transmit"),
             receive=value("receive"),
-            usual_transmit=value("usual"),
+            usual_transmit=highest_rate(sent_points.get(key, ()), rate_seconds, value("speed")),
             backlog_bytes=value("backlog"),
             unacknowledged_segments=value("unacknowledged"),
             unsent_bytes=value("unsent"),
             round_trip_seconds=value("round_trip"),
             retransmitted_ratio=again / sent if sent and again is not None else None,
-            events=tuple(sorted((*counter, value) for counter, value in risen[key].items())),
+            events=tuple(sorted((*counter, value) for counter, value in errors[key].items())),
         )
 
     return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)
 
 
-def _rail_key(sample: Sample) -> _RailKey:
+def _rail_key(sample: Sample | Series) -> _RailKey:
     labels = sample.labels
     return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")

@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from agent.fleet_facts import Agent
+from agent.fleet_facts import RECENT_SECONDS, Agent
 from agent.prometheus_query import PrometheusError, Sample, Store
 
 REMEMBERED: Final = "1h"
 """How far back a host, or a rank of a stalled communicator, is looked for that says nothing any more."""
+MOST_POINTS: Final = 200_000
+"""Of one metric's history, over all its series."""
 _THREADS: Final = 6
 _HOST_LABELS: Final = ("node", "nodename", "hostname")
 
@@ -136,6 +138,11 @@ def _names(samples: Iterable[Sample]) -> dict[str, str]:
 def rate_seconds_of(interval_seconds: float | None) -> float:
     """Over how long a rate is taken: a few scrapes, so that it follows a fault soon."""
     return max(5.0, round(4 * (interval_seconds or 15.0)))
+
+
+def recent_seconds_of(interval_seconds: float | None) -> float:
+    """How long ago a stall may have ended that still matters: two scrapes of every host at least."""
+    return max(RECENT_SECONDS, 2 * (interval_seconds or 0.0))
 
 
 def either(label: str, values: Iterable[str]) -> str:

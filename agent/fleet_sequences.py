@@ -23,7 +23,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Final
 
-from agent.prometheus_query import Series, Store
+from agent.fleet_history import Points
 
 _FEWEST_MOMENTS: Final = 5
 """Fewer moments at which both ranks advanced say nothing of their difference."""
@@ -44,31 +44,24 @@ class Position:
 
 
 def positions(
-    store: Store,
-    expression: str,
     *,
     now: Mapping[RankKey, float],
     from_start: Mapping[RankKey, float],
     sequence: Mapping[RankKey, float],
     resets: Mapping[RankKey, float],
-    at: float,
-    seconds: float,
+    history: Mapping[RankKey, Points],
 ) -> dict[RankKey, Position]:
     """The position of every rank that can be compared with others of its communicator.
 
-    `expression` selects the counters that `now` shows.  `from_start` says 1 of ranks that were counted from their
-    first operation on; where it says nothing, so does a counter that did not start anew of late (`resets`).  `sequence`
-    are positions by NCCL's own numbers, of ranks that have one.  History is taken from the `seconds` before `at`.
-
-    Raises:
-        PrometheusError: the store does not answer.
+    `from_start` says 1 of ranks that were counted from their first operation on; where it says nothing, so does a
+    counter that did not start anew of late (`resets`).  `sequence` are positions by NCCL's own numbers, of ranks that
+    have one.  `history` are earlier values of the counters that `now` shows.
     """
     exact = {key for key in now if (from_start[key] == 1 if key in from_start else not resets.get(key))}
     found = {key: Position(int(now[key])) for key in exact}
     others = [key for key in now if key not in exact]
     if not others:
         return found
-    history: dict[RankKey, tuple[tuple[float, float], ...]] | None = None
     members: dict[str, list[RankKey]] = defaultdict(list)
     for key in now:
         members[key[1]].append(key)
@@ -82,8 +75,6 @@ def positions(
         found.update((key, Position(int(sequence[key]))) for key in numbered)
         if len(numbered) == len(keys):
             continue
-        if history is None:
-            history = _by_rank(store.scrapes(expression, seconds, at))
         if numbered:
             found.update(_beside(numbered[0], sequence, [key for key in keys if key not in found], now, history))
             continue
@@ -115,7 +106,7 @@ def _beside(
     sequence: Mapping[RankKey, float],
     keys: Iterable[RankKey],
     now: Mapping[RankKey, float],
-    history: Mapping[RankKey, Sequence[tuple[float, float]]],
+    history: Mapping[RankKey, Points],
 ) -> Iterator[tuple[RankKey, Position]]:
     """Ranks without such a number, by their usual distance to one that has it; those without history are left out."""
     for key in keys:
@@ -126,7 +117,7 @@ def _beside(
             yield key, Position(entered, uncertainty, learnt=True)
 
 
-def difference(scale: Sequence[tuple[float, float]], counter: Sequence[tuple[float, float]]) -> tuple[int, int] | None:
+def difference(scale: Points, counter: Points) -> tuple[int, int] | None:
     """How far a counter is usually ahead of another, and by how much that varies; None: too little is known.
 
     Points are (seconds, value) as they were scraped; between two of them a counter is taken to advance evenly.  Only
@@ -152,7 +143,7 @@ def difference(scale: Sequence[tuple[float, float]], counter: Sequence[tuple[flo
     return middle, ceil(max(abs(one - middle) for one in moving))
 
 
-def _value_at(points: Sequence[tuple[float, float]], t: float) -> float | None:
+def _value_at(points: Points, t: float) -> float | None:
     """A counter's value at a moment between two points; None: it is before the first or after the last."""
     index = bisect_left(points, t, key=itemgetter(0))
     if index == len(points):
@@ -166,18 +157,9 @@ def _value_at(points: Sequence[tuple[float, float]], t: float) -> float | None:
     return start + (value - start) * (t - before) / (after - before)
 
 
-def _since_reset(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+def _since_reset(points: Points) -> Points:
     last = 0
     for index in range(1, len(points)):
         if points[index][1] < points[index - 1][1]:
             last = index
     return points[last:]
-
-
-def _by_rank(series: Sequence[Series]) -> dict[RankKey, tuple[tuple[float, float], ...]]:
-    found: dict[RankKey, tuple[tuple[float, float], ...]] = {}
-    for one in series:
-        key = one.labels.get("instance", ""), one.labels.get("comm", ""), one.labels.get("rank", "")
-        if len(one.points) >= len(found.get(key, ())):
-            found[key] = one.points
-    return found

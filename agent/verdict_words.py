@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.culprits import RANK_MISSING, Culprit, entered_and_completed, incomparable
@@ -13,11 +13,13 @@ from agent.stall_facts import OF_A_PROCESS, rail_name
 from agent.verdict import RootCause, StalledCommunicator, has_ended, root_causes
 from agent.verdict_advice import Step, next_steps
 from agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
+from agent.verdict_recent import RecentCause, length_of, notes_of, past, recent_causes, state_now, when
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
 _SLOW_SCRAPE_SECONDS: Final = 30.0
 _MOST_LINES: Final = 4
+_WEAK: Final = " (weak evidence)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class Finding:
     next_steps: tuple[Step, ...]
     unknown: tuple[str, ...]
     """What cannot be known, and why."""
+    now: bool = True
+    """False: no host calls it stalled at this moment; everything is as it was while one did, a moment ago."""
+    times: int = 1
+    """How often it was stalled within the window."""
+    last: float | None = None
+    """When a host called it stalled for the last time, seconds since the Unix epoch; None: now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Verdict:
     at: float
     """Seconds since the Unix epoch, by the store's clock."""
     problem: bool
+    """Something is stalled, or was a moment ago."""
     headline: str
     findings: tuple[Finding, ...]
     asked: tuple[str, ...] = ()
@@ -70,14 +79,17 @@ class Verdict:
     """What limits every statement above, and what is odd elsewhere."""
 
 
-def verdict_of(fleet: Fleet, comm: str | None = None) -> Verdict:
-    """The verdict on a fleet, or on one communicator and what it waits for."""
-    causes = root_causes(fleet)
-    if comm is not None:
-        causes = tuple(
-            one for one in causes if comm in (one.stalled.comm, *(other.stalled.comm for other in one.dependents))
-        )
-    findings = tuple(_finding(cause, fleet) for cause in causes)
+def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
+    """The verdict on a fleet, or on one communicator and what it waits for.
+
+    `earlier`: the fleet as it was at the moments that agent/verdict_recent.py asks for.
+    """
+    causes = [cause for cause in root_causes(fleet) if comm is None or comm in _comms(cause)]
+    recent = [one for one in recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
+    findings = (
+        *(_finding(cause, fleet) for cause in causes),
+        *(_recent_finding(one, fleet) for one in recent),
+    )
     silent = [agent for agent in fleet.agents if not agent.up]
     if findings:
         headline = findings[0].headline
@@ -90,12 +102,23 @@ def verdict_of(fleet: Fleet, comm: str | None = None) -> Verdict:
         headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
         headline += "."
     asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
-    return Verdict(fleet.at, bool(findings), headline, findings, asked, tuple(_notes(fleet)))
+    shown = [name for one in recent for name in _comms(one.cause)]
+    return Verdict(fleet.at, bool(findings), headline, findings, asked, (*_notes(fleet), *notes_of(fleet, shown)))
+
+
+def _comms(cause: RootCause) -> tuple[str, ...]:
+    """The communicators that stall because of it."""
+    return (cause.stalled.comm, *(one.stalled.comm for one in cause.dependents))
 
 
 def _finding(cause: RootCause, fleet: Fleet) -> Finding:
     stalled, culprit = cause.stalled, cause.stalled.culprit
     places = [rank.host for rank in culprit.ranks if rank.host] + [rail.host for rail in culprit.rails]
+    history = next((one for one in fleet.history if one.comm == stalled.comm), None)
+    evidence = list(_evidence(cause))
+    if history is not None and history.times > 1:
+        span, length = duration(fleet.at - history.first), duration(length_of(history, fleet))
+        evidence.insert(1, f"it was stalled {history.times} times in the last {span}, for {length} in all")
     return Finding(
         cause=culprit.cause,
         comm=stalled.comm,
@@ -109,26 +132,46 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
-        headline=_headline(cause),
-        evidence=tuple(_evidence(cause)),
+        headline=f"{_length(stalled)}: {_what(cause)}.",
+        evidence=tuple(evidence),
         healthy=tuple(_healthy(stalled, fleet)),
         waiting=tuple(Waiting(one.stalled.comm, one.why) for one in cause.dependents),
         next_steps=next_steps(stalled),
-        unknown=tuple(_unknown(stalled, fleet)),
+        unknown=tuple(_unknown(stalled, fleet, evidence)),
+        times=history.times if history is not None else 1,
     )
 
 
-def _headline(cause: RootCause) -> str:
+def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
+    """Of a stall that is not on at this moment: everything as it was, and said to be so."""
+    history = recent.history
+    as_it_was = _finding(recent.cause, replace(recent.then, history=()))
+    return replace(
+        as_it_was,
+        seconds=length_of(history, fleet, recent.then),
+        headline=f"{when(recent, fleet)}: {past(_what(recent.cause))}.",
+        evidence=(state_now(recent, fleet), *as_it_was.evidence),
+        now=False,
+        times=history.times,
+        last=history.last,
+    )
+
+
+def _length(stalled: StalledCommunicator) -> str:
+    return "STALLED" + (f" for {duration(stalled.seconds)}" if stalled.seconds is not None else "")
+
+
+def _what(cause: RootCause) -> str:
+    """What stalls, and what is to blame."""
     stalled, culprit = cause.stalled, cause.stalled.culprit
     said = _blame(culprit)
     if cause.deadlock:
         said = "communicators wait for each other in a circle (deadlock); it may begin where " + said
-    length = f" for {duration(stalled.seconds)}" if stalled.seconds is not None else ""
     op = f"{stalled.op} on " if stalled.op else ""
     # That a process or a link is as it is, is seen itself; weak is only how the stall was.
     seen = culprit.cause == RANK_MISSING or (culprit.tier == 0 and culprit.basis == "host")
-    doubt = " (weak evidence)" if culprit.strength == "weak" and not seen else ""
-    return f"STALLED{length}: {op}{stalled.comm}: {said}{doubt}."
+    doubt = _WEAK if culprit.strength == "weak" and not seen else ""
+    return f"{op}{stalled.comm}: {said}{doubt}"
 
 
 def _blame(culprit: Culprit) -> str:
@@ -155,8 +198,7 @@ def _blame(culprit: Culprit) -> str:
         rail_words = words[culprit.cause]
         return f"{rail_words} (seen from {also} too)"
     if culprit.basis == "history":
-        was = words[culprit.cause].replace(" is ", " was ", 1).replace(" are ", " were ", 1)
-        return f"when its host last told of it, {was}"
+        return f"when its host last told of it, {past(words[culprit.cause])}"
     if culprit.cause == "rank_behind" and culprit.basis == "host":
         return f"{who} keep{'s' if len(ranks) == 1 else ''} the others waiting"
     if culprit.basis == "idle":
@@ -258,7 +300,8 @@ def _rail_state(rail: Rail) -> str:
         speed = f" of {rate_text(rail.speed)}" if rail.speed else ""
         words.append(f"sends {rate_text(rail.transmit)}{speed}{usual}")
     if rail.backlog_bytes is not None:
-        words.append(f"{decimal_bytes(rail.backlog_bytes)} wait in its queue")
+        up_to = "up to " if rail.backlog_bytes else ""
+        words.append(f"{up_to}{decimal_bytes(rail.backlog_bytes)} wait in its queue")
     if rail.round_trip_seconds is not None:
         words.append(f"round trip {rail.round_trip_seconds * 1000:.3g} ms")
     if rail.retransmitted_ratio is not None:
@@ -300,7 +343,7 @@ def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
             yield f"all {len(states)} rails of the hosts concerned are up"
 
 
-def _unknown(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
+def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]) -> Iterable[str]:
     present = [rank for rank in stalled.ranks if rank.present]
     silent = {agent.host: agent for agent in fleet.agents if not agent.up}
     if stalled.missing:
@@ -326,7 +369,7 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
         )
     if stalled.too_early:
         yield f"{_ranks_of(stalled.too_early)}: last scraped before the stall began; ask again after the next scrape"
-    if any(rank.stall and rank.stall.strength == "weak" and rank.stall.cause not in OF_A_PROCESS for rank in present):
+    if any(line.endswith(_WEAK) for line in evidence):
         yield "evidence marked weak rests on calls and threads that wait, not on completions"
 
 

@@ -79,9 +79,9 @@ def answers(store: PrometheusStore) -> bool:
         return False
 
 
-def until(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    """Wait until something holds."""
+def until(holds: Callable[[], bool], what: str, seconds: float = 60, *, instead: Callable[[], str] = str) -> None:
+    """Wait until something holds; `instead`: what to say of how it is if it does not."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds} s for {what} {instead()}".rstrip()
         time.sleep(0.1)

@@ -97,6 +97,7 @@ def seconds_until_named(cluster: Cluster) -> dict[str, float]:
         "lost": ("rank_missing", [3], ["lost3"], []),
     }
     named: dict[str, float] = {}
+    said: dict[str, str] = {}
 
     def all_named() -> bool:
         _, text = cluster.diagnose("--json")
@@ -105,9 +106,13 @@ def seconds_until_named(cluster: Cluster) -> dict[str, float]:
             one = found.get(jobs[job].comm)
             if one and (one["cause"], one["ranks"], one["hosts"], one["devices"]) == (cause, ranks, hosts, devices):
                 named.setdefault(job, time.monotonic() - began)
+            said[job] = f"{one['headline']} {one['unknown']}" if one else "nothing"
         return named.keys() == expected.keys()
 
-    until(all_named, "every fault to be named")
+    def instead() -> str:
+        return "; ".join(f"{job}: {said.get(job, 'nothing')}" for job in expected if job not in named)
+
+    until(all_named, "every fault to be named, last said", instead=instead)
     return named
 
 
@@ -167,3 +172,20 @@ def test_a_store_without_railscope_and_an_unknown_communicator_are_one_line(clus
     status, text = cluster.diagnose("--comm", "abcdef")
     assert (status, text.count("\n")) == (2, 1)
     assert "no communicator abcdef" in text
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_who_asks_when_it_has_just_gone_on_gets_the_verdict_all_the_same(cluster: Cluster) -> None:
+    job, store = cluster.jobs["fine"], PrometheusStore(Endpoint(cluster.url))
+    flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
+    job.slow.add((0, 1))
+    job.stall(**dict.fromkeys(("rank0", "rank1"), "rail_slow;rail=1,device=eth1"))
+    until(lambda: [one.value for one in store.query(flags)] == [2.0], "both hosts to call it stalled")
+    job.recover()
+    until(lambda: store.query(flags) == (), "nobody to call it stalled any more")
+    status, text = cluster.diagnose("--comm", job.comm)
+    assert status == 1
+    assert text.startswith("STALLED until ")
+    assert "not at this moment: AllReduce on" in " ".join(text.split())
+    finding = cluster.finding("fine")
+    assert (finding["cause"], finding["hosts"][0], finding["now"]) == ("rail_slow", "fine0", False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from agent.fleet_facts import Agent, Fleet, LongWait, Moving, Rail, Rank, Stall
+from agent.fleet_facts import Agent, BriefStall, Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
 from agent.fleet_sequences import Position
 from agent.verdict_words import Finding, verdict_of
 
@@ -30,7 +30,10 @@ class Fleets:
     agents: list[Agent] = field(default_factory=list)
     moving: list[Moving] = field(default_factory=list)
     waiting: list[LongWait] = field(default_factory=list)
+    history: list[StallHistory] = field(default_factory=list)
+    brief: list[BriefStall] = field(default_factory=list)
     scrape_seconds: float = 1.0
+    at: float = NOW
 
     def __post_init__(self) -> None:
         for host in range(self.hosts):
@@ -93,6 +96,12 @@ class Fleets:
         self.ranks = [replace(one, stall=stall(cause, **more)) if one.comm == comm else one for one in self.ranks]
         return self
 
+    def was_stalled(self, comm: str = COMM, *, ago: float, for_: float = 6.0, times: int = 1, by: Stall) -> Fleets:
+        """Until so long ago its last host called it stalled."""
+        last = self.at - ago
+        self.history.append(StallHistory(comm, times, last - for_, last, last, (("host1", "1", by),)))
+        return self
+
     def rail(self, host: int, rail: int, **changes: Any) -> Fleets:
         self._change(self.rails, lambda one: (one.host, one.rail) == (f"host{host}", str(rail)), changes)
         return self
@@ -112,7 +121,7 @@ class Fleets:
 
     def made(self) -> Fleet:
         return Fleet(
-            NOW,
+            self.at,
             300.0,
             self.scrape_seconds,
             tuple(self.agents),
@@ -121,6 +130,8 @@ class Fleets:
             tuple(self.moving),
             tuple(self.waiting),
             communicators=len({one.comm for one in self.ranks}),
+            history=tuple(sorted(self.history, key=lambda one: -one.last)),
+            brief=tuple(self.brief),
         )
 
 

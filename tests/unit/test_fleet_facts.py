@@ -211,8 +211,21 @@ def test_rails_are_read_for_the_hosts_of_the_stall(store: CannedStore) -> None:
     assert (found.host, found.up, found.retransmitted_ratio) == ("host1", False, 0.05)
     assert found.events == (("link_downed", "page", 3.0),)
     assert found.backlog_bytes is None
+    assert found.usual_transmit is None
     (asked,) = (one for one in store.asked if one.startswith("railscope_rail_up"))
     assert asked == 'railscope_rail_up{instance=~"host0:9779|host1:9779"}'
+
+
+def test_a_rail_s_queue_and_what_it_sent_at_most_are_of_several_scrapes(store: CannedStore) -> None:
+    rail = {"instance": "host1:9779", "rail": "0", "device": "eth0"}
+    store.say("railscope_rail_info", 1, **rail).say("railscope_rail_up", 1, **rail)
+    store.say("railscope_rail_queue_backlog_bytes", 0, **rail)
+    store.say("max_over_time(railscope_rail_queue_backlog_bytes)", 133_000, **rail)
+    sent = [(NOW - ago, 1e8 * (60 - max(ago, 7.5))) for ago in range(60, 0, -1)]
+    store.history.append(Series(rail | {"__for__": "railscope_rail_transmit_bytes_total"}, tuple(sent)))
+    (found,) = read(store).rails
+    assert found.backlog_bytes == 133_000
+    assert found.usual_transmit == pytest.approx(1e8)
 
 
 def test_a_counter_that_was_not_shown_while_it_was_0_counts_as_risen_by_what_it_shows(store: CannedStore) -> None:
@@ -313,37 +326,29 @@ KEYS = [(f"host{number}:9779", COMM, str(number)) for number in range(3)]
 
 
 def placed(
-    store: CannedStore, *, now: list[float], from_start: list[int | None], sequence: Sequence[int | None] = ()
+    *,
+    now: list[float],
+    from_start: list[int | None],
+    sequence: Sequence[int | None] = (),
+    history: Sequence[float] = (),
 ) -> list[Position | None]:
+    """`history`: by how much each rank's counter is off, of counters that advanced evenly and stand."""
     found = positions(
-        store,
-        "x",
         now=dict(zip(KEYS, now, strict=False)),
         from_start={key: flag for key, flag in zip(KEYS, from_start, strict=False) if flag is not None},
         sequence={key: at for key, at in zip(KEYS, sequence, strict=False) if at is not None},
         resets={},
-        at=NOW,
-        seconds=300,
+        history={key: tuple(advancing(offset)) for key, offset in zip(KEYS, history, strict=False)},
     )
     return [found.get(key) for key in KEYS[: len(now)]]
 
 
-def history(offsets: list[float]) -> list[Series]:
-    return [
-        Series({"instance": key[0], "comm": key[1], "rank": key[2]}, tuple(advancing(offset)))
-        for key, offset in zip(KEYS, offsets, strict=False)
-    ]
-
-
 def test_counts_from_the_first_operation_need_no_history() -> None:
-    store = CannedStore()
-    assert placed(store, now=[250, 249], from_start=[1, 1]) == [Position(250), Position(249)]
-    assert store.asked == []
+    assert placed(now=[250, 249], from_start=[1, 1]) == [Position(250), Position(249)]
 
 
 def test_a_rank_counted_since_later_is_put_on_the_scale_of_the_others() -> None:
-    store = CannedStore(history=history([100, 100, 40]))
-    assert placed(store, now=[250, 250, 189], from_start=[1, 1, 0]) == [
+    assert placed(now=[250, 250, 189], from_start=[1, 1, 0], history=[100, 100, 40]) == [
         Position(250),
         Position(250),
         Position(249, 0, learnt=True),
@@ -351,8 +356,7 @@ def test_a_rank_counted_since_later_is_put_on_the_scale_of_the_others() -> None:
 
 
 def test_where_nobody_counts_from_the_first_operation_one_of_them_is_the_scale() -> None:
-    store = CannedStore(history=history([100, 40]))
-    first, second = placed(store, now=[250, 189], from_start=[0, 0])
+    first, second = placed(now=[250, 189], from_start=[0, 0], history=[100, 40])
     assert first is not None
     assert second is not None
     assert first.entered - second.entered == 1
@@ -361,26 +365,24 @@ def test_where_nobody_counts_from_the_first_operation_one_of_them_is_the_scale()
 
 
 def test_without_history_such_a_rank_is_not_compared() -> None:
-    assert placed(CannedStore(), now=[250, 189], from_start=[1, 0]) == [Position(250), None]
-    assert placed(CannedStore(), now=[250, 189], from_start=[0, 0]) == [None, None]
+    assert placed(now=[250, 189], from_start=[1, 0]) == [Position(250), None]
+    assert placed(now=[250, 189], from_start=[0, 0]) == [None, None]
 
 
 def test_ranks_of_agents_that_came_late_are_compared_by_the_numbers_of_nccl() -> None:
-    store = CannedStore()
-    assert placed(store, now=[250, 3], from_start=[1, 0], sequence=[250, 249]) == [Position(250), Position(249)]
-    assert placed(store, now=[7, 3], from_start=[0, 0], sequence=[249, 250]) == [Position(249), Position(250)]
-    assert store.asked == []
+    assert placed(now=[250, 3], from_start=[1, 0], sequence=[250, 249]) == [Position(250), Position(249)]
+    assert placed(now=[7, 3], from_start=[0, 0], sequence=[249, 250]) == [Position(249), Position(250)]
 
 
 def test_numbers_of_nccl_are_never_compared_with_those_of_railscope() -> None:
     # Rank 0 was seen from its first call on, 10 of which NCCL does not number, and is in the middle of a call.
-    assert placed(CannedStore(), now=[260, 3, 4], from_start=[1, 0, 0], sequence=[None, 250, 249]) == [
+    assert placed(now=[260, 3, 4], from_start=[1, 0, 0], sequence=[None, 250, 249]) == [
         None,
         Position(250),
         Position(249),
     ]
     # One number alone would compare with nothing.
-    assert placed(CannedStore(), now=[260, 260, 3], from_start=[1, 1, 0], sequence=[None, None, 250]) == [
+    assert placed(now=[260, 260, 3], from_start=[1, 1, 0], sequence=[None, None, 250]) == [
         Position(260),
         Position(260),
         None,
@@ -388,8 +390,8 @@ def test_numbers_of_nccl_are_never_compared_with_those_of_railscope() -> None:
 
 
 def test_a_rank_without_a_number_is_put_beside_those_that_have_one_by_history() -> None:
-    store = CannedStore(history=history([100, 40, 0]))
-    assert placed(store, now=[250, 190, 149], from_start=[0, 0, 0], sequence=[1250, 1250, None]) == [
+    learnt = placed(now=[250, 190, 149], from_start=[0, 0, 0], sequence=[1250, 1250, None], history=[100, 40, 0])
+    assert learnt == [
         Position(1250),
         Position(1250),
         Position(1249, 0, learnt=True),
@@ -402,21 +404,20 @@ def test_the_numbers_of_nccl_are_asked_for(store: CannedStore) -> None:
         labels = {"instance": f"host{number}:9779", "comm": COMM, "rank": str(number)}
         store.say("railscope_comm_counted_from_start", 0, **labels)
         store.say("railscope_comm_sequence", sequence, **labels)
-        store.say("rate(railscope_comm_enqueued_total)", 10 / (1 + number), **labels)
+        store.history.append(Series(labels, tuple(advancing(0, per_moment=10 / (1 + number)))))
     found = ranks_of(read(store))
     assert {number: one.position for number, one in found.items()} == {"0": Position(605), "1": Position(604)}
-    # A counter that began within the window has a lower mean, which says nothing of the calls.
+    # They are not counted since the same call, so how many were made within the window says nothing.
     assert {one.mean_calls_per_second for one in found.values()} == {None}
 
 
 def test_ranks_that_are_all_seen_from_their_first_call_on_need_no_numbers_of_nccl() -> None:
     # An AllToAll that rank 1 did not enter has none.
-    store = CannedStore()
-    assert placed(store, now=[250, 249], from_start=[1, 1], sequence=[200, 200]) == [Position(250), Position(249)]
+    assert placed(now=[250, 249], from_start=[1, 1], sequence=[200, 200]) == [Position(250), Position(249)]
 
 
 def test_agents_that_do_not_say_since_when_they_count_are_trusted_unless_they_started_anew() -> None:
-    assert placed(CannedStore(), now=[250, 249], from_start=[None, None]) == [Position(250), Position(249)]
+    assert placed(now=[250, 249], from_start=[None, None]) == [Position(250), Position(249)]
 
 
 @given(st.integers(-1000, 1000), st.lists(st.integers(0, 30), min_size=8, max_size=40))

@@ -148,7 +148,20 @@ def test_without_completions_it_is_said_that_only_entries_are_compared() -> None
 
 def test_weak_evidence_is_called_so() -> None:
     finding = only(Fleets().communicator().all_say("unknown", strength="weak"))
-    assert any("weak" in line for line in finding.unknown)
+    assert any("evidence marked weak rests on" in line for line in finding.unknown)
+    assert any(line.endswith("(weak evidence)") for line in finding.evidence)
+
+
+def test_what_is_marked_weak_is_only_explained_where_something_is_marked() -> None:
+    # The rail that its host names is what matters, and weak words of others are not shown beside it.
+    fleets = waiting().all_say("unknown", strength="weak").rank(1, stall=stall("rail_down", rail="0", device="eth0"))
+    finding = only(fleets)
+    assert finding.cause == "rail_down"
+    assert not any("weak" in line for line in (*finding.evidence, *finding.unknown, finding.headline))
+    # Weak for another reason: its sequence is learnt from history, and hosts are sure of what they say.
+    learnt = waiting().rank(1, position=Position(1190, 10, learnt=True), enqueued=5, completed=5)
+    assert "(weak evidence)" in only(learnt).headline
+    assert not any("marked weak" in line for line in only(learnt).unknown)
 
 
 @pytest.mark.parametrize("which", [{"comm": "unknown"}, {"rank": "unknown"}])

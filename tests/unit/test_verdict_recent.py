@@ -1,0 +1,174 @@
+"""Stalls that are not on at the moment at which somebody asks; on made-up fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.fleet_facts import BriefStall, Fleet
+from agent.verdict_recent import next_moment, past
+from agent.verdict_words import Verdict, verdict_of
+from tests.unit.fleets import COMM, NOW, OTHER, Fleets, stall
+
+SLOW = stall("rail_slow", rail="0", device="eth0")
+
+
+def going(*comms: str) -> Fleets:
+    """Communicators that go on as ever."""
+    fleets = Fleets()
+    for number, comm in enumerate(comms or (COMM,)):
+        fleets.communicator(comm, pids=100 + 50 * number)
+    for one in list(fleets.ranks):
+        fleets.rank(int(one.rank), one.comm, inflight_seconds=0.01, calls_per_second=9.5, moving=True)
+    return fleets
+
+
+def slow(ago: float, comm: str = COMM) -> Fleets:
+    """The fleet as it was then, while rail 0 of host 1 was slow."""
+    return Fleets(at=NOW - ago).communicator(comm).all_say("rank_behind", comm).rank(1, comm, stall=SLOW)
+
+
+def judged(fleets: Fleets, *then: Fleets, comm: str | None = None) -> Verdict:
+    return verdict_of(fleets.made(), comm, [one.made() for one in then])
+
+
+def test_who_asks_a_moment_after_the_stall_gets_its_verdict() -> None:
+    verdict = judged(going().was_stalled(ago=1.2, for_=6.0, by=SLOW), slow(1.2))
+    (finding,) = verdict.findings
+    assert verdict.problem
+    assert verdict.headline == (
+        f"STALLED until 1.2 s ago for 6.0 s, not at this moment: AllReduce on {COMM}: rail 0 (eth0) of host1 was slow."
+    )
+    assert (finding.cause, finding.hosts, finding.devices) == ("rail_slow", ("host1",), ("eth0",))
+    assert (finding.now, finding.times, finding.last) == (False, 1, NOW - 1.2)
+    assert finding.evidence[0] == (
+        "what follows was so at 13:46:38 UTC, while it was stalled; now its ranks make 9.5 to 9.5 calls/s"
+    )
+    assert "host1 says rail_slow of rank 1 (strong evidence)" in finding.evidence
+    assert finding.next_steps
+    assert not any("was stalled until" in note for note in verdict.notes), "it is said once"
+
+
+def test_a_stall_that_is_on_and_off_is_told_with_how_often_and_how_long() -> None:
+    fleets = going().was_stalled(ago=0.8, for_=12.0, times=3, by=SLOW).rank(0, stalled_seconds=7.4)
+    then = slow(0.8).was_stalled(ago=0.0, for_=12.0, times=3, by=SLOW)
+    (finding,) = judged(fleets, then).findings
+    assert finding.headline.startswith(
+        "STALLED on and off, 3 times and for 7.4 s in the last 13 s, not at this moment: "
+    )
+    assert finding.times == 3
+    assert not any("3 times" in line for line in finding.evidence), "it is said once"
+
+
+def test_a_stall_that_is_on_again_says_how_often_it_was() -> None:
+    fleets = slow(0.0).was_stalled(ago=0.0, for_=12.0, times=3, by=SLOW).rank(1, stalled_seconds=7.4)
+    (finding,) = judged(fleets).findings
+    assert (finding.now, finding.times, finding.last) == (True, 3, None)
+    assert finding.headline.startswith("STALLED for 40 s: ")
+    assert "it was stalled 3 times in the last 12 s, for 7.4 s in all" in finding.evidence
+
+
+@pytest.mark.parametrize(("ago", "problem"), [(59.0, True), (61.0, False), (120.0, False)])
+def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, problem: bool) -> None:
+    fleets = going().was_stalled(ago=ago, by=SLOW)
+    then = [slow(ago)] if next_moment(fleets.made(), ()) is not None else []
+    verdict = judged(fleets, *then)
+    assert verdict.problem is problem
+    if not problem:
+        assert verdict.headline == "No stall: no host calls any of 1 communicators stalled."
+        (note,) = verdict.notes
+        assert note.startswith(f"communicator {COMM} was stalled until 13:4")
+        assert "ago: host1 said rail_slow of rank 1 by rail 0 (eth0); --time 1970-01-12T13:4" in note
+
+
+def test_where_hosts_are_scraped_seldom_a_moment_is_longer() -> None:
+    seldom = replace(going().was_stalled(ago=100.0, by=SLOW).made(), scrape_seconds=60.0, recent_seconds=120.0)
+    assert next_moment(seldom, ()) == NOW - 100.0
+
+
+def test_stalls_of_now_come_first_and_those_of_a_moment_ago_after_them() -> None:
+    fleets = going(COMM, OTHER).was_stalled(ago=2.0, by=SLOW)
+    for number in (0, 1):
+        fleets.rank(number, OTHER, inflight_seconds=40.0, calls_per_second=0.0, moving=False)
+    fleets.all_say("unknown", OTHER)
+    verdict = judged(fleets, slow(2.0))
+    assert [(one.comm, one.now) for one in verdict.findings] == [(OTHER, True), (COMM, False)]
+    assert verdict.headline.startswith("STALLED for 40 s: ")
+    assert [one.comm for one in judged(fleets, slow(2.0), comm=COMM).findings] == [COMM]
+
+
+def test_what_waited_because_of_a_stall_that_is_still_on_is_no_cause_of_its_own() -> None:
+    stopped = stall("process_stopped", blamed_rank="1")
+    fleets = going(COMM, OTHER).was_stalled(OTHER, ago=2.0, by=stall("rank_behind"))
+    fleets.all_say("rank_behind").rank(1, stall=stopped)
+    then = Fleets(at=NOW - 2.0).communicator(COMM).communicator(OTHER)
+    then.all_say("rank_behind").all_say("rank_behind", OTHER).rank(1, stall=stopped).rank(1, OTHER, pid="101")
+    verdict = judged(fleets, then)
+    assert [(one.comm, one.now) for one in verdict.findings] == [(COMM, True)]
+    assert any(note.startswith(f"communicator {OTHER} was stalled until") for note in verdict.notes)
+
+
+@pytest.mark.parametrize(("said", "told"), [(SLOW, True), (stall("process_gone", blamed_rank="1"), False)])
+def test_a_job_that_has_ended_since_waits_no_more(said: object, told: bool) -> None:
+    fleets = going().was_stalled(ago=5.0, by=said)  # type: ignore[arg-type]
+    for number in (0, 1):
+        fleets.rank(number, present=False, enqueued=None, position=None)
+    assert next_moment(fleets.made(), ()) is None
+    verdict = judged(fleets)
+    assert not verdict.problem
+    assert any("its processes have ended since" in note for note in verdict.notes) == told
+
+
+def test_while_a_host_is_silent_nobody_knows_whether_the_job_has_ended() -> None:
+    fleets = going().was_stalled(ago=5.0, by=SLOW).lose_host(1).rank(0, present=False)
+    assert next_moment(fleets.made(), ()) == NOW - 5.0
+    # Nor does an agent that came after it.
+    fleets = going().was_stalled(ago=5.0, by=SLOW).rank(0, present=False).rank(1, present=False)
+    fleets.agents[1] = replace(fleets.agents[1], started=NOW - 3.0)
+    assert next_moment(fleets.made(), ()) == NOW - 5.0
+
+
+def test_a_stall_of_which_only_a_silent_host_told_may_still_be_on() -> None:
+    fleets = going().was_stalled(ago=20.0, for_=6.0, by=SLOW).lose_host(1)
+    headline = judged(fleets, slow(20.0)).headline
+    assert headline.startswith(f"STALLED when last heard of, 20 s ago, for 6.0 s: AllReduce on {COMM}: rail 0")
+    assert "not at this moment" not in headline
+
+
+def test_every_recent_stall_is_looked_at_once_and_not_too_many() -> None:
+    comms = [f"{number:016x}" for number in range(8)]
+    fleets = going(*comms)
+    for number, comm in enumerate(comms):
+        fleets.was_stalled(comm, ago=1.0 + number, by=SLOW)
+    fleet, earlier = fleets.made(), list[Fleet]()
+    while (moment := next_moment(fleet, earlier)) is not None:
+        # At the first moment the first two are stalled, later one each.
+        then = slow(NOW - moment, comms[len(earlier) + bool(earlier)])
+        if not earlier:
+            then.communicator(comms[1], pids=500).all_say("unknown", comms[1])
+        earlier.append(then.made())
+    assert [NOW - then.at for then in earlier] == [1.0, 3.0, 4.0]
+    verdict = verdict_of(fleet, None, earlier)
+    shown = {one.comm for one in verdict.findings} | {w.comm for one in verdict.findings for w in one.waiting}
+    assert shown == set(comms[:4])
+    assert sum("was stalled until" in note for note in verdict.notes) == 4
+
+
+def test_a_stall_that_no_scrape_shows_is_a_line_beside_the_verdict() -> None:
+    fleets = going()
+    fleets.brief.append(BriefStall(COMM, "host1", "rail_slow", 2.6))
+    verdict = judged(fleets)
+    assert not verdict.problem
+    assert verdict.notes == (
+        f"communicator {COMM} was stalled for about 2.6 s within the last 60 s, between two scrapes: host1 said "
+        "rail_slow",
+    )
+
+
+def test_what_was_so_is_told_as_past() -> None:
+    assert past("rank 1 did not enter the operation that the others wait in").endswith("the others waited in")
+    assert past("ranks 1-3 (on wait-1, is, b) keep the others waiting") == (
+        "ranks 1-3 (on wait-1, is, b) kept the others waiting"
+    )
+    assert past("packets on rail 1 are dropped by a rule") == "packets on rail 1 were dropped by a rule"
