@@ -171,7 +171,7 @@ def _parser() -> CommandParser:
         help="what is stuck in the whole cluster, and who is to blame",
         description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
         "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
-        "Exit status 0: no stall; 1: a stall; 2: the store could not be asked.",
+        "Exit status 0: no stall; 1: a stall, now or a minute ago at most; 2: the store could not be asked.",
         epilog="example: railscope diagnose --prometheus http://prometheus:9090",
     )
     # What works on recordings needs no rights, and no GPU.
@@ -235,6 +235,7 @@ def _agent(parsed: Any) -> int:
     config = config_from(parsed)
     set_up_logging(config.log_level, config.log_format)
     # Imported here so that `--help` and errors of the command line answer at once.
+    from agent.configured import require_processes
     from agent.daemon import Daemon
     from agent.first_readings import await_first_readings
     from exporters.families import families
@@ -253,6 +254,7 @@ def _agent(parsed: Any) -> int:
         if not folder.is_dir():
             print(f"railscope agent: {flag}: {folder} is no folder; name where it is mounted", file=sys.stderr)
             return COULD_NOT_RUN
+    require_processes(config.procfs, config.pids)
     clock = SystemClock()
     daemon = Daemon(config, clock, version(), serve=not config.once)
     try:
@@ -311,8 +313,10 @@ def _record(parsed: Any) -> int:
 
         return run_describe(parsed.describe, sys.stdout, as_json=parsed.json)
     set_up_logging(config.log_level, config.log_format)
+    from agent.configured import require_processes
     from agent.record import RecordSettings, run_record
 
+    require_processes(config.procfs, config.pids)
     settings = RecordSettings(parsed.output, parsed.seconds, parsed.memory, parsed.max_size)
     return run_record(settings, config, sys.stdout, version())
 

@@ -57,9 +57,7 @@ class Collectives:
         self._on_lifecycle = on_lifecycle
         self._completion = completion
         self._events = CommEvents()
-        self._stored_errors = (
-            StoredErrors(programs.communicators, procfs, completion.levels.error_layout_of) if completion else None
-        )
+        self._stored_errors = StoredErrors(procfs, completion.levels.error_layout_of) if completion else None
         self._sequences = (
             Sequences(programs.communicators, procfs, completion.levels.sequence_layout_of) if completion else None
         )
@@ -103,21 +101,18 @@ class Collectives:
             self._completion.learn_devices(set(zip(made["tgid"].tolist(), made["library"].tolist(), strict=True)))
 
     def look_for_errors(self, now_ns: int) -> None:
-        """Learn of errors that communicators keep and nobody asked for."""
+        """Learn of errors that communicators keep and nobody asked for; call it right after `read`."""
         if self._stored_errors is None or not self.processes_with_communicators:
             return
-        try:
-            for instance, result in self._stored_errors.read():
-                self._events.take_stored(instance, result, now_ns)
-        except KernelRefusal as refusal:
-            _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+        for instance, result in self._stored_errors.read(self._communicators.rows):
+            self._events.take_stored(instance, result, now_ns)
 
     def look_for_positions(self) -> None:
-        """Learn where communicators that made calls stand by NCCL's own count."""
+        """Learn where communicators that made calls stand by NCCL's own count; call it right after `read`."""
         if self._sequences is None or not self.processes_with_communicators:
             return
         try:
-            self._sequences.look()
+            self._sequences.look(self._communicators.rows)
         except KernelRefusal as refusal:
             _log.error("the table of communicators cannot be read: %s", refusal.strerror)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import CommandParser, add_arguments
-from agent.config_values import size_bytes
+from agent.config_values import option_type, seconds, size_bytes, whole_number
 
 _DOCTORS_OPTIONS: Final = frozenset(
     {
@@ -25,6 +25,7 @@ _RECORD_OPTIONS: Final = frozenset(
     }
 )
 """What changes a recording, likewise."""
+_DAY_SECONDS: Final = 86_400
 
 
 def add_options(name: str, parser: CommandParser) -> None:
@@ -96,11 +97,15 @@ def _add_doctor_options(parser: CommandParser) -> None:
 
 
 def _add_demo_options(parser: CommandParser) -> None:
+    # In less than a second there is nothing to compare.
+    time, hosts, ranks = seconds(1, _DAY_SECONDS), whole_number(2, 8), whole_number(1, 8)
     parser.add_argument(
-        "--seconds", type=float, default=10.0, metavar="N", help="how long jobs run in all (default 10)"
+        "--seconds", type=option_type(time), default=10.0, metavar="N", help="how long jobs run in all (default 10)"
     )
-    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)")
-    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="N", help="1 to 8 (default 1)")
+    parser.add_argument(
+        "--hosts", type=option_type(hosts), default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)"
+    )
+    parser.add_argument("--ranks-per-host", type=option_type(ranks), default=1, metavar="N", help="1 to 8 (default 1)")
     parser.add_argument(
         "--pattern",
         default="all",
@@ -117,17 +122,22 @@ def _add_record_options(parser: CommandParser) -> None:
     what.add_argument("-o", "--output", type=Path, metavar="DIR|FILE.npz", help="write the recording here")
     what.add_argument("--describe", type=Path, metavar="DIR|FILE", help="record nothing: say what a recording holds")
     what.add_argument("--schema", action="store_true", help="record nothing: say what the tables of a folder mean")
-    parser.add_argument("--seconds", type=_seconds, metavar="N", help="for how long (default: until Ctrl-C)")
+    parser.add_argument(
+        "--seconds",
+        type=option_type(seconds(0.1, _DAY_SECONDS)),
+        metavar="N",
+        help="for how long (default: until Ctrl-C)",
+    )
     parser.add_argument(
         "--memory",
-        type=_memory,
+        type=option_type(size_bytes("1MiB", "64GiB")),
         metavar="SIZE",
         help="most memory for what is not written yet; what is oldest is overwritten (default: 64MiB, 256MiB for a "
         "file, which is written at the end)",
     )
     parser.add_argument(
         "--max-size",
-        type=_folder_size,
+        type=option_type(size_bytes("1MiB", "1048576GiB")),
         metavar="SIZE",
         help="most that a folder may hold of this node; what is oldest is removed (default: no limit)",
     )
@@ -142,27 +152,3 @@ def _add_agents_options(parser: CommandParser, shown: Collection[str]) -> None:
     for action in parser._actions[before:]:
         if action.dest not in shown:
             action.help = argparse.SUPPRESS
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds between 0.1 and 86400")
-    return seconds
-
-
-def _memory(text: str) -> int:
-    try:
-        return size_bytes("1MiB", "64GiB")(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _folder_size(text: str) -> int:
-    try:
-        return size_bytes("1MiB", "1048576GiB")(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

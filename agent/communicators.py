@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from agent.accounting import Table
 from agent.jobs import JobFacts
 from agent.snapshot import UNKNOWN
@@ -18,7 +20,7 @@ from agent.wire import Placement, placement_of
 from probes.maps import Records
 from probes.namespaces import NetworkNamespace
 from probes.nccl.comm_hash import comm_hash
-from probes.nccl.records import LifecycleKind
+from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
 from probes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.communicators")
@@ -103,6 +105,8 @@ class Communicators:
         """Unique ids of communicators whose hash is not known, by instance."""
         self._keys: dict[int, bytes] = {}
         """Keys in the kernel's table at the last refresh, by instance."""
+        self.rows: tuple[Records, Records] = (np.zeros(0, COMMUNICATOR_KEY), np.zeros(0, COMMUNICATOR))
+        """Keys and values of the kernel's table at the last refresh."""
         self._known: dict[int, Communicator] = {}
         self._settled: dict[int, Communicator] = {}
         """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
@@ -165,7 +169,7 @@ class Communicators:
         Raises:
             KernelRefusal: the table cannot be read.
         """
-        keys, values = self._table.read()
+        self.rows = keys, values = self._table.read()
         self._keys.clear()
         for key, value in zip(keys, values, strict=True):
             instance = int(value["instance"])

@@ -20,6 +20,7 @@ from agent.config_values import (
     folder,
     listen_address,
     one_of,
+    option_type,
     optional_file,
     percentage,
     power_of_two,
@@ -281,7 +282,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option.flag,
             dest=option.field,
-            type=_argument(option.read),
+            type=option_type(option.read),
             metavar=option.metavar,
             default=argparse.SUPPRESS,
             help=f"{option.help} (default: {option.default})".replace("%", "%%"),
@@ -338,15 +339,3 @@ def config_from(args: argparse.Namespace) -> Config:
 
 def _collector_field(collector: Collector) -> str:
     return f"collector_{collector.name}"
-
-
-def _argument(read: Callable[[str], object]) -> Callable[[str], object]:
-    """argparse shows the sentence of this error only."""
-
-    def argument(text: str) -> object:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return argument

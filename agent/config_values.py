@@ -6,12 +6,14 @@ command line and the configuration file share them, so that both accept the same
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 _NANOSECONDS: Final = {
     "ns": 1,
@@ -29,6 +31,21 @@ _SIZE: Final = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)?")
 _SIZE_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]*):(?P<port>[0-9]{1,5})")
+
+
+Value = TypeVar("Value")
+
+
+def option_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A reader as the type of a command's option: argparse shows the sentence of one kind of error only."""
+
+    def argument(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +166,21 @@ def decimal(smallest: float, largest: float) -> Callable[[str], float]:
             raise ValueError(f"{text!r} is no number such as 8 or 2.5") from None
         if not smallest <= value <= largest:
             raise ValueError(f"{text} is out of range: allowed is {smallest:g} to {largest:g}")
+        return value
+
+    return read
+
+
+def seconds(shortest: float, longest: float) -> Callable[[str], float]:
+    """Reader of a plain number of seconds."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not shortest <= value <= longest:
+            raise ValueError(f"{text!r} is no number of seconds between {shortest:g} and {longest:g}")
         return value
 
     return read

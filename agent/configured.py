@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from agent.config_keys import ConfigError
 from agent.rails import RailPattern
 from probes.processes import ProcessIdentity, identity_of, is_alive
 
@@ -20,7 +21,7 @@ def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int
     `mappers` are the pids of all processes that have NCCL mapped.
     """
     without = [pid for pid in pids if pid not in mappers]
-    absent = [pid for pid in without if not _runs(identity_of(procfs, pid), procfs)]
+    absent = _absent(procfs, without)
     present = [pid for pid in without if pid not in absent]
     said = []
     if absent:
@@ -28,6 +29,19 @@ def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int
     if present:
         said.append(f"no NCCL is mapped by pid {_listed(present)}")
     return "; ".join(said)
+
+
+def require_processes(procfs: Path, pids: Iterable[int]) -> None:
+    """Whoever names processes means some that run; one that maps NCCL only later is right, one that ended is not.
+
+    Raises:
+        ConfigError: a pid is nobody's.
+    """
+    if absent := _absent(procfs, pids):
+        raise ConfigError(
+            f"--pid: no process has the pid {_listed(absent)}: name processes that run, or leave --pid out to observe "
+            "all that use NCCL"
+        )
 
 
 def patterns_without_device(patterns: Sequence[RailPattern], devices: Iterable[str]) -> str:
@@ -55,6 +69,10 @@ class Remark:
             self._log.warning("%s: %s", self._flag, line)
         else:
             self._log.info("%s: %s", self._flag, self._mended)
+
+
+def _absent(procfs: Path, pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if not _runs(identity_of(procfs, pid), procfs)]
 
 
 def _runs(identity: ProcessIdentity | None, procfs: Path) -> bool:

@@ -234,8 +234,11 @@ class Daemon:
         self._say_how()
         _notify_systemd("READY=1\nSTATUS=attached")
 
-    def run(self) -> None:
-        """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end."""
+    def run(self, *, tell_calls: bool = True) -> None:
+        """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end.
+
+        `tell_calls`: log at the end how many calls were counted; not for who takes what came since, and tells of that.
+        """
         self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._clock.monotonic_ns()
         self._next_scan_ns = self._next_tick_ns + self._config.scan_interval_ns
         while not self._stopping:
@@ -244,7 +247,8 @@ class Daemon:
             except OSError as error:
                 _log.error("%s", error.strerror or error)
                 self._clock.sleep(_TROUBLE_SECONDS)
-        self._say_what_was_seen()
+        if tell_calls:
+            self._say_what_was_seen()
 
     def _say_how(self) -> None:
         programs = self._programs
@@ -255,8 +259,13 @@ class Daemon:
         if programs.enqueue_time is not EnqueueTime.OFF:
             times = f"of one call in {settings.sample_every} is measured by {programs.enqueue_time.value} probes"
         kind = {AttachKind.MULTI: "uprobe_multi", AttachKind.PERF: "perf event"}[programs.attach_kind]
+        alone = " to the named processes alone" if programs.pids else ""
         _log.info(
-            "calls are counted by %s links, host time %s, the ring holds %d KiB", kind, times, settings.ring_bytes >> 10
+            "calls are counted by %s links%s, host time %s, the ring holds %d KiB",
+            kind,
+            alone,
+            times,
+            settings.ring_bytes >> 10,
         )
 
     def _say_what_was_seen(self) -> None:

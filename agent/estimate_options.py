@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.config_file import ConfigError, nearest
-from agent.config_values import whole_number
+from agent.config_values import option_type, whole_number
 from agent.model.shape import Mode, Shape
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
@@ -173,7 +173,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         parser.add_argument(
             f"--{option.name}",
             dest=option.key,
-            type=_argument(option.read),
+            type=option_type(option.read),
             metavar=option.metavar,
             default=argparse.SUPPRESS,
             help=option.help.replace("%", "%%"),
@@ -304,15 +304,3 @@ def _value(path: Path, option: _Option, content: object) -> object:
 def _shown(content: object) -> str:
     text = " ".join(repr(content).split())
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _argument(read: Callable[[str], object]) -> Callable[[str], object]:
-    """A reader in the form that argparse wants: its sentence reaches the user."""
-
-    def convert(text: str) -> object:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert

@@ -27,6 +27,8 @@ _REFRESH_AGAIN_NS: Final = 60_000_000_000
 
 _Key = tuple[str, ...]
 """Link and counter."""
+_Errors = tuple[tuple[str, int], ...]
+"""(kind, count)"""
 
 
 class GpuTotals:
@@ -38,6 +40,8 @@ class GpuTotals:
         self._last: dict[_Key, tuple[str, int]] = {}
         """What was counted, and its value."""
         self._totals: dict[_Key, int] = {}
+        self._errors: dict[str, tuple[_Errors, _Errors]] = {}
+        """By link: the errors of its last reading, and their totals."""
 
     def add(self, key: _Key, value: int | None, counted: str = "") -> int | None:
         """Take in a reading, None where there is none; returns the total, None for what was never read.
@@ -57,9 +61,19 @@ class GpuTotals:
         self._totals[key] = total = value if known is None else known + max(0, step)
         return total
 
+    def add_errors(self, link: str, errors: _Errors) -> _Errors:
+        """Take in all errors (kind, count) of a link; returns their totals.  They hardly ever move."""
+        last = self._errors.get(link)
+        if last is not None and last[0] == errors:
+            return last[1]
+        totals = tuple((kind, self.add((link, "error", kind), count) or 0) for kind, count in errors)
+        self._errors[link] = (errors, totals)
+        return totals
+
     def restart(self) -> None:
         """The next reading of each counter is a baseline."""
         self._last.clear()
+        self._errors.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +177,7 @@ class Gpu:
             transmit_bytes=add((label, "transmit"), link.transmit_bytes, counted),
             receive_bytes=add((label, "receive"), link.receive_bytes, counted),
             counted=counted,
-            errors=tuple((kind, add((label, "error", kind), count) or 0) for kind, count in link.errors),
+            errors=self._totals.add_errors(label, link.errors),
             speed_bytes_per_second=link.speed_bytes_per_second,
             remote=link.remote or UNKNOWN,
             remote_type=link.remote_type or UNKNOWN,

@@ -33,6 +33,8 @@ def program_settings(config: Config) -> ProgramSettings:
         enqueue_time=enqueue_time(config),
         sample_every=config.probe_sample_every,
         only_observed_processes=bool(config.pids or config.namespaces) or config.scope == "netns",
+        # Elsewhere, numbers may be those of another pid namespace than the kernel would look them up in.
+        pids=config.pids if str(config.procfs) == "/proc" else (),
         ring_bytes=config.ring_bytes,
         aggregate_entries=config.aggregate_entries,
         communicator_entries=config.communicator_entries,

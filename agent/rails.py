@@ -26,6 +26,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Final
 
@@ -158,6 +159,7 @@ def socket_interface_matches(value: str, name: str) -> bool:
     return matches != exclude
 
 
+@lru_cache(maxsize=1024)
 def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
     """Sorting key in which eth2 comes before eth10."""
     return tuple(

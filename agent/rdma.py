@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.configured import Remark
-from agent.counter_rules import Kind, Severity, rule_of
+from agent.counter_rules import Severity, rule_of
 from agent.sampler_state import DeviceTotals, on_one_line
 from agent.sampling import Sampler
 from agent.snapshot import CollectorResult, Histogram
@@ -35,20 +35,6 @@ _INVENTORY_PERIOD_NS: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class PortCounter:
-    """One counter of a port besides its bytes."""
-
-    name: str
-    severity: Severity
-    kind: Kind
-    unit: str
-    count: int
-    """As the device counts, and going on when that begins again: never falls."""
-    pinned: bool
-    """It stands at the most it can show: more may have happened since, and nothing says how much."""
-
-
-@dataclass(frozen=True, slots=True)
 class PortFacts:
     """One RDMA port and what it carried."""
 
@@ -58,7 +44,12 @@ class PortFacts:
     receive_bytes: int | None
     transmit_rate: Histogram | None
     receive_rate: Histogram | None
-    counters: tuple[PortCounter, ...]
+    counters: tuple[tuple[str, Severity, int], ...]
+    """(counter, severity, count) of everything besides bytes, as the device counts and going on when that begins
+    again: never falls."""
+    pinned: tuple[str, ...]
+    """Those of `counters` that stand at the most they can show: more may have happened since, and nothing says how
+    much."""
 
 
 def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: DeviceTotals | None = None) -> PortFacts:
@@ -67,18 +58,15 @@ def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: Dev
     `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
     """
     carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
-    pinned = frozenset(counters.pinned) if counters else frozenset()
-    found = []
-    for name, count in counters.counters if counters else ():
-        rule = rule_of(name)
-        found.append(PortCounter(name, rule.severity, rule.kind, rule.unit, count, name in pinned))
+    counted = counters.counters if counters else ()
     return PortFacts(
         port=port,
         transmit_bytes=carried.transmit_bytes if carried else None,
         receive_bytes=carried.receive_bytes if carried else None,
         transmit_rate=carried.transmit_rate if carried else None,
         receive_rate=carried.receive_rate if carried else None,
-        counters=tuple(found),
+        counters=tuple([(name, rule_of(name).severity, count) for name, count in counted]),
+        pinned=counters.pinned if counters else (),
     )
 
 

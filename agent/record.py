@@ -109,10 +109,15 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
         save(recording, settings.output)
     except OSError as error:
         raise RecordingError(f"{settings.output}: the recording cannot be written: {error.strerror}") from None
+    _log.info("%d calls were recorded, lost: %s", len(recording.calls), _words(recording.lost()))
     print(f"wrote {settings.output}", file=out)
     for line in describe(summarise(recording)):
         print(line, file=out)
     return 0
+
+
+def _words(lost: dict[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in lost.items() if count) or "none"
 
 
 def _watch(
@@ -135,7 +140,7 @@ def _watch(
         if settings.seconds is not None:
             end = threading.Timer(settings.seconds, daemon.stop)
             end.start()
-        daemon.run()
+        daemon.run(tell_calls=False)
         return finish()
     finally:
         if end is not None:

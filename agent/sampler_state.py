@@ -144,25 +144,21 @@ class Frame:
 
     def device(self, name: str) -> DeviceTotals:
         row = self.rows[name]
-        totals = self.totals[row]
-        values = dict(zip(self.fields, totals.tolist(), strict=True))
-        transmit_bytes, receive_bytes = values["tx_bytes"], values["rx_bytes"]
-        if self.counted is not None:
-            counted = self.counted[row]
-            names = itertools.compress(self.fields, counted.tolist())
-            values = dict(zip(names, totals[counted].tolist(), strict=True))
-        bytes_counted = "tx_bytes" in values and "rx_bytes" in values
-        values.pop("tx_bytes", None)
-        values.pop("rx_bytes", None)
+        values = self.totals[row].tolist()
+        counted = [True] * len(values) if self.counted is None else self.counted[row].tolist()
+        transmit, receive = self.fields.index("tx_bytes"), self.fields.index("rx_bytes")
+        bytes_counted = counted[transmit] and counted[receive]
+        counted[transmit] = counted[receive] = False
+        counters = tuple(itertools.compress(zip(self.fields, values, strict=True), counted))
         pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row].tolist()))
         transmitted, received = self.counts[row].tolist()
         transmit_sum, receive_sum = self.sums[row].tolist()
         return DeviceTotals(
             netns=self.netns,
             device=name,
-            transmit_bytes=transmit_bytes,
-            receive_bytes=receive_bytes,
-            counters=tuple(values.items()),
+            transmit_bytes=values[transmit],
+            receive_bytes=values[receive],
+            counters=counters,
             transmit_rate=Histogram(RATE_BOUNDS, tuple(transmitted), transmit_sum),
             receive_rate=Histogram(RATE_BOUNDS, tuple(received), receive_sum),
             present=name in self.present,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from agent.accounting import Table
+from probes.maps import Records
 from probes.nccl.sequence_numbers import SequenceLayout, read_launched
 
 _log = logging.getLogger("railscope.sequences")
@@ -36,7 +37,7 @@ _ENOUGH: Final = 2
 
 
 class CommunicatorRows(Table, Protocol):
-    """What is needed of the table of communicators (probes/nccl/tables.py)."""
+    """The table of communicators (probes/nccl/tables.py), of which every row can also be asked for by itself."""
 
     def calls_of(self, key: bytes, instance: int) -> int | None: ...
 
@@ -118,13 +119,15 @@ class Sequences:
         known = self._known.get(instance)
         return None if known is None else known.position(enqueued)
 
-    def look(self) -> None:
+    def look(self, rows: tuple[Records, Records]) -> None:
         """Once a second: look at the communicators of which something new may be learnt.
+
+        `rows` is the table of communicators (keys, values) as it was read a moment ago.
 
         Raises:
             KernelRefusal: the table of communicators cannot be read.
         """
-        due = self._due()
+        due = self._due(*rows)
         if len(due) > _MOST_AT_ONCE:
             self._next %= len(due)
             due = (due[self._next :] + due[: self._next])[:_MOST_AT_ONCE]
@@ -133,9 +136,8 @@ class Sequences:
         for tgid, ends in groupby(due, lambda end: end.tgid):
             self._look_at(tgid, ends)
 
-    def _due(self) -> list[_End]:
+    def _due(self, keys: Records, values: Records) -> list[_End]:
         """Living communicators of several ranks that are to be looked at, by process."""
-        keys, values = self._communicators.read()
         identities = values["identity"]
         living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
         keys, values, identities = keys[living], values[living], identities[living]

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from agent.accounting import Table
+from probes.maps import Records
 from probes.nccl.error_records import NO_ERRORS, ErrorLayout, stored_result
 
 _log = logging.getLogger("railscope.errors")
@@ -25,20 +25,18 @@ _MOST_AT_ONCE: Final = 512
 class StoredErrors:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, communicators: Table, procfs: Path, layout_of: Callable[[int], ErrorLayout | None]) -> None:
+    def __init__(self, procfs: Path, layout_of: Callable[[int], ErrorLayout | None]) -> None:
         """`layout_of` knows the layout of a library by its number."""
-        self._communicators = communicators
         self._procfs = procfs
         self._layout_of = layout_of
         self._next = 0
 
-    def read(self) -> Iterator[tuple[int, int]]:
+    def read(self, rows: tuple[Records, Records]) -> Iterator[tuple[int, int]]:
         """Instances of living communicators that have an error, with its result.
 
-        Raises:
-            KernelRefusal: the table of communicators cannot be read.
+        `rows` is the table of communicators (keys, values) as it was read a moment ago.
         """
-        keys, values = self._communicators.read()
+        keys, values = rows
         living = [
             (int(key["tgid"]), int(key["comm"]), int(value["instance"]), int(value["library"]))
             for key, value in zip(keys, values, strict=True)

@@ -33,4 +33,4 @@ def communicators_json(snapshot: Snapshot) -> bytes:
             if one.alive
         ],
     }
-    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"

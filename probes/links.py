@@ -3,12 +3,17 @@
 `uprobe_multi` (kernel 6.6) attaches one program to many offsets with one link: fewer privileges, and closing it takes
 milliseconds.  Older kernels need one perf event and one link for each offset.  Closing a link of either kind waits for
 the kernel's grace periods, so they are closed side by side.
+
+A link may be for one process, with all of its threads and whatever it will map; the others that map the file meet no
+probe then, and what the process forks loses it at the first hit.  Perf events would take one for each process and
+function, so groups for some processes are for `uprobe_multi` alone.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -47,6 +52,15 @@ def supports_multi(program_fd: int, *, session: bool = False) -> bool:
     return True
 
 
+def tells_processes_apart(release: str) -> bool:
+    """Whether a kernel of this release (uname(2)) attaches to a process with uprobe_multi, and not to one thread of it.
+
+    Right since 6.10: commit 46ba0e49b642, "bpf: fix multi-uprobe PID filtering logic".
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (6, 10)
+
+
 def perf_uprobe_type(sysfs: Path = Path("/sys")) -> int:
     """The perf event type of uprobes.
 
@@ -63,7 +77,9 @@ def perf_uprobe_type(sysfs: Path = Path("/sys")) -> int:
 class Links:
     """Links that belong together, for one library say; they are gone after `close`, and when the process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, pids: Sequence[int] = ()) -> None:
+        """`pids`: with `uprobe_multi`, for these processes alone, which the kernel must tell apart; empty: for all."""
+        self._pids = pids
         self._descriptors: list[int] = []
 
     def __len__(self) -> int:
@@ -80,28 +96,32 @@ class Links:
         on_return: bool = False,
         session: bool = False,
     ) -> None:
-        """Attach one program to all points of the file at `path`.
+        """Attach one program to all points of the file at `path`; `pid` is for this call, in place of the group's.
 
         Raises:
             KernelRefusal: nothing of this call stays attached.
         """
         if not points:
             return
+        made: list[int] = []
         if kind is AttachKind.MULTI:
-            self._descriptors.append(
-                link_uprobe_multi(
-                    program_fd,
-                    path,
-                    [point.file_offset for point in points],
-                    [point.cookie for point in points],
-                    pid=pid,
-                    on_return=on_return,
-                    attach_type=BPF_TRACE_UPROBE_SESSION if session else BPF_TRACE_UPROBE_MULTI,
-                )
-            )
+            attach_type = BPF_TRACE_UPROBE_SESSION if session else BPF_TRACE_UPROBE_MULTI
+            offsets, cookies = [point.file_offset for point in points], [point.cookie for point in points]
+            for one in (pid,) if pid or not self._pids else self._pids:
+                try:
+                    made.append(
+                        link_uprobe_multi(
+                            program_fd, path, offsets, cookies, pid=one, on_return=on_return, attach_type=attach_type
+                        )
+                    )
+                except KernelRefusal as refusal:
+                    if refusal.errno == errno.ESRCH and one != pid:
+                        continue  # one of several, and it has ended
+                    _close_all(made)
+                    raise
+            self._descriptors += made
             return
         perf_type = perf_uprobe_type()
-        made: list[int] = []
         try:
             for point in points:
                 made += reversed(

@@ -122,6 +122,13 @@ class DatasetRecorder:
         """
         self.daemon.give_rest(self._stream)
         self._stream.close()
+        row = self.row
+        lost = [
+            f"{kind} {'some' if count is None else count}"
+            for kind, count in (("calls", row.calls_lost), ("operations", row.operations_lost))
+            if count != 0
+        ]
+        _log.info("%d calls were recorded, lost: %s", self.rows.get("calls", 0), ", ".join(lost) or "none")
 
     def close(self) -> None:
         """Detach, and let the writer end whatever it does; after an error, too."""

@@ -7,7 +7,7 @@ whatever transport it ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,8 +56,10 @@ def attach_types(attach: AttachKind, enqueue_time: EnqueueTime) -> dict[str, int
 class CudaEvents:
     """The programs and their maps, within an object that somebody else loaded and closes."""
 
-    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind) -> None:
+    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
+        """`pids`: see `Links`."""
         self._attach_kind = attach
+        self._pids = pids
         self._programs = loaded.program_fds
         cpus = possible_cpus()
 
@@ -77,7 +79,7 @@ class CudaEvents:
         Raises:
             KernelRefusal: nothing of this call stays attached.
         """
-        links = Links()
+        links = Links(self._pids)
         try:
             for program, point in points.items():
                 links.attach(self._attach_kind, self._programs[program], path, (point,))
@@ -92,7 +94,7 @@ class CudaEvents:
         Raises:
             KernelRefusal: nothing of this call stays attached.
         """
-        links = Links()
+        links = Links(self._pids)
         kind, programs = self._attach_kind, self._programs
         try:
             # First what takes marks away: a mark whose event is destroyed unseen would prove what it must not.

@@ -45,8 +45,10 @@ def error_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
 class Errors:
     """The programs and their maps, within an object that somebody else loaded and closes."""
 
-    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind) -> None:
+    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
+        """`pids`: see `Links`."""
         self._attach_kind = attach
+        self._pids = pids
         self._entry, self._return = (loaded.program_fds[program] for program in PROGRAMS)
         self._layouts = Map(loaded.map_fds["error_layouts"], "error_layouts", SLOT, ERROR_LAYOUT)
         self._stats = Map(loaded.map_fds["error_stats"], "error_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True)
@@ -63,7 +65,7 @@ class Errors:
         Raises:
             KernelRefusal: nothing of this call stays attached.
         """
-        links = Links()
+        links = Links(self._pids)
         try:
             # Return probes first: an entry without its return would leave a call under way behind.
             links.attach(self._attach_kind, self._return, path, points, pid=pid, on_return=True)

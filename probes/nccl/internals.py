@@ -99,6 +99,7 @@ class Internals:
 
     def __init__(self, loaded: libbpf.LoadedObject, programs: NcclPrograms) -> None:
         self.attach_kind = programs.attach_kind
+        self._pids = programs.pids
         self._loaded = loaded
         self._known = programs.communicators
         cpus = possible_cpus()
@@ -118,8 +119,8 @@ class Internals:
         self._sent = map_of("sent_bytes", layouts.SENT_KEY, layouts.SENT, per_cpu=True)
         self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
         self.completion_events = Ring(loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT)
-        self.errors = Errors(loaded, self.attach_kind)
-        self.cuda = CudaEvents(loaded, self.attach_kind)
+        self.errors = Errors(loaded, self.attach_kind, programs.pids)
+        self.cuda = CudaEvents(loaded, self.attach_kind, programs.pids)
 
     @classmethod
     def load(cls, programs: NcclPrograms, *, write_events: bool = False) -> Internals:
@@ -171,7 +172,7 @@ class Internals:
         Raises:
             KernelRefusal: nothing of this call stays attached.
         """
-        links = Links()
+        links = Links(self._pids)
         try:
             for program, point in points.at(level).items():
                 links.attach(self.attach_kind, self._loaded.program_fds[program], path, (point,), pid=pid)

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from probes.netdev.bonds import LINK_UP
@@ -151,9 +152,15 @@ def parse_links(datagrams: Iterable[bytes]) -> list[Link]:
     links: list[Link] = []
     for data in datagrams:
         for kind, _flags, _sequence, payload in messages(data):
-            if kind == RTM_NEWLINK and (link := parse_link(payload)) is not None:
+            if kind == RTM_NEWLINK and (link := _parsed(bytes(payload))) is not None:
                 links.append(link)
     return links
+
+
+@lru_cache(maxsize=256)
+def _parsed(payload: bytes) -> Link | None:
+    """As `parse_link`; in a table that is read again and again, hardly any link says anything new."""
+    return parse_link(memoryview(payload))
 
 
 def parse_link(payload: memoryview) -> Link | None:

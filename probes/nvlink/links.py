@@ -128,6 +128,27 @@ class _Neighbour:
     remote_type: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where in a sweep's answers those of one link stand: to look each up by its name takes longer than to ask."""
+
+    kind: ByteCounters | None
+    transmit: int
+    receive: int
+    errors: tuple[tuple[str, int], ...]
+    """(kind of error, place)."""
+    speed: int | None
+
+    @classmethod
+    def of(
+        cls, scope: int, kind: ByteCounters | None, errors: Sequence[tuple[str, _Wanted]], places: Mapping[_Wanted, int]
+    ) -> _Places:
+        """Those of a link, or of all links together."""
+        transmit, receive = (places[field, scope] for field in kind.fields) if kind is not None else (0, 0)
+        found = tuple((name, places[pair]) for name, pair in errors)
+        return cls(kind, transmit, receive, found, places.get((SPEED_FIELD, scope)))
+
+
 class GpuLinks:
     """Reads one GPU; not thread-safe."""
 
@@ -140,9 +161,12 @@ class GpuLinks:
         """By link: those that the GPU has."""
         self._counters: dict[int, ByteCounters] = {}
         """By scope: how its bytes are counted."""
-        self._errors: dict[int, list[tuple[str, _Wanted]]] = {}
-        """By link, those of all links together under ALL_LINKS: kinds of errors that are counted, and where."""
         self._wanted: tuple[_Wanted, ...] = ()
+        """What a sweep asks for."""
+        self._places: dict[int, _Places] = {}
+        """By link, and ALL_LINKS."""
+        self._pcie: tuple[int | None, int | None] = (None, None)
+        """Places of the bytes transmitted and received over PCIe."""
         self._fabric: Fabric | None = None
         self._trouble: NvmlError | None = None
         """Why something could not be learnt although it may be supported."""
@@ -168,9 +192,8 @@ class GpuLinks:
         links = [self._link(link, states[link], values) for link in self._neighbours]
         if (together := self._together(values)) is not None:
             links.append(together)
-        return GpuReading(
-            before_ns, after_ns, tuple(links), self._fabric, values.get(_PCIE_TRANSMIT), values.get(_PCIE_RECEIVE)
-        )
+        transmitted, received = (None if place is None else values[place] for place in self._pcie)
+        return GpuReading(before_ns, after_ns, tuple(links), self._fabric, transmitted, received)
 
     def _learn(self) -> None:
         """Ask for everything there may be.
@@ -196,7 +219,13 @@ class GpuLinks:
         wanted += self._supported([(SPEED_FIELD, link) for link in scopes])
         wanted += self._supported([_PCIE_TRANSMIT, _PCIE_RECEIVE], only_wide=True)
         self._fabric = self._optional(self._session.fabric, self._gpu)
-        self._neighbours, self._counters, self._errors, self._wanted = neighbours, counters, errors, tuple(wanted)
+        places = {pair: place for place, pair in enumerate(wanted)}
+        self._pcie = places.get(_PCIE_TRANSMIT), places.get(_PCIE_RECEIVE)
+        self._places = {
+            scope: _Places.of(scope, counters.get(scope), errors.get(scope, ()), places)
+            for scope in (*neighbours, ALL_LINKS)
+        }
+        self._neighbours, self._counters, self._wanted = neighbours, counters, tuple(wanted)
 
     def _find_links(self) -> dict[int, _Neighbour]:
         neighbours = {}
@@ -245,15 +274,15 @@ class GpuLinks:
         told = zip(pairs, answers.codes, answers.wide, strict=True)
         return [pair for pair, code, wide in told if code == SUCCESS and (wide or not only_wide)]
 
-    def _values(self) -> Mapping[_Wanted, int]:
-        """The values that there are."""
+    def _values(self) -> Sequence[int | None]:
+        """What is wanted, one by one; None: this has no value now."""
         if not self._wanted:
-            return {}
+            return ()
         answers = self._ask(self._wanted)
         if not any(answers.codes):
-            return dict(zip(self._wanted, answers.values, strict=True))
-        told = zip(self._wanted, answers.codes, answers.values, strict=True)
-        return {pair: value for pair, code, value in told if code == SUCCESS}
+            return answers.values
+        told = zip(answers.codes, answers.values, strict=True)
+        return [value if code == SUCCESS else None for code, value in told]
 
     def _ask(self, pairs: Sequence[_Wanted]) -> FieldValues:
         """Ask once.
@@ -286,38 +315,42 @@ class GpuLinks:
                 raise
             return None
 
-    def _link(self, link: int, up: bool | None, values: Mapping[_Wanted, int]) -> LinkReading:
-        speed = values.get((SPEED_FIELD, link))
+    def _link(self, link: int, up: bool | None, values: Sequence[int | None]) -> LinkReading:
+        places = self._places[link]
+        speed = None if places.speed is None else values[places.speed]
         neighbour = self._neighbours[link]
-        counted, transmit_bytes, receive_bytes = self._bytes(link, values)
+        counted, transmit_bytes, receive_bytes = _bytes(places, values)
         return LinkReading(
             link=link,
             up=up,
             counted=counted,
             transmit_bytes=transmit_bytes,
             receive_bytes=receive_bytes,
-            errors=self._error_counts(link, values),
+            errors=_error_counts(places, values),
             speed_bytes_per_second=speed * _SPEED_UNIT_BYTES if speed is not None else None,
             remote=neighbour.remote,
             remote_type=neighbour.remote_type,
         )
 
-    def _together(self, values: Mapping[_Wanted, int]) -> LinkReading | None:
-        counted, transmit_bytes, receive_bytes = self._bytes(ALL_LINKS, values)
-        errors = self._error_counts(ALL_LINKS, values)
+    def _together(self, values: Sequence[int | None]) -> LinkReading | None:
+        places = self._places[ALL_LINKS]
+        counted, transmit_bytes, receive_bytes = _bytes(places, values)
+        errors = _error_counts(places, values)
         if counted is None and not errors:
             return None
         return LinkReading(None, None, counted, transmit_bytes, receive_bytes, errors, None, None, None)
 
-    def _error_counts(self, scope: int, values: Mapping[_Wanted, int]) -> tuple[tuple[str, int], ...]:
-        return tuple((kind, values[pair]) for kind, pair in self._errors.get(scope, ()) if pair in values)
 
-    def _bytes(self, scope: int, values: Mapping[_Wanted, int]) -> tuple[str | None, int | None, int | None]:
-        """Which bytes, transmitted, received: both or none, so that a link is never shown half."""
-        kind = self._counters.get(scope)
-        if kind is None:
-            return None, None, None
-        transmit, receive = values.get((kind.transmit_field, scope)), values.get((kind.receive_field, scope))
-        if transmit is None or receive is None:
-            return None, None, None
-        return kind.counted, transmit * kind.unit_bytes, receive * kind.unit_bytes
+def _error_counts(places: _Places, values: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
+    return tuple([(kind, count) for kind, place in places.errors if (count := values[place]) is not None])
+
+
+def _bytes(places: _Places, values: Sequence[int | None]) -> tuple[str | None, int | None, int | None]:
+    """Which bytes, transmitted, received: both or none, so that a link is never shown half."""
+    kind = places.kind
+    if kind is None:
+        return None, None, None
+    transmit, receive = values[places.transmit], values[places.receive]
+    if transmit is None or receive is None:
+        return None, None, None
+    return kind.counted, transmit * kind.unit_bytes, receive * kind.unit_bytes

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 """Found as every library is: ld.so.cache, LD_LIBRARY_PATH."""
@@ -239,11 +238,14 @@ class NvmlSession:
         Values that are not unsigned integers count as not supported.
         """
         # The bindings go through the array in Python, field by field, which takes longer than all else.
-        answers = _questions(tuple(wanted)).copy()
-        room = ctypes.c_void_p(answers.ctypes.data)
-        self._ask("nvmlDeviceGetFieldValues", gpu, ctypes.c_int(len(wanted)), room)
-        masks = _MASKS[np.minimum(answers["kind"], len(_MASKS) - 1)]
-        codes = np.where((answers["code"] == SUCCESS) & (masks == 0), np.uint32(_NOT_SUPPORTED), answers["code"])
+        room = bytearray(_questions(tuple(wanted)))
+        answers = np.frombuffer(room, _FIELD_VALUE)
+        self._ask(
+            "nvmlDeviceGetFieldValues", gpu, ctypes.c_int(len(wanted)), (ctypes.c_char * len(room)).from_buffer(room)
+        )
+        masks = _MASKS.take(answers["kind"], mode="clip")
+        codes = answers["code"].copy()
+        codes[(codes == SUCCESS) & (masks == 0)] = _NOT_SUPPORTED
         return FieldValues(
             tuple(codes.tolist()),
             tuple((answers["value"] & masks).tolist()),
@@ -275,12 +277,12 @@ class NvmlSession:
 
 
 @lru_cache(maxsize=32)
-def _questions(wanted: tuple[tuple[int, int], ...]) -> npt.NDArray[Any]:
-    """The array in which NVML is asked for (field, scope) pairs; to be copied.  Most are asked for again and again."""
+def _questions(wanted: tuple[tuple[int, int], ...]) -> bytes:
+    """The array in which NVML is asked for (field, scope) pairs.  Most are asked for again and again."""
     found = np.zeros(len(wanted), _FIELD_VALUE)
     pairs = np.array(wanted, np.uint32).reshape(-1, 2)
     found["field"], found["scope"] = pairs[:, 0], pairs[:, 1]
-    return found
+    return found.tobytes()
 
 
 def _sysfs_address(info: Any) -> str:

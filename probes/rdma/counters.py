@@ -208,6 +208,7 @@ class RdmaCounters:
             if port.counters is not None:
                 port.counters.close()
                 port.counters = None
+            port.settled = False
             port.failures += 1
             port.retry_ns = now_ns + pause_ns(port.failures)
             port.reason = error.strerror or str(error)
@@ -251,6 +252,9 @@ class RdmaCounters:
         self._folder.stat()
         root = str(self._folder)
         found: dict[str, _Port] = {}
+        ports_of: dict[str, list[_Port]] = {}
+        for port in self._ports.values():
+            ports_of.setdefault(port.device, []).append(port)
         for device in device_names(self._sysfs):
             if any(fnmatchcase(device, pattern) for pattern in self._excluded):
                 continue
@@ -259,6 +263,11 @@ class RdmaCounters:
                 generation = os.stat(folder).st_ino & _INODE_MASK  # noqa: PTH116 -- a Path takes longer than the call
             except OSError:
                 continue  # gone since it was listed, or a link to nothing
+            members = ports_of.get(device, ())
+            if members and all(port.settled and port.generation == generation for port in members):
+                # A registered device gets no other ports: to list them takes longest here.
+                found.update({port.name: port for port in members})
+                continue
             for position, number in enumerate(port_numbers(folder)):
                 name = port_name(device, number)
                 known = self._ports.get(name)

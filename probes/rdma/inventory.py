@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -187,6 +188,7 @@ def _device(folder: str, status: os.stat_result) -> _Device:
     )
 
 
+@lru_cache(maxsize=64)
 def parse_rate(text: str) -> int | None:
     """Bytes per second of `400 Gb/sec (4X NDR)`; None for anything else, and for 0."""
     match = _RATE.match(text)
@@ -197,6 +199,7 @@ def parse_rate(text: str) -> int | None:
     return megabits * 125_000 or None
 
 
+@lru_cache(maxsize=64)
 def _after_number(text: str) -> str:
     """`ACTIVE` of `4: ACTIVE`."""
     match = _NUMBERED.fullmatch(text)
@@ -229,9 +232,10 @@ def _is_netdev(name: str) -> bool:
     )
 
 
-def _natural_order(name: str) -> list[tuple[bool, int, str]]:
-    return [
+@lru_cache(maxsize=1024)
+def _natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
+    return tuple(
         (part.isdecimal(), int(part) if part.isdecimal() and part.isascii() else 0, part)
         for part in _NATURAL.split(name)
         if part
-    ]
+    )

@@ -293,11 +293,16 @@ def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric:
     assert f"{sum(report.calls for report in reports)} calls counted, events lost: none" in end
 
 
-def test_a_pid_that_is_not_there_is_one_warning_and_the_doctor_says_it_too() -> None:
-    with AgentProcess("--pid", "4194303") as agent:
-        log = log_until_stopped(agent)
-    assert [line for line in log if "level=warn" in line and "no process has the pid 4194303" in line]
-    assert sum("--pid" in line for line in log) == 1
+def test_a_pid_that_ends_is_one_warning_and_the_doctor_says_it_too() -> None:
+    with subprocess.Popen(["sleep", "60"]) as idle:
+        with AgentProcess("--pid", str(idle.pid), "--probe.scan-interval", "1s") as agent:
+            idle.kill()
+            idle.wait()
+            assert agent.process.stderr is not None
+            ended = next(line for line in agent.process.stderr if f"no process has the pid {idle.pid}" in line)
+            log = log_until_stopped(agent)
+    assert "level=warn" in ended
+    assert not [line for line in log if "--pid" in line]
     ran = subprocess.run([RAILSCOPE, "doctor", "--pid", "4194303"], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1
     assert "--pid: no process has the pid 4194303" in ran.stdout

@@ -98,6 +98,21 @@ def test_two_recorders_write_one_dataset_that_holds_every_call(two_hosts: Fabric
                 assert counted < 1.5 * rail.transmit_bytes + 200_000
 
 
+@pytest.mark.parametrize("output", ["job", "job.npz"])
+def test_the_log_ends_with_the_calls_that_are_recorded_also_those_of_the_last_moment(
+    two_hosts: Fabric, tmp_path: Path, output: str
+) -> None:
+    with Job(two_hosts.hosts, JobOptions(pattern="tensor-parallel", seconds=120, hold=True)) as job:
+        job.release()
+        with recorder(tmp_path / output, job.pids, "--seconds", "2") as process:
+            _, log = process.communicate(timeout=60)
+    with open_dataset([tmp_path / output]) as dataset:
+        calls = dataset.rows(dataset["calls"].count()).as_py()
+    assert calls > 100
+    assert f"{calls} calls were recorded, lost: none" in log
+    assert "calls counted" not in log
+
+
 def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_adds_to_it(
     two_hosts: Fabric, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 MAGIC: Final = 0x0280028002800280
 
 _CHILD: Final = """
-import ctypes, sys, threading
+import ctypes, os, sys, threading
 library = ctypes.CDLL(sys.argv[1])
 kept = []
 def call(name, times, *words):
@@ -42,6 +42,12 @@ def call_from_threads(name, threads, times, *words):
         worker.start()
     for worker in workers:
         worker.join()
+def call_from_fork(name, times, *words):
+    child = os.fork()
+    if not child:
+        call(name, times, *words)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
 def sweep(name, position, values, *words):
     for value in range(values):
         call(name, 1, *words[:position], value, *words[position + 1 :])
@@ -97,6 +103,10 @@ class Caller:
     def call_from_threads(self, name: str, threads: int, times: int, *words: int) -> None:
         """Call a function from several threads at once, so often from each."""
         self._ask(f"call_from_threads({name!r}, {threads}, {times}, {', '.join(map(str, words))})")
+
+    def call_from_fork(self, name: str, times: int, *words: int) -> int:
+        """Call a function so often from a process that this one forks; returns its wait status."""
+        return int(self._ask(f"call_from_fork({name!r}, {times}, {', '.join(map(str, words))})"))
 
     def sweep(self, name: str, position: int, values: int, *words: int) -> None:
         """Call a function once for each of the `values` first numbers as the argument at `position`."""

@@ -15,6 +15,9 @@ from tests.fabric.agent_process import RAILSCOPE, AgentProcess
 
 pytestmark = pytest.mark.root
 
+NO_PROCESS = str(2**22 - 1)
+"""The highest pid there is, and never given to anyone here."""
+
 
 def run(*arguments: str, unprivileged: bool = False) -> subprocess.CompletedProcess[str]:
     command = [str(RAILSCOPE), *arguments]
@@ -60,6 +63,24 @@ def test_a_port_in_use_is_said_with_what_to_do() -> None:
 def test_without_rights_the_agent_says_which_it_needs() -> None:
     line = one_line(run("agent", "--once", unprivileged=True))
     assert "CAP_BPF" in line
+
+
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_a_pid_that_no_process_has_is_refused(once: list[str]) -> None:
+    line = one_line(run("agent", *once, "--web.listen-address", "127.0.0.1:0", "--pid", NO_PROCESS))
+    assert line.startswith(f"railscope: --pid: no process has the pid {NO_PROCESS}: ")
+
+
+def test_a_process_without_nccl_is_one_warning(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as idle:
+        try:
+            ran = run("agent", "--once", "--path.sysfs", str(tmp_path), "--pid", str(idle.pid))
+        finally:
+            idle.kill()
+    assert ran.returncode == 0, ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if "--pid" in line]
+    assert "level=warning" in line
+    assert f"no NCCL is mapped by pid {idle.pid}" in line
 
 
 def test_a_mode_that_the_kernel_cannot_offer_is_refused() -> None:

@@ -37,6 +37,25 @@ def test_a_mistyped_option_is_compared_with_the_options_of_its_command(capsys: p
     assert "--web.listen-address" in text
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("--seconds", "x", "'x' is no number of seconds between 1 and 86400"),
+        ("--seconds", "0.5", "'0.5' is no number of seconds between 1 and 86400"),
+        ("--seconds", "nan", "'nan' is no number of seconds between 1 and 86400"),
+        ("--hosts", "two", "'two' is no whole number: allowed is 2 to 8"),
+        ("--hosts", "9", "9 is out of range: allowed is 2 to 8"),
+        ("--ranks-per-host", "0.5", "'0.5' is no whole number: allowed is 1 to 8"),
+    ],
+)
+def test_an_option_of_the_demo_says_what_it_takes(
+    option: str, value: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = said(capsys, "demo", option, value)
+    assert status == 2
+    assert text == f"railscope demo: error: argument {option}: {what} (see railscope demo --help)\n"
+
+
 def test_a_word_that_is_no_command_names_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, "--bogus")
     assert status == 2

@@ -12,12 +12,15 @@ import pytest
 
 from agent.collectives import Collectives
 from agent.communicators import ObservedProcess
+from agent.completion import Completion
 from agent.jobs import JobFacts
 from agent.snapshot import CommunicatorFacts, Snapshot
 from probes.namespaces import NetworkNamespace
 from probes.nccl.comm_hash import two_lane_hash
+from probes.nccl.internal_functions import Level
 from probes.nccl.records import LifecycleKind
 from probes.processes import ProcessIdentity
+from tests.unit import test_levels
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
@@ -93,6 +96,27 @@ def test_many_that_end_together_are_taken_out_with_one_reading(node: Node) -> No
     assert node.kernel.aggregates.reads == 1
     assert node.kernel.communicators.reads == 1
     assert not node.kernel.aggregates.rows
+
+
+def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10" / "mem").touch()
+    node = Node()
+    completion = Completion(test_levels.SimulatedPrograms(), Level.COUNTS)
+    libraries: list[int] = []
+    monkeypatch.setattr(completion.levels, "error_layout_of", libraries.append)
+    monkeypatch.setattr(completion.levels, "sequence_layout_of", libraries.append)
+    node.collectives = Collectives(node.kernel, node.processes, 0, completion, procfs=tmp_path)
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    next(iter(node.kernel.communicators.rows.values()))["library"] = 3
+    node.collectives.read()
+    node.collectives.look_for_errors(SECOND_NS)
+    node.collectives.look_for_positions()
+    assert node.kernel.communicators.reads == 1
+    assert libraries == [3, 3]
 
 
 def test_a_call_between_reading_and_taking_out_is_counted(node: Node) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config
-from agent.configured import Remark, patterns_without_device, pids_without_nccl
+from agent.config_keys import ConfigError
+from agent.configured import Remark, patterns_without_device, pids_without_nccl, require_processes
 from agent.observer import Observer
 from agent.rails import parse_rail_patterns
 from probes.clock import SystemClock
@@ -26,6 +27,13 @@ def test_a_pid_that_no_process_has_is_told_from_one_that_maps_no_nccl() -> None:
     assert both == f"no process has the pid {NO_PROCESS}; no NCCL is mapped by pid {own}"
     assert pids_without_nccl(PROCFS, [own], {own}) == ""
     assert pids_without_nccl(PROCFS, [], set()) == ""
+
+
+def test_processes_that_are_named_must_run() -> None:
+    require_processes(PROCFS, [os.getpid()])
+    require_processes(PROCFS, [])
+    with pytest.raises(ConfigError, match=rf"^--pid: no process has the pid {NO_PROCESS}: name processes that run"):
+        require_processes(PROCFS, [os.getpid(), NO_PROCESS])
 
 
 def test_a_pattern_that_matches_no_device_is_named() -> None:

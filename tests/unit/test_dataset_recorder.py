@@ -180,7 +180,10 @@ def test_losses_are_told_by_their_cause() -> None:
     ]
 
 
-def test_a_recorder_takes_what_its_agent_saw_up_to_the_end_of_it(tmp_path: Path) -> None:
+def test_a_recorder_takes_what_its_agent_saw_up_to_the_end_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "railscope")
     watches_nothing = Config(collectors=frozenset(), recordings_directory=None)
     recorder = DatasetRecorder(tmp_path / "job", watches_nothing, "1.2.3", SystemClock())
     try:
@@ -195,6 +198,7 @@ def test_a_recorder_takes_what_its_agent_saw_up_to_the_end_of_it(tmp_path: Path)
         (row,) = dataset.rows(dataset["recordings"]).to_pylist()
     assert row["began_ns"] < row["ended_ns"]
     assert (row["railscope"], row["calls_lost"]) == ("1.2.3", 0)
+    assert caplog.messages[-1] == "0 calls were recorded, lost: none"
 
 
 def test_an_agent_that_records_nothing_has_nothing_to_give() -> None:

@@ -11,6 +11,7 @@ from agent.snapshot import OpTotal
 from exporters.communicator_page import communicators_json
 from exporters.node_view import node_view
 from exporters.scraped import ScrapeError, node_scrape
+from exporters.stall_page import stalls_json
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
 
@@ -186,6 +187,11 @@ def test_a_rank_that_the_page_of_communicators_leaves_out_has_ended() -> None:
     assert [rank.ended for rank in view_of(snapshot, later(snapshot)).ranks] == [True, False, False]
     untold = node_view(None, scraped(snapshot, with_communicators=False))
     assert [rank.ended for rank in untold.ranks] == [False, False, False]
+
+
+def test_pages_in_json_are_set_alike() -> None:
+    for page in (communicators_json(healthy()), stalls_json(healthy())):
+        assert page.decode() == json.dumps(json.loads(page), indent=1) + "\n"
 
 
 def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:

@@ -73,3 +73,16 @@ def test_totals_never_fall_and_are_the_first_value_and_the_sum_of_the_rises(valu
     known = [value for value in values if value is not None]
     if known:
         assert totals[-1] == known[0] + sum(max(0, after - before) for before, after in pairwise(known))
+
+
+def test_errors_that_stand_keep_their_totals_and_those_that_move_add_to_them() -> None:
+    counted = GpuTotals()
+    assert counted.add_errors("3", (("replay", 4), ("crc", 1))) == (("replay", 4), ("crc", 1))
+    assert counted.add_errors("3", (("replay", 4), ("crc", 1))) == (("replay", 4), ("crc", 1))
+    assert counted.add_errors("3", (("replay", 6), ("crc", 1))) == (("replay", 6), ("crc", 1))
+    counted.restart()
+    assert counted.add_errors("3", (("replay", 6), ("crc", 1))) == (("replay", 6), ("crc", 1))
+    assert counted.add_errors("3", (("replay", 7), ("crc", 0))) == (("replay", 7), ("crc", 1))
+    counted.restart()
+    assert counted.add_errors("3", (("replay", 50), ("crc", 0))) == (("replay", 7), ("crc", 1))
+    assert counted.add_errors("3", (("replay", 51), ("crc", 0))) == (("replay", 8), ("crc", 1))

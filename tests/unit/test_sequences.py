@@ -97,8 +97,8 @@ class Rank:
 
     def look(self) -> int | None:
         """What the agent says after two more looks, of which the second finds that it stands."""
-        self.sequences.look()
-        self.sequences.look()
+        self.sequences.look(self.table.read())
+        self.sequences.look(self.table.read())
         return self.position
 
     @property
@@ -222,11 +222,11 @@ def test_the_next_communicator_at_the_same_address_is_another(rank: Rank) -> Non
     running(rank)
     rank.write(ADDRESS + LAYOUT.comm_hash, HASH + 1)
     rank.call()
-    rank.sequences.look()
+    rank.sequences.look(rank.table.read())
     assert rank.sequences.position(INSTANCE + 1, 3) is None
     row = next(iter(rank.table.rows.values()))
     row["instance"], row["sequence"] = INSTANCE + 1, 3
-    rank.sequences.look()
+    rank.sequences.look(rank.table.read())
     assert rank.sequences.position(INSTANCE, 3) is None
     assert rank.sequences.position(INSTANCE + 1, 3) is None
 
@@ -258,7 +258,7 @@ def test_a_rank_that_moves_and_is_known_is_looked_at_now_and_then(rank: Rank, mo
     monkeypatch.setattr(os, "open", counting_open)
     for _ in range(24):
         rank.call()
-        rank.sequences.look()
+        rank.sequences.look(rank.table.read())
         assert rank.position == rank.entered
     assert len(opened) == 3
 

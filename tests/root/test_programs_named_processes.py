@@ -1,0 +1,90 @@
+"""With --pid, only the processes that are named meet probes, in all of their threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from probes.links import AttachKind, tells_processes_apart
+from probes.nccl.abi import Op
+from probes.nccl.layout import Layouts
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.nccl.records import Stat
+from tests.fabric.agent_process import AgentProcess
+from tests.root.probe_targets import FLOAT32, Count, Target, all_reduce_only, attached, counted, target
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(
+        not tells_processes_apart(os.uname().release), reason="this kernel attaches to threads, not to processes"
+    ),
+]
+
+NO_PROCESS = 2**22 - 1
+MODES = [EnqueueTime.SESSION, EnqueueTime.PAIR, EnqueueTime.OFF]
+
+
+def probed(of: Target) -> bool:
+    """Whether anything in the library's code, as the process has it, is not as in the file: a breakpoint."""
+    caller = of.caller
+    with of.path.open("rb") as file:
+        for line in Path(f"/proc/{caller.pid}/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5] == str(of.path.resolve()) and "x" in fields[1]:
+                start, end = (int(part, 16) for part in fields[0].split("-"))
+                file.seek(int(fields[2], 16))
+                in_file = file.read(end - start)
+                # Behind the file's end a page is filled up with zeros.
+                if caller.text(start, len(in_file)) != in_file:
+                    return True
+    return False
+
+
+@pytest.mark.parametrize("enqueue_time", MODES)
+def test_processes_that_are_not_named_meet_no_probe(
+    testbed: Target, layouts: Layouts, enqueue_time: EnqueueTime
+) -> None:
+    with target(testbed.path, layouts) as other:
+        # One that has ended is no reason not to observe the others.
+        pids = (NO_PROCESS, testbed.caller.pid)
+        settings = ProgramSettings(attach=AttachKind.MULTI, enqueue_time=enqueue_time, pids=pids)
+        programs = NcclPrograms.load(settings)
+        try:
+            with attached(programs, testbed, all_reduce_only(testbed.points)):
+                assert probed(testbed)
+                assert not probed(other)
+                words = (0, 0, 100, FLOAT32, 0, 0, 0)
+                testbed.caller.call("ncclAllReduce", 10, *words)
+                testbed.caller.call_from_threads("ncclAllReduce", 4, 25, *words)
+                assert testbed.caller.call_from_fork("ncclAllReduce", 7, *words) == 0
+                other.caller.call_from_threads("ncclAllReduce", 4, 25, *words)
+                assert counted(programs) == {Op.AllReduce: Count(110, 44_000)}
+                assert programs.stats()[Stat.CALLS] == 110
+            assert not probed(testbed)
+        finally:
+            programs.close()
+
+
+def test_probes_are_for_all_where_a_link_for_each_process_would_cost_them_more() -> None:
+    programs = NcclPrograms.load(ProgramSettings(attach=AttachKind.MULTI, pids=(1, 2, 3)))
+    try:
+        assert programs.pids == ()
+    finally:
+        programs.close()
+
+
+@pytest.mark.nccl
+def test_the_agent_attaches_to_named_processes_alone_at_every_level(nccl: Target, layouts: Layouts) -> None:
+    with (
+        target(nccl.path, layouts) as other,
+        AgentProcess("--pid", str(nccl.caller.pid), "--level", "all", "--probe.attach", "multi") as agent,
+    ):
+        agent.until(lambda: [value for _labels, value in agent.samples("railscope_probe_level")] == [3])
+        assert probed(nccl)
+        assert not probed(other)
+        nccl.caller.call("ncclAllReduce", 30, 0, 0, 100, FLOAT32, 0, 0, 0)
+        other.caller.call("ncclAllReduce", 20, 0, 0, 100, FLOAT32, 0, 0, 0)
+        agent.until(lambda: bool(agent.samples("railscope_collective_calls_total", op="AllReduce")))
+        assert [value for _labels, value in agent.samples("railscope_collective_calls_total", op="AllReduce")] == [30]
