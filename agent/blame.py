@@ -42,6 +42,7 @@ def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
         or _rail(evidence, now_ns)
         or _peer_gone(rank, evidence)
         or _behind(rank, evidence)
+        or _missing(rank, evidence)
         or _gpu(rank)
         or _perhaps_down(evidence)
         or _waiting(rank, evidence)
@@ -59,7 +60,10 @@ def _process(rank: RankFacts, process: ProcessFacts) -> Blame | None:
         return Blame(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
     if process.condition in words:
         sentence = f"process {rank.pid} {words[process.condition]}"
-        return Blame(Cause.PROCESS_STOPPED, (sentence,), culprit=True, blamed_rank=rank.rank)
+        sentences = [sentence]
+        if rank.in_flight is not None and rank.in_flight.one_of > 1:
+            sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it cannot be told")
+        return Blame(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
     return None
 
 
@@ -89,13 +93,20 @@ def _rail(evidence: Evidence, now_ns: int) -> Blame | None:
 
 
 def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
-    """The other end closed connections that this rank still holds: it does so when its process ends."""
+    """A peer's process ended on this host, or the other end closed connections: it does so when its process ends."""
+    if evidence.gone:
+        first = evidence.gone[0]
+        return Blame(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
     closed = [rail for rail in evidence.rails if rail.peer_closed]
-    if not closed:
-        return None
+    if not closed or (evidence.others and _all_here(rank, evidence)):
+        return None  # all its peers live here: another communicator's has gone
     count = sum(rail.peer_closed for rail in closed)
-    sentence = f"{count} of its connections on {_name(closed[0])} were closed by the other end: that process has ended"
-    return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+    sentences = [
+        f"{count} of its connections on {_name(closed[0])} were closed by the other end: that process has ended"
+    ]
+    if evidence.others:
+        sentences.append(f"its process has {evidence.others + 1} communicators: of which one it was cannot be told")
+    return Blame(Cause.PROCESS_GONE, tuple(sentences), culprit=True, blamed_rank=_only_peer(rank, evidence))
 
 
 def _matters(rail: RailSigns) -> bool:
@@ -222,8 +233,16 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
     ranks = tuple(one for one in (rank, *evidence.peers) if one.comparable)
     if rank not in ranks:
         return _stopped_peer(rank, evidence)
-    last = min(ranks, key=lambda one: (one.entered, one.last_call_ns))
     most = max(one.entered for one in ranks)
+    waits = {one.pid: one for one in evidence.elsewhere}
+
+    def guiltiest(one: RankFacts) -> tuple[bool, bool, int, int]:
+        """Of those that are behind, first who may not run, last who waits himself."""
+        facts = evidence.process if one is rank else evidence.of_peer(one.pid)
+        held = one.entered < most and facts is not None and facts.condition != "running"
+        return not held, one.entered == most or one.pid in waits, one.entered, one.last_call_ns
+
+    last = min(ranks, key=guiltiest)
     flight = rank.in_flight
     # Calls are handed over ahead of time: a rank that made fewer has nothing to do with an operation that it made too.
     before = None if flight is None or flight.calls_before is None else flight.calls_before + rank.unseen_calls
@@ -231,6 +250,10 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
         return _stopped_peer(rank, evidence)
     process = evidence.process if last is rank else evidence.of_peer(last.pid)
     sentences = [f"rank {last.name} has made {most - last.entered} calls fewer than the others of this host"]
+    if last.pid in waits:
+        return _stopped_peer(rank, evidence) or Blame(
+            Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
+        )
     culprit, excused = True, False
     if process is not None:
         if process.condition != "running":
@@ -243,6 +266,19 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
         else:
             sentences.append("it sleeps")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
+
+
+def _missing(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host for which all others wait, although their calls cannot be compared."""
+    for one in (rank, *evidence.peers):
+        process = evidence.process if one is rank else evidence.of_peer(one.pid)
+        if one.in_flight is not None and one.in_flight.missing and process is not None:
+            sentences = (
+                f"all other ranks wait for rank {one.name} of this host, which does not read what peers sent it",
+                "its process sleeps, and is in no other operation",
+            )
+            return Blame(Cause.RANK_BEHIND, sentences, culprit=True, blamed_rank=one.rank)
+    return None
 
 
 def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
@@ -292,7 +328,11 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
     flight = rank.in_flight
     if flight is None:
         return None
-    if flight.strength == "weak" and evidence.unread_bytes:
+    if flight.one_of > 1:
+        sentence = f"{flight.sign}, in a process that sleeps or computes and has {flight.one_of} communicators"
+        which = "in which of them it is behind cannot be told"
+        return Blame(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
+    if flight.strength == "weak" and evidence.unread_bytes and not evidence.others:
         process = evidence.process
         sentences = [f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: they are ahead"]
         sentences += ["it is busy with something else"] if process.computing else ["its process sleeps"]
@@ -308,7 +348,7 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
             Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
         )
     whom = "ranks on other hosts"
-    if rank.nranks is not None and len(evidence.peers) + 1 >= rank.nranks:
+    if _all_here(rank, evidence):
         silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
         if silent is not None:
             sentence = f"it waits for rank {silent.name} of this host, whose GPU has not begun with the call"
@@ -321,9 +361,14 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
     else:
         sentences = [f"this rank's process runs and its rails work: it waits for {whom}"]
+    sentences += [one.sentence for one in evidence.elsewhere]
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _all_here(rank: RankFacts, evidence: Evidence) -> bool:
+    return rank.nranks is not None and len(evidence.peers) + 1 >= rank.nranks
 
 
 def _hidden(evidence: Evidence) -> tuple[str, ...]:
@@ -331,8 +376,11 @@ def _hidden(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
-    """The other of two ranks, if it is on another host; in a longer ring whoever does not send may wait himself."""
-    if rank.nranks != 2 or rank.rank is None or evidence.peers:
+    """The other of two ranks, if it is on another host.
+
+    In a longer ring whoever does not send may wait himself, and so may a process that has several communicators.
+    """
+    if rank.nranks != 2 or rank.rank is None or evidence.peers or evidence.others:
         return None
     return 1 - rank.rank
 

@@ -1,19 +1,16 @@
 """What every rank's end of a communicator is at: its calls, the oldest operation in flight, and how it usually goes.
 
 Where completion is seen, an operation is in flight when it was handed to NCCL's proxy and is not complete.  Where only
-calls are seen, the communicator's sequence must stand, and something else must say that an operation is in flight:
-NCCL's proxy has work, peers' bytes lie unread or unacknowledged, a thread that took part in collectives waits for the
-network, or another rank of this host is ahead.
+calls are seen, the communicator's sequence must stand, and something else must say that an operation is in flight
+(agent/stall_signs.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,77 +19,22 @@ from agent.communicators import Communicator, ObservedProcess
 from agent.history import Histories
 from agent.operation_times import OperationTimes
 from agent.snapshot import UNKNOWN
-from agent.stall_facts import InFlight, OwnHistory, ProcessFacts, RailSigns, RankFacts
+from agent.stall_facts import InFlight, OwnHistory, RankFacts
+from agent.stall_signs import Described, Place, Signs
+from agent.stall_sources import InFlightTables, Known, Look
 from agent.stragglers import NOT_BY_ALL
 from probes.maps import Records
 from probes.nccl.abi import Op, op_name
 from probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
-from probes.nccl.internals import Sent
-from probes.nccl.proxy_work import ProxyWorkLayout, proxy_has_work
 
 IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""
 _HISTORY_NS: Final = 1_000_000_000
-_SIGNS_NS: Final = 1_000_000_000
 _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
 """In a ring every rank's first step of these sends its own data, and waits for nobody."""
 _RING: Final = 1
-
-
-class Look(Protocol):
-    """What is needed of a closer look (agent/close_look.py)."""
-
-    @property
-    def open(self) -> bool: ...
-    def process(self, process: ObservedProcess) -> ProcessFacts: ...
-    def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]: ...
-    def remember_threads(self, process: ObservedProcess) -> None: ...
-    def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]: ...
-    def hidden(self, process: ObservedProcess) -> str: ...
-    def forget(self, pid: int) -> None: ...
-    def sweep(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class InFlightTables(Protocol):
-    """What is needed of the programs below the entry points (probes/nccl/internals.py)."""
-
-    def operations(self) -> tuple[Records, Records]: ...
-    def connections(self) -> tuple[Records, Records]: ...
-    def histories(self) -> tuple[Records, Records]: ...
-    def sent(self) -> list[Sent]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the rest of the agent knows."""
-
-    communicator: Callable[[int], Communicator | None]
-    """By instance."""
-    process: Callable[[int], ObservedProcess | None]
-    """By pid."""
-    completed: Callable[[int], int | None]
-    """By instance: calls that are complete; None: completion cannot be seen."""
-    position: Callable[[int, int], int | None]
-    """By instance and the calls that it made: collectives entered since it was made, as NCCL counts; None: unknown."""
-    proxy_layout: Callable[[int], ProxyWorkLayout | None]
-    """By number of the library."""
-    devices: Callable[[int, set[int]], frozenset[str]]
-    """Names of a process's network devices, by pid and NCCL's numbers; empty where one of them is not known."""
-
-
-@dataclass(slots=True)
-class _Sign:
-    sequence: int
-    looked_ns: int
-    flight: InFlight | None
-
-    def due(self, now_ns: int, rank: RankFacts) -> bool:
-        """Whether to look again: at once when calls were made, and ever more seldom while there is no sign."""
-        pause_ns = _SIGNS_NS if self.flight is not None else max(_SIGNS_NS, (now_ns - rank.last_call_ns) // 10)
-        return self.sequence != rank.enqueued or now_ns - self.looked_ns >= pause_ns
 
 
 class _Operation(NamedTuple):
@@ -138,7 +80,6 @@ class RankReader:
         self._tables = tables
         self._known = known
         self._look = look
-        self._procfs = procfs
         self._suspicion_ns = suspicion_ns
         self._histories = Histories()
         self.times = OperationTimes()
@@ -160,7 +101,7 @@ class RankReader:
         """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
-        self._signs: dict[int, _Sign] = {}
+        self._signs = Signs(known, look, procfs)
         self._last_send: dict[int, tuple[int, int]] = {}
         """By pid: when the last message was handed over, and when that was read."""
         self._advanced_ns: dict[int, int] = {}
@@ -175,10 +116,11 @@ class RankReader:
         if apart.any():
             self._apart.update(np.unique(events["instance"][apart]).tolist())
 
-    def read(self, now_ns: int, stalled: Collection[int]) -> list[RankFacts]:
+    def read(self, now_ns: int, stalled: Collection[int], broken: Collection[str] = ()) -> list[RankFacts]:
         """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.
 
         `stalled`: instances whose last moments are not usual; they are among those returned while they live.
+        `broken`: names of communicators that lost a rank whose process ended on this host.
 
         Raises:
             KernelRefusal: a table cannot be read.
@@ -223,13 +165,13 @@ class RankReader:
             self._histories.forget(rows)
             slowest = {one: self._histories.slowest(now_ns, one, stalled=one in unusual) for one in rows}
             self._slow = {one: history for one, history in slowest.items() if history is not None}
-        ahead: dict[str, int] | None = None
-        for at, rank in enumerate(found):
-            if rank.in_flight is None:
-                ahead = _most_calls(self.every()) if ahead is None else ahead
-                found[at] = self._with_signs(now_ns, rank, rows[rank.instance], ahead)
-        self._facts.update((rank.instance, rank) for rank in found)
-        return found
+        without = [rank for rank in found if rank.in_flight is None and not self._is_well(now_ns, rows[rank.instance])]
+        if without:
+            described = Described(self._place, self.op_of, lambda one: self._histories.of_calls(now_ns, one), broken)
+            self._facts.update(
+                (rank.instance, rank) for rank in self._signs.add(now_ns, without, self.every, described)
+            )
+        return [self._facts[rank.instance] for rank in found]
 
     @property
     def living(self) -> Collection[int]:
@@ -251,7 +193,7 @@ class RankReader:
         standing_ns = now_ns - row.last_call_ns
         if row.enqueued and self._suspicion_ns <= standing_ns <= IDLE_NS:
             return False
-        self._signs.pop(row.communicator.instance, None)
+        self._signs.forget(row.communicator.instance)
         return True
 
     def take_times(self) -> None:
@@ -297,12 +239,16 @@ class RankReader:
         gone = tuple(instances)
         self.times.forget(gone)
         for instance in gone:
-            self._signs.pop(instance, None)
+            self._signs.forget(instance)
             self._last_op.pop(instance, None)
             self._apart.discard(instance)
             self._unusual.discard(instance)
             self._rows.pop(instance, None)
             self._facts.pop(instance, None)
+
+    def _place(self, instance: int) -> Place:
+        row = self._rows[instance]
+        return Place(row.process, row.address, row.library)
 
     def _fact(self, instance: int) -> RankFacts:
         known = self._facts.get(instance)
@@ -382,66 +328,3 @@ class RankReader:
             and self._counted(pid),
             calls_before=operation.before_sequence,
         )
-
-    def _with_signs(self, now_ns: int, rank: RankFacts, place: _Row, ahead: dict[str, int]) -> RankFacts:
-        """The same with what says that something is in flight, although no operation is seen."""
-        if self._is_well(now_ns, place):
-            return rank
-        known = self._signs.get(rank.instance)
-        if known is None or known.due(now_ns, rank):
-            sign = self._sign(rank, place, ahead)
-            flight = None
-            if sign:
-                since_ns = rank.last_call_ns
-                if known is not None and known.sequence == rank.enqueued:
-                    # What the last look saw no sign of began after it: a replay of a graph makes no call.
-                    since_ns = known.looked_ns if known.flight is None else known.flight.since_ns
-                history = self._histories.of_calls(now_ns, rank.instance)
-                flight = InFlight(self.op_of(rank.instance), None, since_ns, "weak", sign, history)
-            known = self._signs[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
-        return replace(rank, in_flight=known.flight)
-
-    def _sign(self, rank: RankFacts, place: _Row, ahead: dict[str, int]) -> str:
-        """Why something must be in flight; empty: nothing says so."""
-        process = place.process
-        facts = self._look.process(process)
-        if facts.condition in ("stopped", "frozen"):
-            return f"its process is {facts.condition} in the middle of its calls"
-        if rank.comparable and rank.comm != UNKNOWN and ahead.get(rank.comm, 0) > rank.entered:
-            return f"another rank of this host has made {ahead[rank.comm] - rank.entered} calls more"
-        rails = self._look.rails(process, frozenset())
-        unread = sum(rail.unread_bytes for rail in rails)
-        if unread:
-            return f"{unread} bytes that its peers sent lie unread"
-        if any(rail.unanswered for rail in rails):
-            return "bytes that it sent are not acknowledged"
-        if rank.completed is not None:
-            return ""
-        works = self._proxy_works(rank.pid, place)
-        if works is not None:
-            return "NCCL's proxy has operations under way" if works else ""
-        waiting = self._look.waits_for_network(process)
-        return f"a thread that took part in collectives waits in {', '.join(waiting)}" if waiting else ""
-
-    def _proxy_works(self, pid: int, place: _Row) -> bool | None:
-        """None: that cannot be known."""
-        layout = self._known.proxy_layout(place.library)
-        if layout is None:
-            return None
-        try:
-            memory = os.open(self._procfs / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            return proxy_has_work(memory, place.address, layout)
-        finally:
-            os.close(memory)
-
-
-def _most_calls(ranks: Iterable[RankFacts]) -> dict[str, int]:
-    """By communicator: the most calls that any rank of this host made, of those that can be compared."""
-    most: dict[str, int] = {}
-    for rank in ranks:
-        if rank.comparable:
-            most[rank.comm] = max(most.get(rank.comm, 0), rank.entered)
-    return most

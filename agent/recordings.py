@@ -39,7 +39,7 @@ def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
         op=stall.op,
         cause=blame.cause.value,
         strength=stall.strength,
-        since_realtime_ns=stall.since_ns + now.realtime_ns - now.monotonic_ns,
+        since_realtime_ns=stall.since_realtime_ns,
         seconds=stall.length_ns(now.monotonic_ns) / 1e9,
         blamed_rank="" if blame.blamed_rank is None else str(blame.blamed_rank),
         rail=blame.rail,

@@ -71,6 +71,10 @@ class InFlight:
     """Its process has sent nothing at all since it was handed over, although this operation begins with a send."""
     calls_before: int | None = None
     """Calls on the communicator that come before it: a rank that made no more has not made this one; None: unknown."""
+    one_of: int = 1
+    """Communicators of its process to which the sign may as well belong, this one included."""
+    missing: bool = False
+    """All others wait in it for this rank, whose process sleeps and does not read what it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +192,37 @@ class RailSigns:
 
 
 @dataclass(frozen=True, slots=True)
+class GonePeer:
+    """A rank of a communicator whose process has ended."""
+
+    rank: int | None
+    pid: int
+
+    @property
+    def sentence(self) -> str:
+        return f"process {self.pid} of rank {'unknown' if self.rank is None else self.rank} has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A process of this host that does not come because of another communicator than the one that is asked about."""
+
+    pid: int
+    rank: str
+    """In the communicator that is asked about."""
+    comm: str
+    """Which other one; empty: that cannot be told."""
+    why: str = ""
+    """What holds it up there in the end; empty: that is not seen on this host."""
+
+    @property
+    def sentence(self) -> str:
+        where = f"communicator {self.comm}" if self.comm else "another of its communicators"
+        because = f": {self.why}" if self.why else ""
+        return f"rank {self.rank} of this host is held up itself, in {where}{because}"
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything around one rank that is suspected."""
 
@@ -202,6 +237,12 @@ class Evidence:
     """Ranks from which the operation waits to receive."""
     hidden: str = ""
     """Why its connections cannot be seen; empty: they can."""
+    others: int = 0
+    """Other communicators of its process, to which closed connections and unread bytes may as well belong."""
+    gone: tuple[GonePeer, ...] = ()
+    """Peers of this host whose process ended while it was in use, the first one first."""
+    elsewhere: tuple[Elsewhere, ...] = ()
+    """Peers that are not in this communicator's operation, as far as one sees, because another one holds them up."""
     sends: bool | None = None
     """Whether the process handed anything to a network device within the last moments; None: not observed."""
 
@@ -246,11 +287,25 @@ class Stall:
     since_ns: int
     """When the operation was handed over."""
     flagged_ns: int
+    realtime_offset_ns: int
+    """The time of day less CLOCK_MONOTONIC, read once when it was found: what is told of its times never changes."""
     strength: Strength
     blame: Blame
     slow: bool = False
     """Operations complete, but take much longer than they did; False: one does not complete."""
     ended_ns: int | None = None
+
+    @property
+    def since_realtime_ns(self) -> int:
+        return self.since_ns + self.realtime_offset_ns
+
+    @property
+    def flagged_realtime_ns(self) -> int:
+        return self.flagged_ns + self.realtime_offset_ns
+
+    @property
+    def ended_realtime_ns(self) -> int | None:
+        return None if self.ended_ns is None else self.ended_ns + self.realtime_offset_ns
 
     def length_ns(self, now_ns: int) -> int:
         return max(0, (self.ended_ns or now_ns) - self.since_ns)

@@ -17,9 +17,13 @@ from typing import Final
 from agent.accounting import Table
 from agent.close_look import CloseLook, RailsOf
 from agent.communicators import ObservedProcess
-from agent.rank_facts import IDLE_NS, InFlightTables, Known, Look, RankReader
+from agent.label_numbers import number_of
+from agent.rank_facts import IDLE_NS, RankReader
+from agent.recording import read_clocks
 from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
-from agent.stall_facts import Cause, Evidence, InFlight, ProcessFacts, RankFacts, Stall, rail_name
+from agent.stall_chains import Ranks, waiting_elsewhere
+from agent.stall_facts import Cause, Evidence, GonePeer, InFlight, ProcessFacts, RankFacts, Stall, rail_name
+from agent.stall_sources import InFlightTables, Known, Look
 from agent.stalls import StallLimits, Stalls
 from agent.stragglers import Stragglers
 from probes.bpf_syscall import KernelRefusal
@@ -55,7 +59,7 @@ class StallWatch:
         self._clock = clock
         self._look = look or CloseLook(clock, procfs, rails_of)
         self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
-        self._stalls = Stalls(limits)
+        self._stalls = Stalls(limits, self._realtime_offset_ns)
         self._stragglers = Stragglers()
         self._peers: dict[str, list[RankFacts]] | None = None
         """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
@@ -94,7 +98,7 @@ class StallWatch:
         self._look.sweep()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current})
+            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
         except KernelRefusal as refusal:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
             return
@@ -118,17 +122,20 @@ class StallWatch:
             self._reader.take_times()
         except KernelRefusal as refusal:
             _log.error("how long its operations took cannot be read: %s", refusal.strerror)
-        for rank in self._reader.of_process(pid):
+        ranks = self._reader.of_process(pid)
+        for rank in ranks:
             communicator = self._known.communicator(rank.instance)
             destroyed = communicator is not None and communicator.ended_ns is not None
-            in_use = rank.in_flight is not None or now_ns - rank.last_call_ns < IDLE_NS
+            # Most jobs have a communicator of all ranks that they split and never call.
+            called = rank.enqueued > 0 or not any(one.enqueued for one in ranks)
+            in_use = rank.in_flight is not None or (called and now_ns - rank.last_call_ns < IDLE_NS)
             if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
                 continue
             how = _words(code)
             if rank.in_flight is None:
-                rank = replace(
-                    rank, in_flight=InFlight(self._reader.op_of(rank.instance), None, now_ns, "strong", "it was in use")
-                )
+                # Which of several communicators it was in, if in any, nobody can tell any more.
+                op = self._reader.op_of(rank.instance) if len(ranks) == 1 else UNKNOWN
+                rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
             stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
             if stall is not None:
                 self._settle((stall,), ())
@@ -203,11 +210,40 @@ class StallWatch:
             return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
         devices, waits_for = self._reader.ways(rank)
         peers = tuple(peer for peer in self._peers_of(rank.comm) if peer.instance != rank.instance)
-        owners = ((peer.pid, self._known.process(peer.pid)) for peer in peers)
-        processes = tuple((pid, self._process(owner)) for pid, owner in owners if owner is not None)
+        processes = tuple((peer.pid, facts) for peer in peers if (facts := self._facts_of(peer.pid)) is not None)
         rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
         sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
-        return Evidence(self._process(process), rails, peers, processes, waits_for, hidden, sends)
+        return Evidence(
+            process=self._process(process),
+            rails=rails,
+            peers=peers,
+            peer_processes=processes,
+            waits_for=waits_for,
+            hidden=hidden,
+            gone=self._gone_of(rank.comm),
+            others=len(self._reader.of_process(rank.pid)) - 1,
+            elsewhere=waiting_elsewhere(
+                peers,
+                Ranks(self._peers_of, self._reader.of_process, self._facts_of, self._gone_of, self._lost_a_peer),
+            ),
+            sends=sends,
+        )
+
+    def _gone_of(self, comm: str) -> tuple[GonePeer, ...]:
+        return tuple(GonePeer(number_of(stall.rank), stall.pid) for stall in self._stalls.gone_of(comm))
+
+    def _lost_a_peer(self, pid: int) -> bool:
+        owner = self._known.process(pid)
+        return owner is not None and any(rail.peer_closed for rail in self._look.rails(owner, frozenset()))
+
+    def _realtime_offset_ns(self) -> int:
+        clocks = read_clocks(self._clock)
+        return clocks.realtime_ns - clocks.monotonic_ns
+
+    def _facts_of(self, pid: int) -> ProcessFacts | None:
+        """Of a process that lives."""
+        owner = self._known.process(pid)
+        return None if owner is None else self._process(owner)
 
     def _peers_of(self, comm: str) -> list[RankFacts]:
         if self._peers is None:

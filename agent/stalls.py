@@ -77,8 +77,10 @@ class Changes:
 class Stalls:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, limits: StallLimits) -> None:
+    def __init__(self, limits: StallLimits, realtime_offset_ns: Callable[[], int]) -> None:
+        """`realtime_offset_ns`: the time of day less CLOCK_MONOTONIC, asked once for each stall."""
         self.limits = limits
+        self._realtime_offset_ns = realtime_offset_ns
         self._current: dict[int, Stall] = {}
         self._excused: dict[int, tuple[int, int]] = {}
         """By instance: since when the operation in flight was, and when it was last excused."""
@@ -131,21 +133,26 @@ class Stalls:
             return None
         flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
         blame = Blame(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
-        first = self._first_gone(rank)
+        first = next(iter(self.gone_of(rank.comm)), None)
         if first is not None:
             sentence = f"rank {first.rank}, process {first.pid}, had ended before"
             blame = replace(first.blame, evidence=(evidence, sentence), culprit=False)
+        stall = self._stall(rank, replace(flight, strength="strong"), blame, now_ns)
         if before is not None:
-            flight = replace(flight, since_ns=before.since_ns)
-        stall = _stall(rank, replace(flight, strength="strong"), blame, now_ns)
+            stall = replace(stall, since_ns=before.since_ns, realtime_offset_ns=before.realtime_offset_ns)
         self._current[rank.instance] = stall
         self._gone[rank.instance] = now_ns
         return stall if before is None else None
 
-    def _first_gone(self, rank: RankFacts) -> Stall | None:
-        """The stall of the rank of a communicator whose process ended first, of which others are a consequence."""
-        stalls = [self._current[instance] for instance in self._gone]
-        return next((one for one in stalls if one.comm == rank.comm != UNKNOWN), None)
+    @property
+    def broken(self) -> frozenset[str]:
+        """Names of communicators that lost a rank whose process has ended."""
+        return frozenset(self._current[instance].comm for instance in self._gone) - {UNKNOWN}
+
+    def gone_of(self, comm: str) -> tuple[Stall, ...]:
+        """The stalls of the ranks of a communicator whose processes have ended, in the order in which they did."""
+        stalls = (self._current[instance] for instance in self._gone)
+        return tuple(one for one in stalls if one.comm == comm != UNKNOWN)
 
     def _of_nobody(self, now_ns: int) -> list[Stall]:
         """End what stalls for nobody: all ranks of a communicator are gone, and were said to be for long enough."""
@@ -202,18 +209,46 @@ class Stalls:
         if old and flight is not None and not _moves(evidence):
             judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
             if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
-                return _continued(before if same else None, rank, flight, blame, now_ns)
+                return self._continued(before if same else None, rank, flight, blame, now_ns)
         slows = _slows(rank, evidence, blame)
         if rank.slow is not None and before is not None and before.slow:
             # The signs come and go within an operation; that operations are slow does not.
-            return _continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
+            return self._continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
         if slows and self._insists(rank.instance, blame):
-            found = _stall(rank, _slow_flight(rank, now_ns), _with_slowness(blame, rank), now_ns)
+            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(blame, rank), now_ns)
             return replace(found, slow=True)
         if not slows:
             self._insisted.pop(rank.instance, None)
         # Bytes move again, but the operation that was stalled is not through yet.
         return before if same else None
+
+    def _continued(self, before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+        """The stall as it is now: what was found to be its cause stays until something better founded is."""
+        if before is None:
+            return self._stall(rank, flight, blame, now_ns)
+        better = _ORDER.index(blame.cause) < _ORDER.index(before.blame.cause)
+        same = (blame.cause, blame.device, blame.blamed_rank) == (
+            before.blame.cause,
+            before.blame.device,
+            before.blame.blamed_rank,
+        )
+        return replace(before, blame=blame) if better or same else before
+
+    def _stall(self, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+        return Stall(
+            instance=rank.instance,
+            comm=rank.comm,
+            rank=rank.name,
+            nranks="unknown" if rank.nranks is None else str(rank.nranks),
+            pid=rank.pid,
+            op=flight.op,
+            payload_bytes=flight.payload_bytes,
+            since_ns=flight.since_ns,
+            flagged_ns=now_ns,
+            realtime_offset_ns=self._realtime_offset_ns(),
+            strength=flight.strength,
+            blame=blame,
+        )
 
 
 def _slows(rank: RankFacts, evidence: Evidence, blame: Blame) -> bool:
@@ -251,32 +286,3 @@ def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:
     ratio = rank.slow.recent_mean_ns / rank.slow.mean_ns
     sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {ratio:.1f} times as long as before"
     return replace(blame, evidence=(*blame.evidence, sentence))
-
-
-def _continued(before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
-    """The stall as it is now: what was found to be its cause stays until something better founded is."""
-    if before is None:
-        return _stall(rank, flight, blame, now_ns)
-    better = _ORDER.index(blame.cause) < _ORDER.index(before.blame.cause)
-    same = (blame.cause, blame.device, blame.blamed_rank) == (
-        before.blame.cause,
-        before.blame.device,
-        before.blame.blamed_rank,
-    )
-    return replace(before, blame=blame) if better or same else before
-
-
-def _stall(rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
-    return Stall(
-        instance=rank.instance,
-        comm=rank.comm,
-        rank=rank.name,
-        nranks="unknown" if rank.nranks is None else str(rank.nranks),
-        pid=rank.pid,
-        op=flight.op,
-        payload_bytes=flight.payload_bytes,
-        since_ns=flight.since_ns,
-        flagged_ns=now_ns,
-        strength=flight.strength,
-        blame=blame,
-    )

@@ -25,7 +25,6 @@ def stalls_json(snapshot: Snapshot) -> bytes:
 
 
 def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
-    offset_ns = snapshot.realtime_ns - snapshot.monotonic_ns
     blame = stall.blame
     return {
         "comm": stall.comm,
@@ -36,9 +35,9 @@ def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
         "payload_bytes": stall.payload_bytes,
         "cause": blame.cause.value,
         "strength": stall.strength,
-        "since_realtime_ns": stall.since_ns + offset_ns,
-        "flagged_realtime_ns": stall.flagged_ns + offset_ns,
-        "ended_realtime_ns": None if stall.ended_ns is None else stall.ended_ns + offset_ns,
+        "since_realtime_ns": stall.since_realtime_ns,
+        "flagged_realtime_ns": stall.flagged_realtime_ns,
+        "ended_realtime_ns": stall.ended_realtime_ns,
         "seconds": stall.length_ns(snapshot.monotonic_ns) / 1e9,
         "blamed_rank": blame.blamed_rank,
         "rail": blame.rail,

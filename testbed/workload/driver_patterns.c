@@ -350,7 +350,7 @@ static const struct pattern patterns[] = {
     {"tensor-parallel", tensor_prepare, tensor_iterate, finish_buffers, true},
     {"moe", moe_prepare, moe_iterate, moe_finish, false},
     {"inference", inference_prepare, inference_iterate, finish_buffers, true},
-    {"gpt", gpt_prepare, gpt_iterate, gpt_finish, false},
+    {"gpt", gpt_prepare, gpt_iterate, gpt_finish, true},
     {"mixed", mixed_prepare, mixed_iterate, mixed_finish, false},
     {"idle", nothing, idle_iterate, nothing, false},
 };

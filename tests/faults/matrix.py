@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from testbed.job import Moments, SkippedCall
+from testbed.job import GptShape, Moments, SkippedCall
 from tests.faults.scenarios import (
+    AFTER_SECONDS,
     CRAWL_MBIT,
     LINE_MBIT,
     Expected,
@@ -24,6 +25,33 @@ from tests.faults.scenarios import (
 _BOTH: Final = (Library.WORKLOAD, Library.NCCL)
 _FLAG_ALLOWED: Final = Expected(frozenset(), flag_allowed=True)
 _HEALTHY_PACE_US: Final = 20_000
+_GPT: Final = GptShape(
+    pipeline=2,
+    tensor=2,
+    data=1,
+    layers=4,
+    hidden=256,
+    sequence=128,
+    vocabulary=2000,
+    micro_batch=2,
+    micro_batches=4,
+)
+_SEVERAL: Final = Load(shape=_GPT, ranks_per_host=2)
+"""Two stages of two ranks: each rank has a communicator with its stage, one with its like in the other, and more."""
+
+
+def _several(kind: Kind, load: Load = _SEVERAL, warm_seconds: float = 3) -> Scenario:
+    """Long enough that whoever only waits has said so."""
+    return fault(
+        kind,
+        Library.WORKLOAD,
+        2,
+        f"{kind.value}, several communicators",
+        loads=(load,),
+        warm_seconds=warm_seconds,
+        fault_seconds=AFTER_SECONDS + 3,
+        full_length=True,
+    )
 
 
 def _faults(library: Library, hosts: int) -> tuple[Scenario, ...]:
@@ -95,13 +123,23 @@ MATRIX: Final = (
     *(scenario for library in _BOTH for scenario in _faults(library, 4) if scenario.name in _LAST_IN_FOUR),
     _GRAPHS,
     _GRAPH_AND_LIVE,
+    _several(Kind.STOP),
+    _several(Kind.KILL),
+    _several(Kind.SKIP, replace(_SEVERAL, skip=SkippedCall(2, 80)), warm_seconds=2),
+    control(
+        "compute phases, several communicators",
+        Library.WORKLOAD,
+        loads=(replace(_SEVERAL, pause=Moments(20, 9000)),),
+        fault_seconds=16,
+    ),
 )
 
 SHORT: Final = (
     fault(Kind.STOP, Library.NCCL, 2, warm_seconds=3),
     replace(fault(Kind.LINK_DOWN, Library.WORKLOAD, 2, warm_seconds=3), fault_seconds=6),
     fault(Kind.SLOW, Library.WORKLOAD, 2, warm_seconds=6),
+    _several(Kind.STOP),
     control("compute phases", Library.WORKLOAD, loads=(Load(pause=Moments(20, 7000)),), warm_seconds=1,
             fault_seconds=10),
 )  # fmt: skip
-"""What `make test` runs, in about a minute."""
+"""What `make test` runs, in a little more than a minute."""

@@ -21,7 +21,7 @@ from tests.faults.cluster import Cluster, ClusterError, until
 from tests.faults.jobs import RunningJob, job
 from tests.faults.observation import Observation, Verdict, expectation
 from tests.faults.scenarios import LINE_MBIT, Kind, Library, Scenario
-from tests.faults.sightings import Accusation, Moment, Watcher, comms_of
+from tests.faults.sightings import Accusation, Moment, Ranks, Watcher, comms_of, job_rank, ranks_of
 from tests.faults.web import WebError
 from tests.nccl.job import JobError
 
@@ -62,9 +62,10 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
         try:
             until(lambda: _comms(cluster, jobs[:1]) != frozenset(), "the agents see the job's communicator")
             watcher.comms = _comms(cluster, jobs)
-            sick = _comms(cluster, jobs[:1])
             watcher.watch(scenario.warm_seconds + moment_seconds)
-            watcher.comms = _comms(cluster, jobs)
+            if scenario.loads[0].shape is not None:
+                watcher.ranks = ranks_of(cluster, jobs[0].pids)
+            watcher.comms, sick = _comms(cluster, jobs), _comms(cluster, jobs[:1])
             if watcher.since(began):
                 problems.append(f"before the fault: {_words(watcher.since(began))}")
             if scenario.control:
@@ -139,11 +140,15 @@ def _fault(
             if scenario.restart_agent:
                 _restart(cluster, scenario, watcher)
             if cluster.prometheus.running:
-                course.verdict = _verdict(cluster, scenario, sick, watcher.moments[-1].at)
+                course.verdict = _verdict(cluster, scenario, sick, watcher.ranks, watcher.moments[-1].at)
                 if not course.verdict.right:
                     problems.append(f"diagnose: {course.verdict.headline}")
         if scenario.full_length:
             watcher.watch(max(0.0, scenario.fault_seconds - (time.monotonic() - began)))
+        # A rank of the workload waits in one communicator: in the others nothing of it is in flight.
+        in_two = watcher.in_two_places(began, scenario.target) if watcher.ranks else ()
+        if in_two:
+            problems.append(f"called stalled in communicators that are idle: rank {', '.join(sorted(in_two))}")
     if expected.clears:
         course.cleared_seconds = _cleared(watcher)
         if course.cleared_seconds is None:
@@ -208,18 +213,20 @@ def _cleared(watcher: Watcher) -> float | None:
     return quiet_since[0] - began
 
 
-def _verdict(cluster: Cluster, scenario: Scenario, sick: frozenset[str], flagged_at: float) -> Verdict:
+def _verdict(cluster: Cluster, scenario: Scenario, sick: frozenset[str], numbers: Ranks, flagged_at: float) -> Verdict:
     """Ask `railscope diagnose` until it is right, or too late."""
     while True:
         said = cluster.diagnose("--json")
         took = time.monotonic() - flagged_at
-        right, headline = _read_verdict(said.stdout, cluster, scenario, sick)
+        right, headline = _read_verdict(said.stdout, cluster, scenario, sick, numbers)
         if right or took > _VERDICT_SECONDS:
             return Verdict(headline or (said.stderr.strip().splitlines() or ["it said nothing"])[-1], right, took)
         time.sleep(0.5)
 
 
-def _read_verdict(text: str, cluster: Cluster, scenario: Scenario, sick: frozenset[str]) -> tuple[bool, str]:
+def _read_verdict(
+    text: str, cluster: Cluster, scenario: Scenario, sick: frozenset[str], numbers: Ranks
+) -> tuple[bool, str]:
     """Whether it is right, and its headline about the sick communicator, or else its first one."""
     try:
         facts = json.loads(text)
@@ -227,16 +234,16 @@ def _read_verdict(text: str, cluster: Cluster, scenario: Scenario, sick: frozens
         return False, ""
     findings = [finding for finding in facts["findings"] if finding["comm"] in sick]
     address = str(cluster.fabric.hosts[scenario.place].management_address)
-    right = [finding for finding in findings if _finding_is_right(finding, scenario, address)]
+    right = [finding for finding in findings if _finding_is_right(finding, scenario, address, numbers)]
     shown = [*right, *findings, facts][0]
     return bool(right), str(shown["headline"])
 
 
-def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: str) -> bool:
+def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: str, numbers: Ranks) -> bool:
     """Whether it names the rank, or the rail and its host; of a fault in the switch both ends look alike."""
     expected, ranks, rails = scenario.expected, finding["ranks"], finding["rails"]
     if expected.rank is not None:
-        return expected.rank in ranks and not rails
+        return str(expected.rank) in {job_rank(numbers, finding["comm"], str(rank)) for rank in ranks} and not rails
     here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
     return str(expected.rail) in rails and (here or scenario.kind in (Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH))
 

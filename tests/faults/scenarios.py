@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from testbed.job import JobOptions, Moments, SkippedCall
+from testbed.job import GptShape, JobOptions, Moments, SkippedCall
 
 AFTER_SECONDS: Final = 6
 AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")
@@ -56,7 +56,9 @@ class Load:
     pace_us: int = 30_000
     ranks_per_host: int = 1
     pattern: str = "allreduce"
-    """Of the NCCL driver; the workload library has AllReduce only."""
+    """Of the NCCL driver; the workload library has AllReduce only, or a GPT."""
+    shape: GptShape | None = None
+    """Of a GPT for the workload library, whose ranks have several communicators each; None: one for all ranks."""
     iterations: int | None = None
     """None: until the scenario is over."""
     destroy: bool = True
@@ -68,12 +70,13 @@ class Load:
     def options(self) -> JobOptions:
         """For the workload library."""
         return JobOptions(
-            pattern="inference",
+            pattern="inference" if self.shape is None else "gpt",
+            shape=self.shape,
             seconds=3600 if self.iterations is None else None,
             iterations=self.iterations,
             ranks_per_host=self.ranks_per_host,
-            bytes=self.size_bytes,
-            calls=1,
+            bytes=self.size_bytes if self.shape is None else None,
+            calls=1 if self.shape is None else None,
             verify=False,
             batch=1_000_000_000,
             destroy=self.destroy,

@@ -8,14 +8,17 @@ a rank waits for others; anything else is wrong.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.faults.cluster import Agent, Cluster
 from tests.faults.scenarios import Expected
 from tests.faults.web import WebError
 
+Ranks = Mapping[tuple[str, str], str]
+"""A job's own number, by communicator and rank in it."""
 _POLL_SECONDS: Final = 0.2
 _RAIL_CAUSES: Final = frozenset({"rail_down", "rail_slow", "rail_lossy", "rail_filtered"})
 _WAITING_CAUSES: Final = frozenset({"rank_behind", "unknown", "unseen"})
@@ -28,7 +31,7 @@ class Accusation:
     host: int
     comm: str
     rank: str
-    """Who waits, or stands still."""
+    """Who waits, or stands still; here and below the job's numbers, where its ranks have several communicators."""
     cause: str
     strength: str
     blamed_rank: str
@@ -77,6 +80,8 @@ class Watcher:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.comms: Collection[str] = ()
+        self.ranks: Ranks = {}
+        """Of jobs whose ranks have several communicators; what is not in here has the same number in both."""
         self.moments: list[Moment] = []
         self.evidence: dict[Accusation, tuple[str, ...]] = {}
         """What the agent gave as its reasons when it said so first."""
@@ -92,9 +97,14 @@ class Watcher:
             for sample in samples:
                 accusation = _accusation(agent.host.index, sample.labels)
                 if accusation.comm in self.comms:
-                    found.add(accusation)
-                    if accusation not in self.evidence:
-                        self.evidence[accusation] = _evidence(agent, accusation)
+                    own = replace(
+                        accusation,
+                        rank=job_rank(self.ranks, accusation.comm, accusation.rank),
+                        blamed_rank=job_rank(self.ranks, accusation.comm, accusation.blamed_rank),
+                    )
+                    found.add(own)
+                    if own not in self.evidence:
+                        self.evidence[own] = _evidence(agent, accusation)
         self.moments.append(Moment(time.monotonic(), frozenset(found)))
         return self.moments[-1]
 
@@ -108,6 +118,15 @@ class Watcher:
             if moment.at > deadline:
                 return None
             time.sleep(_POLL_SECONDS)
+
+    def in_two_places(self, at: float, but: int) -> frozenset[str]:
+        """Ranks, but for one, that were said to stand in two communicators at once after a time."""
+        found = set()
+        for moment in self.moments:
+            stands = Counter({(one.rank, one.comm) for one in moment.accusations if moment.at >= at})
+            ranks = Counter(rank for rank, _ in stands)
+            found |= {rank for rank, places in ranks.items() if places > 1 and rank != str(but)}
+        return frozenset(found)
 
     def since(self, at: float) -> frozenset[Accusation]:
         """Everything that was said after a time."""
@@ -137,6 +156,22 @@ def comms_of(cluster: Cluster, pids: Collection[int]) -> frozenset[str]:
         for sample in agent.samples("comm_info")
         if sample.labels["pid"] in wanted
     )
+
+
+def job_rank(ranks: Ranks, comm: str, rank: str) -> str:
+    """The job's number of a communicator's rank."""
+    return ranks.get((comm, rank), rank)
+
+
+def ranks_of(cluster: Cluster, pids: Sequence[int]) -> Ranks:
+    """How a job's ranks are numbered in its communicators; `pids` in the job's own order."""
+    own = {str(pid): str(rank) for rank, pid in enumerate(pids)}
+    return {
+        (sample.labels["comm"], sample.labels["rank"]): own[sample.labels["pid"]]
+        for agent in cluster.agents
+        for sample in agent.samples("comm_info")
+        if sample.labels["pid"] in own
+    }
 
 
 def _accusation(host: int, labels: Mapping[str, str]) -> Accusation:

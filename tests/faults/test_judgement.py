@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tests.faults.cluster import Cluster
 from tests.faults.matrix import MATRIX
 from tests.faults.observation import Observation, expectation, summary, table, write_json
 from tests.faults.randomised import random_scenarios
 from tests.faults.scenarios import Expected, Kind, Library, fault
 from tests.faults.short_table import controls_table, faults_table, last_line, read
-from tests.faults.sightings import Accusation
+from tests.faults.sightings import Accusation, Moment, Watcher, job_rank
 from tests.faults.web import samples_of
 
 STOPPED = Expected(frozenset({"process_stopped"}), host=1, rank=1)
@@ -121,3 +122,16 @@ def test_the_short_table_counts_random_ones_with_the_matrix_and_libraries_apart(
     assert faults_table(rows).splitlines()[2] == "| SIGSTOP | process_stopped | 0/1 | – | 2/2 | 3.5 s (2.3 to 4.7) |"
     assert controls_table(rows).splitlines()[2] == "| SIGSTOP | – | 0/1 |"
     assert last_line(rows).startswith("2/3 faults named rightly, 0/1 controls silent")
+
+
+def test_ranks_have_the_job_s_numbers_and_stand_in_one_communicator_only() -> None:
+    numbers = {("aa", "0"): "2", ("aa", "1"): "3", ("bb", "1"): "2"}
+    assert [job_rank(numbers, comm, "1") for comm in ("aa", "bb", "other")] == ["3", "2", "1"]
+    watcher = Watcher(Cluster())  # never entered: nobody is asked
+    waits = replace(accusation(0, "3", "rank_behind"), comm="aa")
+    again = replace(waits, comm="bb")
+    stopped = [replace(accusation(1, "2", "process_stopped", "2"), comm=comm) for comm in ("aa", "bb")]
+    watcher.moments = [Moment(1.0, frozenset({waits, again})), Moment(2.0, frozenset({waits, *stopped}))]
+    assert watcher.in_two_places(2.0, but=2) == frozenset()
+    assert watcher.in_two_places(2.0, but=3) == {"2"}
+    assert watcher.in_two_places(1.0, but=2) == {"3"}

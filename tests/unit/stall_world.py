@@ -12,8 +12,8 @@ import numpy as np
 
 from agent.communicators import Communicator, ObservedProcess
 from agent.jobs import JobFacts
-from agent.rank_facts import Known
 from agent.stall_facts import ProcessFacts, RailSigns, Stall
+from agent.stall_sources import Known
 from agent.stall_watch import LOOK_NS, StallWatch
 from agent.stalls import StallLimits
 from probes.maps import Records
@@ -58,12 +58,14 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self.now_ns = START_NS
+        self.day_ns = 10**18
+        """The time of day less the other one."""
 
     def monotonic_ns(self) -> int:
         return self.now_ns
 
     def realtime_ns(self) -> int:
-        return self.now_ns + 10**18
+        return self.now_ns + self.day_ns
 
     def sleep(self, seconds: float) -> None:
         self.now_ns += int(seconds * 1e9)
@@ -71,12 +73,15 @@ class SimulatedClock:
 
 @dataclass(slots=True)
 class Rank:
-    """One rank of this host, and its process."""
+    """One rank of this host, and its process: of those with the same pid the first one's."""
 
     world: World
     instance: int
     rank: int
     pid: int
+    comm_hash: int = COMM_HASH
+    op: Op | None = None
+    """Of its last call, as `World.tell_calls` tells it; None: that of all."""
     process: ProcessFacts = RUNNING
     """As the closer look shows it; the window is filled in."""
     rails: tuple[RailSigns, ...] = RAILS
@@ -204,7 +209,8 @@ class World:
         events = np.zeros(len(self.ranks), CALL_EVENT)
         events["instance"] = [rank.instance for rank in self.ranks]
         events["sequence"] = [rank.sequence for rank in self.ranks]
-        events["op"], events["data_type"] = op, DataType.Float32
+        events["op"] = [op if rank.op is None else rank.op for rank in self.ranks]
+        events["data_type"] = DataType.Float32
         self.watch.take_calls(events)
 
     # What the agent asks the kernel.
@@ -256,7 +262,7 @@ class World:
             return None
         ended_ns = self.clock.now_ns if rank.ended else None
         return Communicator(
-            instance, rank.pid, START_NS, COMM_HASH, rank.rank, self.nranks, ended_ns=ended_ns, whole=self.whole
+            instance, rank.pid, START_NS, rank.comm_hash, rank.rank, self.nranks, ended_ns=ended_ns, whole=self.whole
         )
 
     def _process(self, pid: int) -> ObservedProcess | None:

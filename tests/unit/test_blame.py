@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.blame import blame_for
-from agent.stall_facts import Blame, Cause, Evidence, InFlight, ProcessFacts, RailSigns, RankFacts
+from agent.stall_facts import (
+    Blame,
+    Cause,
+    Elsewhere,
+    Evidence,
+    GonePeer,
+    InFlight,
+    ProcessFacts,
+    RailSigns,
+    RankFacts,
+)
 from probes.process_state import Condition
 
 NOW_NS = 10**12
@@ -186,6 +196,50 @@ def test_what_peers_sent_and_this_rank_does_not_read_says_that_it_is_behind() ->
     assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, 3, True)
     writes = replace(unread, process=replace(PROCESS, written_bytes=10 * MIB))
     assert found(writes, replace(RANK, in_flight=WEAK)).excused
+
+
+def test_what_lies_unread_in_a_process_with_several_communicators_says_nothing_of_this_one() -> None:
+    unread = replace(CALM, rails=tuple(replace(rail, unread_bytes=262160) for rail in (RAIL0, RAIL1)), others=2)
+    waits = found(unread, replace(RANK, in_flight=WEAK))
+    assert (waits.cause, waits.blamed_rank, waits.culprit) == (Cause.RANK_BEHIND, None, False)
+    unsure = found(unread, replace(RANK, in_flight=replace(WEAK, one_of=3)))
+    assert (unsure.cause, unsure.blamed_rank, unsure.culprit) == (Cause.UNKNOWN, None, False)
+
+
+def test_of_two_ranks_the_other_is_not_named_if_it_may_wait_in_another_communicator() -> None:
+    pair = replace(RANK, nranks=2, rank=0)
+    assert found(CALM, pair).blamed_rank == 1
+    assert found(replace(CALM, others=1), pair).blamed_rank is None
+
+
+def test_closed_connections_are_another_communicator_s_where_all_peers_live_here() -> None:
+    closed = replace(with_rail1(peer_closed=2), peers=(PEER,), peer_processes=((PEER.pid, PROCESS),))
+    pair = replace(RANK, nranks=2)
+    assert found(closed, pair).cause is Cause.PROCESS_GONE
+    assert found(replace(closed, others=1), pair).cause is not Cause.PROCESS_GONE
+    gone = found(replace(closed, others=1, gone=(GonePeer(5, 4713), GonePeer(6, 4714))), pair)
+    assert (gone.cause, gone.blamed_rank, gone.evidence) == (
+        Cause.PROCESS_GONE,
+        5,
+        ("process 4713 of rank 5 has ended",),
+    )
+
+
+def test_of_ranks_behind_a_stopped_one_is_named_first_and_one_that_is_held_up_elsewhere_never() -> None:
+    held = replace(PEER, enqueued=98, pid=4713, rank=5)
+    behind = replace(PEER, enqueued=99)
+    elsewhere = (Elsewhere(held.pid, held.name, "cafe", "process 4799 of its rank 1 is stopped"),)
+    processes = ((held.pid, PROCESS), (behind.pid, PROCESS))
+    both = replace(CALM, peers=(held, behind), peer_processes=processes, elsewhere=elsewhere)
+    assert (found(both).blamed_rank, found(both).culprit) == (4, True)
+    alone = found(replace(both, peers=(held,)))
+    assert (alone.cause, alone.blamed_rank, alone.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert alone.evidence[-1] == (
+        "rank 5 of this host is held up itself, in communicator cafe: process 4799 of its rank 1 is stopped"
+    )
+    stopped = replace(PROCESS, condition="stopped")
+    first = found(replace(both, peer_processes=((held.pid, stopped), (behind.pid, PROCESS)), elsewhere=()))
+    assert first.blamed_rank == 5
 
 
 def test_a_rank_that_has_read_one_rail_empty_waits_for_the_rest_of_the_message() -> None:

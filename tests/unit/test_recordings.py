@@ -87,6 +87,7 @@ def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blame
         payload_bytes=None,
         since_ns=5 * SECOND_NS,
         flagged_ns=7 * SECOND_NS,
+        realtime_offset_ns=1_000_000 * SECOND_NS,
         strength="strong",
         blame=blame,
     )

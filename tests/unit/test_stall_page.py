@@ -25,6 +25,16 @@ def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -
     assert page["simulated"] is True
 
 
+def test_times_do_not_change_from_one_reading_of_the_clocks_to_the_next() -> None:
+    """The two clocks of a snapshot are read one after the other, and the time of day is set now and then."""
+    snapshot = full_snapshot()
+    later = replace(snapshot, realtime_ns=snapshot.realtime_ns + 100_000)
+    told = [json.loads(stalls_json(one)) for one in (snapshot, later)]
+    for times in ("since_realtime_ns", "flagged_realtime_ns", "ended_realtime_ns"):
+        assert len({stall[times] for page in told for stall in page["stalls"]}) == 1
+        assert len({stall[times] for page in told for stall in page["ended"]}) == 1
+
+
 def test_what_ended_keeps_its_length() -> None:
     (ended,) = json.loads(stalls_json(full_snapshot()))["ended"]
     assert ended["seconds"] == 1.0

@@ -44,6 +44,23 @@ def test_a_rank_stopped_within_an_operation_is_named_on_its_own_host() -> None:
     assert (stall.op, stall.payload_bytes, stall.comm) == ("AllReduce", MIB, f"{COMM_HASH:016x}")
 
 
+def test_the_time_of_day_of_a_stall_is_read_once() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = STOPPED
+    world.until_flagged(10)
+    assert world.stall is not None
+    found_ns = world.stall.since_realtime_ns
+    assert found_ns == world.stall.since_ns + 10**18
+    world.clock.day_ns += 100_000
+    rank.gone = True
+    world.watch.process_gone(rank.pid, 9)
+    assert world.stall.blame.cause is Cause.PROCESS_GONE
+    assert world.stall.since_realtime_ns == found_ns
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
 def test_a_rank_stopped_between_operations_is_named_by_weaker_evidence(seen: bool) -> None:
     world = World(seen=seen)

@@ -67,13 +67,13 @@ def test_an_operation_below_suspicion_is_not_looked_at() -> None:
     def never(_rank: RankFacts) -> Evidence:
         raise AssertionError("nobody is suspected")
 
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     assert stalls.look(SECOND_NS - 1, [RANK], never).begun == ()
     assert stalls.look(10 * SECOND_NS, [replace(RANK, in_flight=None)], never).begun == ()
 
 
 def test_a_stall_begins_once_goes_on_and_ends_with_its_operation() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     (begun,) = stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN).begun
     assert (begun.since_ns, begun.flagged_ns) == (0, 2 * SECOND_NS)
     changes = stalls.look(3 * SECOND_NS, [RANK], lambda _: DOWN)
@@ -84,7 +84,7 @@ def test_a_stall_begins_once_goes_on_and_ends_with_its_operation() -> None:
 
 
 def test_the_next_operation_that_stands_too_is_another_stall() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
     later = replace(RANK, in_flight=replace(FLIGHT, since_ns=10 * SECOND_NS))
     changes = stalls.look(20 * SECOND_NS, [later], lambda _: DOWN)
@@ -93,7 +93,7 @@ def test_the_next_operation_that_stands_too_is_another_stall() -> None:
 
 
 def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     other = replace(RANK, instance=8)
     stalls.look(2 * SECOND_NS, [RANK, other], lambda _: DOWN)
     assert stalls.process_gone(3 * SECOND_NS, other, "process 4711 has ended") is None, "it was stalled already"
@@ -108,7 +108,7 @@ def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() ->
 
 
 def test_the_rank_that_went_first_is_blamed_for_those_that_went_after_it() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     first, second = replace(RANK, rank=1, pid=4712, instance=8), RANK
     killed = stalls.process_gone(SECOND_NS, first, "process 4712 has ended: killed by signal 9")
     failed = stalls.process_gone(2 * SECOND_NS, second, "process 4711 has ended: exit status 1")
@@ -126,7 +126,7 @@ def test_the_rank_that_went_first_is_blamed_for_those_that_went_after_it() -> No
 
 
 def test_a_job_of_which_nobody_is_left_does_not_stall_for_ever() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     ranks = [replace(RANK, rank=number, nranks=2, instance=7 + number) for number in range(2)]
     stalls.process_gone(SECOND_NS, ranks[0], "process 4711 has ended")
     assert stalls.look(100 * SECOND_NS, [], lambda _: DOWN).ended == (), "somebody on another host waits for it"
@@ -137,7 +137,7 @@ def test_a_job_of_which_nobody_is_left_does_not_stall_for_ever() -> None:
 
 
 def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
     stalls.look(3 * SECOND_NS, [RANK], lambda _: CALM)
     (stall,) = stalls.current
@@ -149,7 +149,7 @@ def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
 
 
 def test_a_process_is_watched_before_it_is_called_idle() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     fresh = replace(CALM, process=replace(PROCESS, window_ns=0))
     assert stalls.look(40 * SECOND_NS, [RANK], lambda _: fresh).begun == ()
     assert len(stalls.look(41 * SECOND_NS, [RANK], lambda _: CALM).begun) == 1
@@ -169,7 +169,7 @@ def test_a_process_is_watched_before_it_is_called_idle() -> None:
     ids=["nothing", "keep-alive", "TCP", "NCCL hands over", "NCCL does not", "others on a TCP rail", "RDMA"],
 )
 def test_an_operation_whose_process_moves_bytes_is_no_stall(evidence: Evidence, moves: bool) -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     assert bool(stalls.look(40 * SECOND_NS, [RANK], lambda _: evidence).begun) is not moves
 
 
@@ -181,7 +181,7 @@ SLOW = replace(RANK, in_flight=None, slow=replace(USUAL, recent_mean_ns=20e6), s
 
 def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
     """What begins while these are found, four times a second."""
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     begun: list[Stall] = []
     for at, evidence in enumerate(evidences):
         begun += stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _, one=evidence: one).begun  # type: ignore[misc]
@@ -209,7 +209,7 @@ def test_a_queue_that_is_full_now_and_then_is_no_slow_rail() -> None:
 
 
 def test_a_rail_once_found_slow_is_so_until_operations_are_fast_again() -> None:
-    stalls = Stalls(LIMITS)
+    stalls = Stalls(LIMITS, lambda: 0)
     for at in range(12):
         stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: QUEUE)
     assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended

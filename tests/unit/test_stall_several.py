@@ -1,0 +1,268 @@
+"""Processes with several communicators each: what one process shows is blamed on the right one, or on none.
+
+Simulated: see stall_world.  Four ranks train a GPT, two a stage: tensor ranks share a stage, both stages talk to each
+other, and sum the gradients of their embedding once in a while.  Only calls are seen, unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from agent.stall_facts import Cause, ProcessFacts, Stall
+from probes.nccl.abi import Op
+from tests.unit.stall_world import AFTER_S, FLOOR_S, LOOK_S, MOVING, RAILS, STANDING, STOPPED, Rank, World
+
+Place = tuple[str, int]
+TENSORS = {"T0": (0, 1), "T1": (2, 3)}
+STAGES = {"S0": (0, 2), "S1": (1, 3)}
+ENDS = {"E0": (0, 2), "E1": (1, 3)}
+HASHES = {name: 0xC0 + number for number, name in enumerate((*TENSORS, *STAGES, *ENDS, "WORLD"))}
+UNREAD = tuple(replace(rail, unread_bytes=65_552) for rail in RAILS)
+CLOSED = tuple(replace(rail, peer_closed=2) for rail in RAILS)
+WAITS = ("recvmsg",)
+
+
+class Gpt:
+    """The job as the agent of a host with some of its processes sees it, in the middle of its work."""
+
+    def __init__(self, processes: Iterable[int] = range(4), *, seen: bool = False) -> None:
+        self.world = World(seen=seen, ranks=0)
+        self.ends: dict[Place, Rank] = {}
+        """By communicator and process."""
+        for name, members in (TENSORS | STAGES | ENDS).items():
+            for number, process in enumerate(members):
+                if process in processes:
+                    instance = 100 + len(self.ends)
+                    end = Rank(self.world, instance, number, 4711 + process, comm_hash=HASHES[name])
+                    end.op = Op.Send if name in STAGES else None
+                    self.ends[name, process] = end
+        self.world.ranks = list(self.ends.values())
+        self.show(MOVING)
+        self.world.train(20)
+        self.show(STANDING)
+        for names in (ENDS, STAGES, TENSORS):
+            self.call(*(place for place in self.ends if place[0] in names))
+
+    def show(self, process: ProcessFacts, *processes: int) -> None:
+        """What these processes do, or all of them."""
+        for (_, number), end in self.ends.items():
+            if not processes or number in processes:
+                end.process = process
+
+    def connections(self, process: int, rails: tuple[object, ...] = RAILS, waits_in: tuple[str, ...] = ()) -> None:
+        """How one process's connections are, and what its threads wait in."""
+        for (_, number), end in self.ends.items():
+            if number == process:
+                end.rails, end.waits_in = rails, waits_in  # type: ignore[assignment]
+
+    def call(self, *places: Place, op: Op | None = None) -> None:
+        """One more call of each, a few milliseconds after the ones before."""
+        self.world.clock.now_ns += 3_000_000
+        for place in places:
+            if place in self.ends:
+                end = self.ends[place]
+                end.sequence += 1
+                end.last_ns = self.world.clock.now_ns
+                end.op = op if op is not None else end.op
+        self.world.tell_calls()
+
+    def stalls(self, seconds: float) -> dict[Place, Stall]:
+        """Who stalls after so long."""
+        self.world.step(int(seconds / LOOK_S))
+        places = {end.instance: place for place, end in self.ends.items()}
+        return {places[stall.instance]: stall for stall in self.world.watch.current}
+
+
+def stopped_in_t1(processes: Iterable[int] = range(4), *, entered: bool = True) -> Gpt:
+    """Process 3 is stopped within an AllReduce of its stage, or before it entered it; the others wait as they must."""
+    job = Gpt(processes)
+    job.call(("T1", 2), *([("T1", 3)] if entered else []))
+    job.call(("S0", 0), ("S1", 1), op=Op.Recv)
+    job.show(STOPPED, 3)
+    job.connections(2, UNREAD, WAITS)  # what process 0 has sent already for the next step
+    for waits in (0, 1):
+        job.connections(waits, waits_in=WAITS)
+    return job
+
+
+@pytest.mark.parametrize("entered", [True, False], ids=["within", "before"])
+def test_the_stopped_rank_is_named_wherever_somebody_waits_for_it_and_nobody_else_is(entered: bool) -> None:
+    job = stopped_in_t1(entered=entered)
+    early = job.stalls(FLOOR_S + 1)
+    assert {place for place, stall in early.items() if stall.blame.cause is Cause.PROCESS_STOPPED} == {
+        ("T1", 3),
+        ("S1", 3),
+    }
+    late = job.stalls(AFTER_S)
+    assert late.keys() == {("T1", 2), ("T1", 3), ("S1", 1), ("S1", 3), ("S0", 0)}
+    assert {late[place].blame.blamed_rank for place in late if place != ("S0", 0)} == {1}
+    waits = late["S0", 0].blame
+    assert (waits.cause, waits.blamed_rank, waits.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert waits.evidence[-1] == (
+        f"rank 1 of this host is held up itself, in communicator {HASHES['T1']:016x}: "
+        "process 4714 of its rank 1 is stopped"
+    )
+    assert {place: stall.op for place, stall in late.items()} == {
+        ("T1", 2): "AllReduce",
+        ("T1", 3): "AllReduce",
+        ("S1", 1): "Recv",
+        ("S1", 3): "unknown",
+        ("S0", 0): "Recv",
+    }
+
+
+def test_a_job_that_computes_between_its_calls_is_silent_whatever_was_called_last() -> None:
+    job = Gpt()
+    assert job.stalls(300) == {}
+    job.call(("S0", 0), ("S0", 2))
+    job.show(MOVING)
+    assert job.stalls(60) == {}
+
+
+def test_on_its_own_host_the_stopped_rank_is_named_where_its_peer_waits_and_nowhere_else() -> None:
+    job = stopped_in_t1((2, 3))
+    stalls = job.stalls(AFTER_S + 5)
+    assert stalls.keys() == {("T1", 2), ("T1", 3)}
+    assert stalls["T1", 3].blame.cause is Cause.PROCESS_STOPPED
+    assert stalls["T1", 2].blame.blamed_rank == 1
+
+
+def test_on_the_other_host_ranks_wait_and_name_nobody_because_their_peers_may_wait_too() -> None:
+    stalls = stopped_in_t1((0, 1)).stalls(AFTER_S + 5)
+    assert stalls.keys() == {("S0", 0), ("S1", 1)}
+    assert {(stall.blame.cause, stall.blame.blamed_rank, stall.blame.culprit) for stall in stalls.values()} == {
+        (Cause.RANK_BEHIND, None, False)
+    }
+
+
+def test_of_a_stopped_process_for_which_nobody_is_seen_to_wait_the_last_call_counts_and_that_is_said() -> None:
+    job = Gpt((3,))
+    job.show(STOPPED, 3)
+    stalls = job.stalls(FLOOR_S + 1)
+    assert stalls.keys() == {("T1", 3)}
+    blame, op = stalls["T1", 3].blame, stalls["T1", 3].op
+    assert (blame.cause, blame.blamed_rank, op) == (Cause.PROCESS_STOPPED, 1, "unknown")
+    assert blame.evidence[-1] == "which of its 3 communicators waits for it cannot be told"
+
+
+def test_what_all_ranks_have_left_behind_them_is_not_what_a_stopped_process_is_in() -> None:
+    """The last call of process 3 was one that its peer made too, and went on to others from."""
+    job = Gpt()
+    job.call(("E1", 1), ("E1", 3))
+    job.call(("T0", 0), ("T0", 1))
+    job.show(STOPPED, 3)
+    assert {place for place, stall in job.stalls(FLOOR_S + 1).items() if place[1] == 3} == {("T1", 3)}
+
+
+def test_with_completion_seen_only_the_operation_in_flight_stalls_with_its_process() -> None:
+    job = Gpt((2, 3), seen=True)
+    for process in (2, 3):
+        job.ends["T1", process].begin()
+    job.show(STOPPED, 3)
+    stalls = job.stalls(AFTER_S + 5)
+    assert stalls.keys() == {("T1", 2), ("T1", 3)}
+    assert (stalls["T1", 3].strength, stalls["T1", 3].blame.cause) == ("strong", Cause.PROCESS_STOPPED)
+
+
+def test_a_rank_is_not_behind_because_it_waits_in_another_communicator() -> None:
+    """Process 2 waits for one that is stopped, and so does not come to the sum that process 0 waits in."""
+    job = stopped_in_t1()
+    job.call(("E0", 0))
+    stalls = job.stalls(AFTER_S + 5)
+    assert ("E0", 2) not in stalls
+    blame = stalls["E0", 0].blame
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert "held up itself" in blame.evidence[-1]
+
+
+def test_a_rank_that_skipped_a_collective_is_named_in_that_communicator_only() -> None:
+    job = Gpt()
+    job.call(("T1", 2))
+    job.call(("S0", 0), ("S1", 1), op=Op.Recv)
+    for process in (0, 1, 2):
+        job.connections(process, waits_in=WAITS)
+    job.connections(3, UNREAD)
+    early = job.stalls(FLOOR_S + 1)
+    assert {place: stall.blame.blamed_rank for place, stall in early.items()} == {("T1", 2): 1, ("T1", 3): 1}
+    late = job.stalls(AFTER_S)
+    assert late.keys() == {("T1", 2), ("T1", 3), ("S0", 0), ("S1", 1)}
+    assert late["S0", 0].blame.blamed_rank is None
+    assert late["S1", 1].blame.blamed_rank is None
+
+
+def test_a_rank_that_skipped_a_collective_is_named_too_where_calls_cannot_be_compared() -> None:
+    """An agent that came late: process 3 does not read, and its stage waits for nobody else."""
+    job = Gpt()
+    job.world.whole = False
+    job.call(("T1", 2))
+    job.call(("S0", 0), op=Op.Recv)
+    for process in (0, 2):
+        job.connections(process, waits_in=WAITS)
+    job.connections(3, UNREAD)
+    stalls = job.stalls(FLOOR_S + 1)
+    assert {place: stall.blame.blamed_rank for place, stall in stalls.items()} == {("T1", 2): 1, ("T1", 3): 1}
+    assert {(stall.blame.cause, stall.op) for stall in stalls.values()} == {(Cause.RANK_BEHIND, "AllReduce")}
+    late = job.stalls(AFTER_S)
+    assert late.keys() == {("T1", 2), ("T1", 3), ("S0", 0)}
+    assert late["S0", 0].blame.blamed_rank is None
+
+
+def test_a_process_that_does_not_read_is_behind_somewhere_and_where_is_not_guessed() -> None:
+    job = Gpt((3,))
+    job.connections(3, UNREAD)
+    assert job.stalls(AFTER_S - 2) == {}
+    stalls = job.stalls(4)
+    assert stalls.keys() == {("T1", 3)}
+    stall = stalls["T1", 3]
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.UNKNOWN, None, "weak")
+    assert "3 communicators" in stall.blame.evidence[0]
+    assert stall.op == "unknown"
+
+
+def test_of_a_killed_rank_survivors_name_it_and_those_whom_they_hold_up_name_nobody() -> None:
+    job = Gpt()
+    world = Rank(job.world, 99, 3, 4714, comm_hash=HASHES["WORLD"])
+    job.ends["WORLD", 3] = world
+    job.world.ranks.append(world)
+    job.call(("T1", 2), ("T1", 3))
+    job.call(("S0", 0), ("S1", 1), op=Op.Recv)
+    job.world.step()
+    for (_, process), end in job.ends.items():
+        end.gone = process == 3
+    job.world.watch.process_gone(4714, 9)
+    job.connections(0, CLOSED, WAITS)  # of the communicator of all, which is never called
+    job.connections(1, CLOSED, WAITS)
+    job.connections(2, UNREAD)  # its call has failed
+    stalls = job.stalls(FLOOR_S + 1)
+    gone = {place: stall.blame.blamed_rank for place, stall in stalls.items()}
+    assert gone == {("T1", 3): 1, ("S1", 3): 1, ("E1", 3): 1, ("T1", 2): 1, ("S1", 1): 1}
+    assert {stall.blame.cause for stall in stalls.values()} == {Cause.PROCESS_GONE}
+    waits = job.stalls(AFTER_S)["S0", 0].blame
+    assert (waits.cause, waits.blamed_rank) == (Cause.RANK_BEHIND, None)
+    assert "process 4714 of rank 1 has ended" in waits.evidence[-1]
+
+
+def test_whose_connections_were_closed_is_not_behind_in_another_communicator() -> None:
+    """As the other host sees it: a call of process 1 failed, and it does not come to its stage's next AllReduce."""
+    job = Gpt((0, 1))
+    job.call(("S1", 1))
+    job.call(("T0", 0))
+    job.connections(0, waits_in=WAITS)
+    job.connections(1, CLOSED)
+    stalls = job.stalls(AFTER_S + 5)
+    assert stalls.keys() == {("T0", 0)}
+    blame = stalls["T0", 0].blame
+    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert "a process at the other end of its connections has ended" in blame.evidence[-1]
+
+
+def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_s() -> None:
+    job = Gpt((0,))
+    job.call(("S0", 0))
+    job.connections(0, CLOSED, WAITS)
+    stalls = job.stalls(FLOOR_S + 1)
+    assert stalls.keys() == {("S0", 0)}
+    assert (stalls["S0", 0].blame.cause, stalls["S0", 0].blame.blamed_rank) == (Cause.PROCESS_GONE, None)
