@@ -17,7 +17,7 @@ anyway: nothing more is observed for them, and nothing was measured on links.  A
 | others                   | nothing is known                                       |       |
 
 The basis says how sure the peer is.  `call`: the call names it, and the bytes are exact.  `ring`: a single ring in the
-order of ranks, as agent/analysis/traffic.py has it.  However NCCL's rings run, what a rank sends in all is the same; to
+order of ranks, as agent/ring_traffic.py has it.  However NCCL's rings run, what a rank sends in all is the same; to
 whom is not: where a host has several ranks, rings may take other orders, and several at once.  With two ranks there is
 no other order, and with one rank on each host NCCL takes this one.  Trees and switches that reduce use other pairs.
 
@@ -30,20 +30,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from fractions import Fraction
 from typing import Final, NamedTuple
 
 from agent.accounting import CallCount
 from agent.communicators import Communicator
+from agent.ring_traffic import RING_OPS, ring_share
 from agent.snapshot import PeerTotal
-from probes.nccl.abi import Op
+from probes.nccl.abi import Op, op_name
 
 OTHER: Final = "other"
 """The peer that stands for all without a series of their own."""
 CALL: Final = "call"
 RING: Final = "ring"
 
-_RINGS: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter, Op.Broadcast, Op.Reduce})
+_RINGS: Final = frozenset(Op[name] for name in RING_OPS)
 _CALLS: Final = frozenset({Op.Send, Op.PutSignal, Op.AllToAll, Op.Scatter, Op.Gather})
 
 
@@ -109,7 +109,7 @@ class PeerBytes:
                     if 0 <= kind.peer < nranks and kind.peer != rank:
                         named[kind.peer] += payload_bytes
                 case _:
-                    share = _ring_share(kind.op, rank, nranks, kind.peer)
+                    share = ring_share(op_name(kind.op), nranks, rank, kind.peer)
                     following += payload_bytes * share.numerator // share.denominator
         if following:
             yield PeerTotal(communicator.name, str(rank), str((rank + 1) % nranks), RING, following)
@@ -137,18 +137,3 @@ def _add(payloads: defaultdict[_Kind, int], counts: Iterable[CallCount]) -> None
         kind = count.kind
         if kind.op in _RINGS or kind.op in _CALLS:
             payloads[_Kind(kind.instance, kind.op, kind.peer)] += count.payload_bytes
-
-
-def _ring_share(op: int, rank: int, nranks: int, root: int) -> Fraction:
-    """What goes to the next rank of a ring for each byte of payload."""
-    if nranks == 1:
-        return Fraction(0)
-    match op:
-        case Op.AllReduce:
-            return Fraction(2 * (nranks - 1), nranks)
-        case Op.AllGather | Op.ReduceScatter:
-            return Fraction(nranks - 1)
-        case Op.Broadcast:
-            return Fraction(int(0 <= root < nranks and (rank + 1) % nranks != root))
-        case _:
-            return Fraction(int(0 <= root < nranks and rank != root))

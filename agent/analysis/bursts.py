@@ -30,6 +30,7 @@ from agent.analysis.gpu_rows import Integers, read_series
 from agent.analysis.gpus import Gpus, find_gpus
 from agent.analysis.intervals import BURST_GAP, Intervals
 from agent.analysis.iterations import communicating, find_iterations
+from agent.analysis.quantities import numbers
 from agent.analysis.rail_bursts import LEAST_REGULARITY, NEAR, find_rhythm
 from agent.dataset.reader import Dataset
 
@@ -169,28 +170,14 @@ def jobs_of(dataset: Dataset, gpus: Gpus) -> list[tuple[str, Gpus]]:
         own = frozenset(number for number in root if find(number) == least)
         found.append((" and ".join(sorted(names[least])) or "job", own))
     repeated = {name for name, _ in found if name == "job" or [other for other, _ in found].count(name) > 1}
-    return [(f"{name} ({_gpu_range(own)})" if name in repeated else name, _only(gpus, own)) for name, own in found]
+    return [(f"{name} ({_gpu_range(own)})" if name in repeated else name, gpus.of_one_job(own)) for name, own in found]
 
 
-def _gpu_range(numbers: frozenset[int]) -> str:
-    low, high = min(numbers), max(numbers)
+def _gpu_range(own: frozenset[int]) -> str:
+    low, high = min(own), max(own)
     if low == high:
         return f"GPU {low}"
-    between = "–" if high - low + 1 == len(numbers) else " … "
-    return f"GPUs {low}{between}{high}"
-
-
-def _only(gpus: Gpus, own: frozenset[int]) -> Gpus:
-    ends = {end for end, number in gpus.gpu_of.items() if number in own}
-    comms = {gpus.communicator_of[end].comm for end in ends}
-    return replace(
-        gpus,
-        gpus=tuple(gpu for gpu in gpus.gpus if gpu.number in own),
-        communicators=tuple(one for one in gpus.communicators if one.comm in comms),
-        gpu_of={end: number for end, number in gpus.gpu_of.items() if end in ends},
-        communicator_of={end: one for end, one in gpus.communicator_of.items() if end in ends},
-        rank_of={end: rank for end, rank in gpus.rank_of.items() if end in ends},
-    )
+    return f"GPUs {low}–{high}" if high - low + 1 == len(own) else f"GPUs {numbers(sorted(own))}"
 
 
 def _untimed(dataset: Dataset) -> frozenset[int]:

@@ -15,7 +15,7 @@ from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import counted, size, size_class
 from agent.analysis.report_facts import Iteration
 from agent.analysis.report_options import STRONG, WEAK
-from agent.analysis.scaling import find_scaling, run_of
+from agent.analysis.scaling import find_scaling, run_of, unlike
 from agent.analysis.sizes import cdf
 
 _WITHIN: Final = (
@@ -48,7 +48,9 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
         caveats += [f"{side.name}: {note}" for note in side.notes]
     values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
     first, second = (median_values(runs) if between_runs else runs[0] for runs in values)
-    scaled = _scaling(a[0], b[0])
+    scaled, why_not = _scaling(a[0], b[0])
+    if why_not:
+        caveats.append(why_not)
     figures = compare_values(
         [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
     )
@@ -70,18 +72,28 @@ def _name(runs: Sequence[Side]) -> str:
     return runs[0].name if not again else f"{runs[0].name}, and {counted(again, 'recording')} more"
 
 
-def _scaling(first: Side, second: Side) -> list[Value]:
-    """Of sides with different numbers of GPUs: the second one's scaling factor, or both where nothing tells which."""
-    found = find_scaling([run_of(side.name, side.report) for side in (first, second)])
+def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
+    """Of sides with different numbers of GPUs: the second one's scaling factor, or both where nothing tells which.
+
+    Where they are not one job there is none, and a sentence says why.
+    """
+    runs = [run_of(name, side.report) for name, side in (("A", first), ("B", second))]
+    found = find_scaling(runs)
     if len(found) < 2 or found[0].gpus == found[1].gpus:
-        return []
+        return [], ""
+    reason = unlike(*runs)
+    if reason:
+        return [], (
+            f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on {runs[1].gpus:,} GPUs, and these "
+            f"are not comparable, since {reason}."
+        )
     factors = ((WEAK, found[1].weak_factor), (STRONG, found[1].strong_factor))
     doubt = "" if found[1].kind else "if it is "
     return [
         Value(14, f"scaling factor, {doubt}{kind} scaling", Unit.SHARE, factor)
         for kind, factor in factors
         if found[1].kind in (kind, None)
-    ]
+    ], ""
 
 
 def values_of(side: Side, kinds: set[Kind], *, by_iteration: bool) -> Iterator[Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -33,6 +34,9 @@ _MORE_LESS: Final = {
     Unit.RATE: ("higher", "lower"),
     Unit.SHARE: ("higher", "lower"),
 }
+
+_PLURAL: Final = re.compile(r"^(GPUs|servers|pairs|wire bytes)\b|^\w+ calls\b|parallel calls\b|sync calls\b")
+"""Names of figures that are things in number."""
 
 
 def as_text(compared: Compared) -> str:
@@ -154,12 +158,13 @@ def _sentence(figure: Figure) -> str:
     shown = _SHOWN[figure.unit]
     instead = f"{shown(figure.b)} instead of {shown(figure.a)}"
     ratio = figure.ratio
+    verb = "are" if _PLURAL.search(figure.name) else "is"
     if ratio is None:
         return f"B's {figure.name}: {instead}"
     if ratio >= 2 and figure.unit is not Unit.SHARE:
-        return f"B's {figure.name} is {quantities.digits(ratio)} times A's: {instead}"
+        return f"B's {figure.name} {verb} {quantities.digits(ratio)} times A's: {instead}"
     by = quantities.share(abs(ratio - 1)) if figure.unit is not Unit.SHARE else _points(figure.difference)
-    return f"B's {figure.name} is {by} {more if ratio > 1 else less}: {instead}"
+    return f"B's {figure.name} {verb} {by} {more if ratio > 1 else less}: {instead}"
 
 
 def _points(difference: float | None) -> str:

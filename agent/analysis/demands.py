@@ -11,8 +11,9 @@ The model's own prediction from (p, t, d) needs layers and sizes that nobody cal
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from agent.analysis.calls import CountedCalls
 from agent.analysis.fact_columns import PairTraffic
 from agent.analysis.gpus import Gpus
 from agent.analysis.grouping import Integers, grouped
-from agent.analysis.groups import DP, EMBEDDING, TP, Groups
-from agent.analysis.traffic import ring_bytes
+from agent.analysis.groups import DP, EMBEDDING, ROLES, TP, Groups
 from agent.model.mapping import Mapping as RankMapping
 from agent.model.traffic import ring_edge_bytes
+from agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
 from probes.nccl.abi import DATA_TYPE_BYTES
 
 _ELEMENT_BYTES = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
@@ -40,42 +41,62 @@ class RingDemand:
     """By rank: wire bytes to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairDemand:
-    """What goes straight from one GPU to another."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Flows:
+    """What goes from one GPU to another, as columns of equal length; a pair may come several times."""
 
-    role: str
-    source: int
-    destination: int
-    wire_bytes: int
+    role: Integers
+    """Index in `ROLES`."""
+    source: Integers
+    destination: Integers
+    wire_bytes: Integers
+
+    @classmethod
+    def together(cls, parts: Sequence[Flows]) -> Flows:
+        """All of them."""
+        names = cls.__slots__
+        empty = np.empty(0, dtype=np.int64)
+        return cls(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Demands:
     """Everything that the recorded groups send, in wire bytes over the whole recording."""
 
     rings: tuple[RingDemand, ...]
-    pairs: tuple[PairDemand, ...]
+    pairs: Flows
+    """What goes straight from one GPU to another."""
 
-    def flows(self, server: Sequence[int]) -> Mapping[tuple[str, int, int], int]:
-        """Wire bytes by role, source and destination, where GPU k runs on server[k]."""
-        flows: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        for pair in self.pairs:
-            flows[pair.role, pair.source, pair.destination] += pair.wire_bytes
-        for ring in self.rings:
-            order = ring_order([server[gpu] for gpu in ring.gpus])
-            for place, member in enumerate(order):
-                following = order[(place + 1) % len(order)]
-                flows[ring.role, ring.gpus[member], ring.gpus[following]] += ring.sent_bytes[place]
-        return flows
+    def flows(self, server: Sequence[int]) -> Flows:
+        """What is sent where GPU k runs on server[k]."""
+        ring, place, role, gpu, sent = self._members
+        own = np.array(server, dtype=np.int64)[gpu]
+        # Servers come in the order of their first members, and members in that of their ranks.
+        together = np.lexsort((place, own, ring))
+        begins = np.ones(len(together), dtype=np.bool_)
+        begins[1:] = (np.diff(ring[together]) != 0) | (np.diff(own[together]) != 0)
+        first = np.empty(len(together), dtype=np.int64)
+        first[together] = place[together][np.flatnonzero(begins)][np.cumsum(begins) - 1]
+        source = gpu[np.lexsort((place, first, ring))]
+        # The last one of a ring sends to its first one.
+        starts = np.flatnonzero(place == 0)
+        following = np.arange(1, len(place) + 1)
+        following[np.append(starts[1:], len(place))[: len(starts)] - 1] = starts
+        around = Flows(role, source, source[following] if len(source) else source, sent)
+        return Flows.together([self.pairs, around])
 
-
-def ring_order(servers: Sequence[int]) -> list[int]:
-    """The members of a ring, one server after the other, from the servers of its ranks."""
-    first: dict[int, int] = {}
-    for place, server in enumerate(servers):
-        first.setdefault(server, place)
-    return sorted(range(len(servers)), key=lambda place: (first[servers[place]], place))
+    @cached_property
+    def _members(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+        """Of all members of rings: ring, place in it, role, GPU, and what the member at this place sends on."""
+        sizes = np.array([len(ring.gpus) for ring in self.rings], dtype=np.int64)
+        ring = np.repeat(np.arange(len(sizes)), sizes)
+        place = np.arange(len(ring)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        role = np.repeat(np.array([ROLES.index(ring.role) for ring in self.rings], dtype=np.int64), sizes)
+        gpu, sent = (
+            np.array([one for ring in self.rings for one in getattr(ring, name)], dtype=np.int64)
+            for name in ("gpus", "sent_bytes")
+        )
+        return ring, place, role, gpu, sent
 
 
 def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
@@ -93,7 +114,7 @@ def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
     by_comm = np.argsort(comm, kind="stable")
     bounds = np.searchsorted(comm[by_comm], np.arange(len(whole) + 1))
     rings: list[RingDemand] = []
-    pairs: list[PairDemand] = []
+    pairs: list[Flows] = []
     for number, one in enumerate(whole):
         rows = by_comm[bounds[number] : bounds[number + 1]]
         ranks = rank_of_end[counted.end[rows]]
@@ -102,11 +123,10 @@ def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
         sent = _ring_bytes(counted, rows, ranks, len(members))
         if any(sent):
             rings.append(RingDemand(role, members, tuple(sent)))
-        pairs.extend(
-            PairDemand(role, members[source], members[destination], count)
-            for (source, destination), count in sorted(_direct(counted, rows, ranks, len(members)).items())
-        )
-    return Demands(tuple(rings), tuple(pairs))
+        source, destination, count = _direct(counted, rows, ranks, len(members))
+        gpu = np.array(members, dtype=np.int64)
+        pairs.append(Flows(np.full(len(count), ROLES.index(role)), gpu[source], gpu[destination], count))
+    return Demands(tuple(rings), Flows.together(pairs))
 
 
 def _number(gpus: Gpus, numbers: Mapping[str, int], end: tuple[int, int]) -> int:
@@ -123,32 +143,29 @@ def _ring_bytes(counted: CountedCalls, rows: Integers, ranks: Integers, members:
         if not own.any():
             continue
         place, calls, size = ranks[own], counted.calls[rows][own], payload[own]
-        if name == "AllReduce":
-            np.add.at(sent, place, calls * ring_bytes(size, sizes[counted.data_type[rows][own]], members, place))
-        elif name in ("AllGather", "ReduceScatter"):
-            np.add.at(sent, place, calls * size * (members - 1))
-        elif name == "Broadcast":
-            np.add.at(sent, place, np.where((place + 1) % members == counted.peer[rows][own], 0, calls * size))
-        elif name == "Reduce":
-            np.add.at(sent, place, np.where(place == counted.peer[rows][own], 0, calls * size))
+        if name == ALL_REDUCE:
+            elements = sizes[counted.data_type[rows][own]]
+            np.add.at(sent, place, calls * all_reduce_bytes(size, elements, members, place))
+        elif name in RING_OPS:
+            np.add.at(sent, place, calls * size * payloads_sent(name, members, place, counted.peer[rows][own]))
     return [int(count) for count in sent]
 
 
-def _direct(counted: CountedCalls, rows: Integers, ranks: Integers, members: int) -> dict[tuple[int, int], int]:
-    found: defaultdict[tuple[int, int], int] = defaultdict(int)
-    keys, (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
-    for op, rank, peer, count in zip(*(column.tolist() for column in (*keys, moved)), strict=True):
-        name = counted.op_names[op]
-        if name == "AllToAll" or (name == "Scatter" and peer == rank):
-            destinations: Iterable[int] = range(members)
-        elif name in ("Send", "PutSignal", "Gather") and peer >= 0:
-            destinations = (peer,)
-        else:
-            continue
-        for destination in destinations:
-            if destination != rank and count:
-                found[rank, destination] += count
-    return found
+def _direct(
+    counted: CountedCalls, rows: Integers, ranks: Integers, members: int
+) -> tuple[Integers, Integers, Integers]:
+    """Source, destination (ranks) and bytes of what does not go around a ring; each pair once."""
+    (op, rank, peer), (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
+    names = [counted.op_names[number] for number in op.tolist()]
+    everyone = np.array([name == "AllToAll" for name in names], dtype=np.bool_)
+    everyone |= np.array([name == "Scatter" for name in names], dtype=np.bool_) & (peer == rank)
+    named = np.array([name in ("Send", "PutSignal", "Gather") for name in names], dtype=np.bool_) & (peer >= 0)
+    source = np.concatenate([np.repeat(rank[everyone], members), rank[named]])
+    destination = np.concatenate([np.tile(np.arange(members), int(everyone.sum())), peer[named]])
+    count = np.concatenate([np.repeat(moved[everyone], members), moved[named]])
+    sent = (source != destination) & (count > 0)
+    (source, destination), (count,) = grouped((source[sent], destination[sent]), count[sent])
+    return source, destination, count
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ nothing.  Else rails are not known.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,19 +50,24 @@ class Rails:
     """What was assumed, the end of a sentence; empty: nothing was."""
 
 
-def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs) -> Rails:
-    """The rails of a dataset's GPUs, which sent each other `pairs`."""
-    rails = rails_of(gpus)
+def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs, others: Sequence[GpuFacts] = ()) -> Rails:
+    """The rails of a dataset's GPUs, which sent each other `pairs`.
+
+    `others` are GPUs of other jobs.  They have places on their servers as well, and what the counters of these servers
+    show is theirs, too: only a rail that counted nothing can then speak against the assumption.
+    """
+    rails = (None if all(gpu.rail for gpu in gpus) else _beside(gpus, others)) or rails_of(gpus)
     if rails is None:
         return Rails(None, "", "servers have different numbers of GPUs, and their connections were not recorded", "")
     if all(gpu.rail for gpu in gpus):
         return Rails(rails, "A GPU's rail is the network device that all its recorded connections use.", "", "")
     basis, assumption = "A GPU's rail is its place on its server.", "a GPU's rail is its place on its server"
     servers = {gpu.server for gpu in gpus}
+    shared = {gpu.server for gpu in others}
     counted = _counted(dataset, servers) if len(servers) > 1 else ({}, {})  # within one server no rail is used
     if not any(counted):
         return Rails(rails, basis, "", f"{assumption}, which no counter of a rail was recorded to check")
-    if _contradicted(_given(gpus, rails, pairs), counted):
+    if _contradicted(_given(gpus, rails, pairs), counted, shared):
         return Rails(
             None,
             "",
@@ -89,6 +94,15 @@ def rails_of(gpus: Sequence[GpuFacts]) -> tuple[str, ...] | None:
         ordered = sorted(own, key=lambda gpu: (int(gpu.gpu) if numbered else 0, gpu.number))
         place |= {gpu.number: str(position) for position, gpu in enumerate(ordered)}
     return tuple(place[gpu.number] for gpu in gpus)
+
+
+def _beside(gpus: Sequence[GpuFacts], others: Sequence[GpuFacts]) -> tuple[str, ...] | None:
+    """The rails where places are those among the GPUs of all jobs, which needs that jobs use different GPUs."""
+    servers = {gpu.server for gpu in gpus}
+    together = [*gpus, *(gpu for gpu in others if gpu.server in servers)]
+    indices = {(gpu.server, gpu.gpu) for gpu in together if gpu.gpu.isdecimal()}
+    rails = rails_of(together) if len(indices) == len(together) else None
+    return None if rails is None else rails[: len(gpus)]
 
 
 def links_of_servers(rows: Sequence[Mapping[str, object]], servers: set[str]) -> list[tuple[Link, int]]:
@@ -143,17 +157,22 @@ def _given(gpus: Sequence[GpuFacts], rails: Sequence[str], pairs: Pairs) -> _Sen
     return dict(zip(links, out, strict=True)), dict(zip(links, into, strict=True))
 
 
-def _contradicted(given: _Sent, counted: _Sent) -> bool:
-    """Whether the counters, of servers that have some, show that others than the given rails are used."""
+def _contradicted(given: _Sent, counted: _Sent, shared: Collection[str]) -> bool:
+    """Whether the counters, of servers that have some, show that others than the given rails are used.
+
+    Of `shared` servers, what is counted and was not given may be another job's.
+    """
     for supposed, real in zip(given, counted, strict=True):
         servers = {server for server, _ in real}
         links = {link for link in {*supposed, *real} if link[0] in servers}
         wholes = [_by_server(sent, links) for sent in (supposed, real)]
         for link in links:
-            small, large = sorted(
+            given_part, counted_part = (
                 sent.get(link, 0) / max(whole[link[0]], 1) for sent, whole in zip((supposed, real), wholes, strict=True)
             )
-            if small < _NOTHING and large >= NEXT_TO_NOTHING:
+            unused = given_part >= NEXT_TO_NOTHING and counted_part < _NOTHING
+            unforeseen = counted_part >= NEXT_TO_NOTHING and given_part < _NOTHING
+            if unused or (unforeseen and link[0] not in shared):
                 return True
     return False
 

@@ -7,7 +7,8 @@ GPUs, even where nobody says which: each of its ranks is one.
 A communicator whose name is not known is nobody else's: each of its ends is a communicator of its own.
 
 GPUs are numbered 0 … n−1: by their rank in the job where the launcher said it of all, else by their rank in the largest
-communicator that has all of them, else server by server in the order of GPU index and process.
+communicator that has all of them, else server by server in the order of GPU index and process.  Of one job
+alone each GPU keeps that number (`of_one_job`), and analyses name it by its place among the job's GPUs.
 
 Servers are the nodes that recorded.  Where one node holds several network namespaces that NCCL itself takes for
 different nodes (containers, or a test bed), each of them is a server.
@@ -19,7 +20,7 @@ recorded and all use the same one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -59,16 +60,37 @@ class Gpus:
     """The GPUs of a dataset and the communicators among them."""
 
     gpus: tuple[GpuFacts, ...]
-    """By number."""
+    """By number; its place here is what names a GPU in the columns below, and in analyses."""
     communicators: tuple[Communicator, ...]
     """The largest first."""
     gpu_of: Mapping[Instance, int]
     communicator_of: Mapping[Instance, Communicator]
     rank_of: Mapping[Instance, int]
     """Of the ends whose rank is known."""
+    others: tuple[GpuFacts, ...] = ()
+    """GPUs of other jobs, which were left out; empty: all that were recorded are here."""
+
+    def of_one_job(self, numbers: Collection[int]) -> Gpus:
+        """These GPUs alone, which no communicator connects with others; their numbers stay."""
+        places = {number: place for place, number in enumerate(sorted(numbers))}
+        gpu_of = {end: places[number] for end, number in self.gpu_of.items() if number in places}
+        own = {self.communicator_of[end].comm for end in gpu_of}
+        communicators = {
+            one.comm: replace(one, members={rank: places[gpu] for rank, gpu in one.members.items() if gpu in places})
+            for one in self.communicators
+            if one.comm in own
+        }
+        return Gpus(
+            gpus=tuple(gpu for gpu in self.gpus if gpu.number in places),
+            communicators=tuple(communicators.values()),
+            gpu_of=gpu_of,
+            communicator_of={end: communicators[self.communicator_of[end].comm] for end in gpu_of},
+            rank_of={end: rank for end, rank in self.rank_of.items() if end in gpu_of},
+            others=tuple(gpu for gpu in self.gpus if gpu.number not in places),
+        )
 
     def connected_groups(self) -> tuple[frozenset[int], ...]:
-        """GPUs by what communicators connect: no communicator has GPUs of two of these groups.
+        """GPUs, by their places, by what communicators connect: no communicator has GPUs of two of these groups.
 
         GPUs of communicators whose name is not known are taken for connected: nobody knows.
         """
@@ -76,7 +98,7 @@ class Gpus:
         for end, number in self.gpu_of.items():
             comm = self.communicator_of[end].comm
             links[_UNNAMED if is_unnamed(comm) else comm].add(number)
-        groups: list[set[int]] = [{gpu.number} for gpu in self.gpus]
+        groups: list[set[int]] = [{place} for place in range(len(self.gpus))]
         group_of = {number: place for place, group in enumerate(groups) for number in group}
         for linked in links.values():
             largest, *others = sorted({group_of[number] for number in linked}, key=lambda place: -len(groups[place]))

@@ -281,7 +281,8 @@ def _with_doubt_of_several_jobs(found: Parallelism, gpus: Gpus) -> Parallelism:
     if len(groups) < 2:
         return found
     # Only the GPUs of one job have its communicators in common; one after the other, jobs use the same GPUs.
-    places = [{(gpu.server, gpu.gpu) for gpu in gpus.gpus if gpu.number in group and gpu.gpu} for group in groups]
+    members = [[gpus.gpus[place] for place in group] for group in groups]
+    places = [{(gpu.server, gpu.gpu) for gpu in own if gpu.gpu} for own in members]
     reused = len(set().union(*places)) < sum(map(len, places))
     doubt = f"{len(groups)} groups of GPUs share no communicator" + (
         ", and some of these are the same GPUs: jobs one after the other, or one restarted, of fewer GPUs each"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from agent.analysis.communicator_words import carries, telling
 from agent.analysis.html_page import Element, table
 from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, size_class, span, whole
@@ -40,11 +41,11 @@ def sizes(report: Report) -> list[Element]:
 
 def pairs(report: Report) -> list[Element]:
     total = report.matrix.pairs.total_bytes or 1
-    servers = [gpu.server for gpu in report.gpus]
+    gpus = {gpu.number: f"GPU {gpu.number} ({gpu.server})" for gpu in report.gpus}
     rows = [
         (
-            f"GPU {pair.source} ({servers[pair.source]})",
-            f"GPU {pair.destination} ({servers[pair.destination]})",
+            gpus[pair.source],
+            gpus[pair.destination],
             size(pair.wire_bytes),
             share(pair.wire_bytes / total),
         )
@@ -118,12 +119,13 @@ def composition(report: Report) -> list[Element]:
     ]
     header = ("for", "communicators", "calls", "payload", "calls a rank", "payload a rank")
     found = table("By parallelism", header, rows, "<>>>>>", len(rows))
+    number = min((gpu.number for gpu in report.gpus), default=0)
     first = [
         (ROLE_NAMES.get(use.role, use.role), use.op, whole(use.calls), size(use.payload_bytes))
         for use in report.composition.ranks
-        if use.gpu == 0
+        if use.gpu == number
     ]
-    found += table("What GPU 0 calls", ("for", "operation", "calls", "payload"), first, "<<>>", len(first))
+    found += table(f"What GPU {number} calls", ("for", "operation", "calls", "payload"), first, "<<>>", len(first))
     uses = [
         (
             use.comm,
@@ -132,11 +134,12 @@ def composition(report: Report) -> list[Element]:
             UNKNOWN if use.nranks is None else f"{len(use.gpus)} of {use.nranks}",
             whole(use.calls),
             size(use.payload_bytes),
+            carries(use),
         )
-        for use in report.communicators[:_MOST]
+        for use in telling(report.communicators, _MOST)
     ]
-    header = ("communicator", "for", "GPUs", "ranks recorded", "calls", "payload")
-    return [*found, *table("Communicators", header, uses, "<<<>>>", len(report.communicators))]
+    columns = ("communicator", "for", "GPUs", "ranks recorded", "calls", "payload", "carries")
+    return [*found, *table("Communicators", columns, uses, "<<<>>><", len(report.communicators))]
 
 
 def iterations(report: Report) -> list[Element]:
@@ -223,19 +226,20 @@ def rails(report: Report) -> list[Element]:
             use.rail or UNKNOWN,
             use.device,
             size(use.transmit_bytes),
-            rate(use.transmit_bytes_per_second),
-            rate(use.peak_transmit_bytes_per_second),
+            _mean_and_peak(use.transmit_bytes_per_second, use.peak_transmit_bytes_per_second),
             size(use.receive_bytes),
-            rate(use.receive_bytes_per_second),
-            rate(use.peak_receive_bytes_per_second),
+            _mean_and_peak(use.receive_bytes_per_second, use.peak_receive_bytes_per_second),
             rate(use.speed_bytes_per_second),
             used_of_link(use),
         )
         for use in busiest[:_MOST]
     ]
-    directions = [f"{which}{what}" for which in ("sent", "received") for what in ("", " a second", " at most")]
-    header = ("server", "rail", "device", *directions, "link", "part of the link")
-    return table("Port bytes of rails, the busiest first", header, rows, "<<<>>>>>>>>", len(busiest))
+    header = ("server", "rail", "device", "sent", "mean, peak", "received", "mean, peak", "link", "part of it")
+    return table("Port bytes of rails, the busiest first", header, rows, "<<<>>>>>>", len(busiest))
+
+
+def _mean_and_peak(mean: float, peak: float) -> str:
+    return f"{rate(mean)}, {rate(peak)}"
 
 
 def receives(report: Report) -> list[Element]:

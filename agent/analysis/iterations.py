@@ -45,7 +45,7 @@ def find_iterations(
     series = read_series(dataset, gpus, gpu, table)
     repetition = find_repetition(series)
     if repetition is None:
-        return None, (), (Unknown(ROW, _declined(series, gpu)),)
+        return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number)),)
     time_ns, starts = series.time_ns, repetition.starts
     period_ns = float(np.median(np.diff(time_ns[starts])))
     covered = communicating(dataset, gpus, gpu, period_ns)

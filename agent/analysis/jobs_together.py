@@ -1,7 +1,7 @@
 """Several jobs in one dataset: which there are, and the dataset with one of them alone.
 
 GPUs that no communicator connects are of several jobs, or of one that was started again.  What the rails' ports counted
-belongs to all of them together: no counter says whose bytes they were.
+belongs to all of them together: no counter says whose bytes they were (`one_of_several`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import ibis
 
 from agent.analysis.gpus import Gpus, find_gpus, is_unnamed
 from agent.analysis.quantities import numbers, shortened
@@ -60,13 +62,14 @@ def said_of_several(jobs: Sequence[JobPart]) -> str:
     )
 
 
-def only_job(dataset: Dataset, name: str) -> Dataset:
-    """The dataset without other jobs than the one that has a communicator, or an identifier, of this name.
+def only_job(dataset: Dataset, name: str) -> tuple[Dataset, Gpus]:
+    """The dataset without other jobs than the one that has a communicator, or an identifier, of this name; its GPUs.
 
     Raises:
         DatasetError: nothing is called so.
     """
-    jobs = jobs_in(dataset, find_gpus(dataset))
+    everyone = find_gpus(dataset)
+    jobs = jobs_in(dataset, everyone)
     chosen = [job for job in jobs if name == job.job or name in job.comms]
     if not chosen:
         there = ", ".join(_name(job) for job in jobs[:_MOST_NAMED]) or "none"
@@ -79,15 +82,36 @@ def only_job(dataset: Dataset, name: str) -> Dataset:
         wanted = wanted | ends["comm"].isnull() | (ends["comm"] == "")
     ends = ends.filter(wanted)
     keys = {one: ends.select("recording", one).distinct() for one in ("instance", "pid")}
+    gpus = everyone.of_one_job({number for job in chosen for number in job.gpus})
+    rails = _rails_of(dataset, {gpu.server for gpu in gpus.gpus})
+    nodes = ends.select("node").distinct()
 
     def own(table: Any) -> Any:
+        if "rail_id" in table.columns:
+            return table.semi_join(rails, ["recording", "rail_id"]).select(*table.columns)
         key = next((one for one in keys if one in table.columns), None)
         if key is not None:
             # A selection is a table like any other; what a join gives is taken for a part of the next one.
             return table.semi_join(keys[key], ["recording", key]).select(*table.columns)
-        return table.filter(table["comm"].isin(comms)) if "comm" in table.columns else table
+        if "comm" in table.columns:
+            return table.filter(table["comm"].isin(comms))
+        return table.semi_join(nodes, "node").select(*table.columns)
 
-    return replace(dataset, tables={table: own(rows) for table, rows in dataset.tables.items()})
+    return replace(dataset, tables={table: own(rows) for table, rows in dataset.tables.items()}), gpus
+
+
+def _rails_of(dataset: Dataset, servers: set[str]) -> Any:
+    """`recording` and `rail_id` of the rails that these servers may use: a host's are everybody's on it."""
+    rails = dataset["rails"]
+    server = ibis.cases((_of_host(rails), rails["node"]), else_=rails["node"] + "/" + rails["netns"])
+    nodes = {server.partition("/")[0] for server in servers}
+    whole = [server for server in servers if "/" not in server]
+    wanted = server.isin(sorted(servers)) | rails["node"].isin(whole) | (_of_host(rails) & rails["node"].isin(nodes))
+    return rails.filter(wanted).select("recording", "rail_id").distinct()
+
+
+def _of_host(rails: Any) -> Any:
+    return rails["netns"].isnull() | (rails["netns"] == "")
 
 
 def _name(job: JobPart) -> str:

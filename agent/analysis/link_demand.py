@@ -36,7 +36,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from agent.analysis.fact_columns import PairTraffic
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.fact_columns import Pairs
 
 _T = TypeVar("_T")
 
@@ -80,7 +83,7 @@ class LinkAnswer:
 
 
 def find_link_demand(
-    pairs: Sequence[PairTraffic],
+    pairs: Pairs,
     place_of_gpu: Sequence[Link],
     rates: Mapping[Link, int],
     epsilon: float,
@@ -161,19 +164,20 @@ def _share(
     return min((limit * speed.get((one, rail), Fraction(0)) / totals[one] for one in senders), default=Fraction(0))
 
 
-def _demand(
-    pairs: Sequence[PairTraffic], place_of_gpu: Sequence[Link]
-) -> tuple[Mapping[Link, int], Mapping[Link, int], int]:
+def _demand(pairs: Pairs, place_of_gpu: Sequence[Link]) -> tuple[Mapping[Link, int], Mapping[Link, int], int]:
     out: defaultdict[Link, int] = defaultdict(int)
     into: defaultdict[Link, int] = defaultdict(int)
-    spine = 0
-    for pair in pairs:
-        source, destination = place_of_gpu[pair.source], place_of_gpu[pair.destination]
-        if source[0] != destination[0]:
-            out[source] += pair.wire_bytes
-            into[destination] += pair.wire_bytes
-            spine += pair.wire_bytes if source[1] != destination[1] else 0
-    return out, into, spine
+    server, rail = (_numbered([place[part] for place in place_of_gpu]) for part in (0, 1))
+    gpus = len(place_of_gpu)
+    for found, by_gpu in ((out, pairs.sent_apart(gpus, server)), (into, pairs.received_apart(gpus, server))):
+        for link, count in zip(place_of_gpu, by_gpu.tolist(), strict=True):
+            found[link] += count
+    return out, into, int(pairs.sent_apart(gpus, server, rail).sum())
+
+
+def _numbered(names: Sequence[str]) -> NDArray[np.int32]:
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], dtype=np.int32)
 
 
 def _fewest(order: Sequence[_T], worth: Sequence[Fraction], needed: int) -> list[_T]:

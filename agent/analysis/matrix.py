@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.calls import count_calls
+from agent.analysis.compared_pairs import ComparedPairs, compared_pairs
 from agent.analysis.engines import engine
 from agent.analysis.gpus import Gpus, find_gpus
 from agent.analysis.iteration_count import count_iterations
@@ -35,61 +36,42 @@ from agent.model.traffic import Traffic as Prediction
 
 
 @dataclass(frozen=True, slots=True)
-class PairBytes:
-    """One directed pair of GPUs, as it was seen and as it was predicted."""
-
-    source: int
-    destination: int
-    observed: int
-    predicted: int
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """What was seen beside what was predicted, over all iterations."""
 
     iterations: int | None
     """None: not known; then predicted bytes are of one iteration, and only pairs can be compared."""
-    pairs: tuple[PairBytes, ...]
+    pairs: ComparedPairs
     """Those with bytes on either side, in order of source and destination."""
 
     @property
-    def observed_bytes(self) -> int:
-        return sum(pair.observed for pair in self.pairs)
+    def only_observed(self) -> ComparedPairs:
+        return self.pairs.where(self.pairs.predicted == 0)
 
     @property
-    def predicted_bytes(self) -> int:
-        return sum(pair.predicted for pair in self.pairs)
+    def only_predicted(self) -> ComparedPairs:
+        return self.pairs.where(self.pairs.observed == 0)
 
     @property
-    def only_observed(self) -> tuple[PairBytes, ...]:
-        return tuple(pair for pair in self.pairs if not pair.predicted)
-
-    @property
-    def only_predicted(self) -> tuple[PairBytes, ...]:
-        return tuple(pair for pair in self.pairs if not pair.observed)
-
-    @property
-    def different(self) -> tuple[PairBytes, ...]:
+    def different(self) -> ComparedPairs:
         """Pairs whose bytes are not equal, the most different first."""
-        unequal = (pair for pair in self.pairs if pair.observed != pair.predicted)
-        return tuple(
-            sorted(unequal, key=lambda pair: (-abs(pair.observed - pair.predicted), pair.source, pair.destination))
-        )
+        return self.pairs.where(self.pairs.observed != self.pairs.predicted).most_different_first()
 
     @property
     def accuracy(self) -> float | None:
         """Of all bytes together; None: iterations are not known, or nothing was seen."""
-        if self.iterations is None or not self.observed_bytes:
+        seen = self.pairs.observed_bytes
+        if self.iterations is None or not seen:
             return None
-        return 1 - abs(self.predicted_bytes - self.observed_bytes) / self.observed_bytes
+        return 1 - abs(self.pairs.predicted_bytes - seen) / seen
 
     @property
     def pair_accuracy(self) -> float | None:
         """By pairs."""
-        if self.iterations is None or not self.observed_bytes:
+        seen = self.pairs.observed_bytes
+        if self.iterations is None or not seen:
             return None
-        return 1 - sum(abs(pair.predicted - pair.observed) for pair in self.pairs) / self.observed_bytes
+        return 1 - self.pairs.difference_bytes / seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +146,12 @@ def compare_traffic(traffic: Traffic, gpus: Gpus, prediction: Prediction, iterat
     sources, destinations, moved = prediction.pairs()
     own_source, own_destination = gpu_of_rank[sources], gpu_of_rank[destinations]
     recorded = (own_source >= 0) & (own_destination >= 0)
-    times = iterations or 1
-    predicted = {
-        (source, destination): count * times
-        for source, destination, count in zip(
-            own_source[recorded].tolist(), own_destination[recorded].tolist(), moved[recorded].tolist(), strict=True
-        )
-    }
-    observed = {(pair.source, pair.destination): pair.wire_bytes for pair in traffic.pairs}
     return Comparison(
         iterations,
-        tuple(
-            PairBytes(pair[0], pair[1], observed.get(pair, 0), predicted.get(pair, 0))
-            for pair in sorted(observed.keys() | predicted.keys())
+        compared_pairs(
+            len(gpus.gpus),
+            (traffic.pairs.source, traffic.pairs.destination, traffic.pairs.wire_bytes),
+            (own_source[recorded], own_destination[recorded], moved[recorded] * (iterations or 1)),
         ),
     )
 

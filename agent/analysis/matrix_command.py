@@ -60,7 +60,7 @@ def run_matrix(parsed: Any, out: TextIO) -> int:
     try:
         from agent.analysis.datasets_of import as_datasets
         from agent.analysis.matrix import make_matrix
-        from agent.analysis.matrix_text import as_json_text, as_text
+        from agent.analysis.matrix_text import as_text, json_parts
         from agent.dataset.reader import DatasetError
         from agent.estimate_answer import estimate_of
     except ModuleNotFoundError as error:
@@ -73,7 +73,7 @@ def run_matrix(parsed: Any, out: TextIO) -> int:
             _write(matrix, parsed.output)
     except (ConfigError, DatasetError, ShapeError) as error:
         return _refused(str(error))
-    out.write(as_json_text(matrix) if parsed.json else as_text(matrix, maps=parsed.output is None))
+    out.writelines(json_parts(matrix) if parsed.json else [as_text(matrix, maps=parsed.output is None)])
     if parsed.output is not None and not parsed.json:
         out.write(f"\nwrote {parsed.output}\n")
     return FINE

@@ -10,11 +10,12 @@ import csv
 import io
 import json
 import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import numpy as np
-
-from agent.analysis.matrix import Comparison, Matrix, PairBytes
+from agent.analysis.column_json import column_parts
+from agent.analysis.compared_pairs import PairBytes
+from agent.analysis.matrix import Comparison, Matrix
 from agent.analysis.picture_heat import HeatMap, byte_limits, draw_heat_map, heat_levels, heat_map, heat_map_of
 from agent.analysis.picture_parts import Picture, beside
 from agent.analysis.quantities import UNKNOWN, counted, share, size
@@ -23,6 +24,8 @@ from agent.text_tables import printable_lines, table
 _COLUMNS: Final = 80
 _MOST_CELLS: Final = 36
 _MOST_ROWS: Final = 10
+_SIDES: Final = {"observed": "observed_wire_bytes", "predicted": "predicted_wire_bytes"}
+"""Keys of the JSON that say what the bytes are."""
 _SHADES: Final = "·░▒▓█"
 
 
@@ -40,27 +43,39 @@ def as_text(matrix: Matrix, *, maps: bool = True) -> str:
     return printable_lines("\n".join(lines) + "\n")
 
 
-def as_json_text(matrix: Matrix) -> str:
-    """One object: `gpus`, `matrix` (pairs that talked), sums of it, `comparison` (with its own `pairs`) and `notes`."""
-    comparison = matrix.comparison
-    content: dict[str, Any] = {
+def json_parts(matrix: Matrix) -> Iterator[str]:
+    """One object, part by part: `gpus`, `matrix` (pairs that talked), sums of it, `comparison` (with its own `pairs`)
+    and `notes`."""
+    before: dict[str, Any] = {
         "folders": list(matrix.folders),
         "simulated": matrix.simulated,
         "gpus": [
             {"number": gpu.number, "server": gpu.server, "gpu": gpu.gpu, "world_rank": gpu.world_rank}
             for gpu in matrix.gpus
         ],
-        "matrix": [
-            {"source": pair.source, "destination": pair.destination, "wire_bytes": pair.wire_bytes}
-            for pair in matrix.traffic.pairs
-        ],
+    }
+    after: dict[str, Any] = {
         "sparsity": matrix.traffic.sparsity,
         "between_servers_wire_bytes": matrix.traffic.between_servers_wire_bytes,
         "basis": matrix.traffic.basis,
-        "comparison": None if comparison is None else _comparison(comparison),
-        "notes": list(matrix.notes),
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    comparison = matrix.comparison
+    yield f'{_open(before)},\n  "matrix": '
+    yield from column_parts(matrix.traffic.pairs, indent=2)
+    yield f',{_open(after)[1:]},\n  "comparison": '
+    if comparison is None:
+        yield "null"
+    else:
+        # One level deeper.
+        yield _open(_comparison(comparison)).replace("\n", "\n  ") + ',\n    "pairs": '
+        yield from column_parts(comparison.pairs, indent=4, names=_SIDES)
+        yield "\n  }"
+    yield f",{_open({'notes': list(matrix.notes)})[1:]}\n}}\n"
+
+
+def _open(content: Mapping[str, Any]) -> str:
+    """An object whose end is still to come."""
+    return json.dumps(content, indent=2, ensure_ascii=False).removesuffix("\n}")
 
 
 def as_csv_text(matrix: Matrix) -> str:
@@ -103,11 +118,9 @@ def _heats(matrix: Matrix, most_cells: int) -> tuple[HeatMap, HeatMap | None]:
     observed = heat_map_of(matrix.traffic, matrix.servers, most_cells)
     if matrix.comparison is None:
         return observed, None
-    columns = np.array(
-        [(pair.source, pair.destination, pair.predicted) for pair in matrix.comparison.pairs], dtype=np.int64
-    ).reshape(-1, 3)
+    pairs = matrix.comparison.pairs
     gpus = matrix.traffic.gpus
-    return observed, heat_map(gpus, columns[:, 0], columns[:, 1], columns[:, 2], matrix.servers, most_cells)
+    return observed, heat_map(gpus, pairs.source, pairs.destination, pairs.predicted, matrix.servers, most_cells)
 
 
 def _maps(matrix: Matrix) -> list[str]:
@@ -167,19 +180,24 @@ def _differences(comparison: Comparison) -> list[str]:
     ]
     if number is not None:
         rows += [
-            ("observed", f"{size(comparison.observed_bytes)} = {comparison.observed_bytes:,} B"),
-            ("predicted", f"{size(comparison.predicted_bytes)} = {comparison.predicted_bytes:,} B"),
+            ("observed", _both(comparison.pairs.observed_bytes)),
+            ("predicted", _both(comparison.pairs.predicted_bytes)),
             ("accuracy of all bytes", _accuracy(comparison.accuracy)),
             ("accuracy by pairs", _accuracy(comparison.pair_accuracy)),
         ]
     lines = [f"Against the prediction of {of}", *table(rows, "<<")]
-    shown = comparison.different if number is not None else (*only_seen, *only_predicted)
-    if not shown:
+    shown = comparison.different if number is not None else [*only_seen[:_MOST_ROWS], *only_predicted[:_MOST_ROWS]]
+    count = len(shown) if number is not None else len(only_seen) + len(only_predicted)
+    if not count:
         return [*lines, "  every pair is as predicted" + ("" if number is None else ", to the byte")]
     title = "Largest differences" if number is not None else "Pairs on one side only"
     cells = [("from", "to", "observed", "predicted", "difference"), *(_row(pair) for pair in shown[:_MOST_ROWS])]
-    more = [f"  … and {len(shown) - _MOST_ROWS:,} more: see --json"] if len(shown) > _MOST_ROWS else []
+    more = [f"  … and {count - _MOST_ROWS:,} more: see --json"] if count > _MOST_ROWS else []
     return [*lines, "", title, *table(cells, ">>>>>"), *more]
+
+
+def _both(count: int) -> str:
+    return f"{size(count)} = {count:,} B"
 
 
 def _row(pair: PairBytes) -> tuple[str, ...]:
@@ -205,19 +223,10 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
     number = comparison.iterations
     return {
         "iterations": number,
-        "observed_wire_bytes": comparison.observed_bytes,
-        "predicted_wire_bytes": comparison.predicted_bytes,
+        "observed_wire_bytes": comparison.pairs.observed_bytes,
+        "predicted_wire_bytes": comparison.pairs.predicted_bytes,
         "accuracy": comparison.accuracy,
         "pair_accuracy": comparison.pair_accuracy,
         "only_observed": len(comparison.only_observed),
         "only_predicted": len(comparison.only_predicted),
-        "pairs": [
-            {
-                "source": pair.source,
-                "destination": pair.destination,
-                "observed_wire_bytes": pair.observed,
-                "predicted_wire_bytes": pair.predicted,
-            }
-            for pair in comparison.pairs
-        ],
     }

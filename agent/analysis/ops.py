@@ -14,6 +14,7 @@ import numpy as np
 from agent.analysis.calls import CountedCalls
 from agent.analysis.gpus import Gpus
 from agent.analysis.grouping import Integers, grouped
+from agent.analysis.peer_links import find_links
 from agent.analysis.report_facts import CommunicatorUse, OpUse, Unknown
 
 
@@ -31,6 +32,9 @@ def find_communicators(counted: CountedCalls, gpus: Gpus, roles: Mapping[str, st
     own = of_end[kinds.end] if len(kinds) else np.empty(0, dtype=np.int64)
     order = np.argsort(own, kind="stable")
     bounds = np.searchsorted(own[order], np.arange(len(names) + 1))
+    links = find_links(counted, gpus)
+    received = np.array([name == "Recv" for name in counted.op_names], dtype=bool)
+    sent = np.where(received[kinds.op], 0, kinds.moved_bytes) if len(kinds) else kinds.moved_bytes
     uses = []
     for index, communicator in enumerate(gpus.communicators):
         chosen = order[bounds[index] : bounds[index + 1]]
@@ -41,8 +45,9 @@ def find_communicators(counted: CountedCalls, gpus: Gpus, roles: Mapping[str, st
                 gpus=tuple(communicator.members[rank] for rank in sorted(communicator.members)),
                 role=roles.get(communicator.comm, "unknown"),
                 calls=int(kinds.calls[chosen].sum()),
-                payload_bytes=int(kinds.moved_bytes[chosen].sum()),
+                payload_bytes=int(sent[chosen].sum()),
                 ops=_uses(counted, chosen),
+                links=links.get(communicator.comm, ()),
             )
         )
     return tuple(sorted(uses, key=lambda use: (-use.payload_bytes, -use.calls, use.gpus, use.comm)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -40,6 +40,12 @@ class HeatMap:
     """By row (sender) and column (receiver)."""
     servers: tuple[str, ...]
     """Of each GPU; empty: not known."""
+    numbers: tuple[int, ...] = ()
+    """Of each GPU, rising; empty: from 0 on without gaps."""
+
+    def number(self, place: int) -> int:
+        """Of the GPU at a place."""
+        return self.numbers[place] if self.numbers else place
 
     @property
     def side(self) -> int:
@@ -71,10 +77,15 @@ def heat_map(
     return HeatMap(gpus, each, cells, tuple(servers) if len(servers) == gpus else ())
 
 
-def heat_map_of(traffic: Traffic, servers: Sequence[str] = (), most_cells: int = MOST_CELLS) -> HeatMap:
-    """The heat map of what was observed."""
+def heat_map_of(
+    traffic: Traffic, servers: Sequence[str] = (), most_cells: int = MOST_CELLS, numbers: Sequence[int] = ()
+) -> HeatMap:
+    """The heat map of what was observed; `numbers` of GPUs, rising, are needed where they do not go from 0 to n−1."""
     pairs = traffic.pairs
-    return heat_map(traffic.gpus, pairs.source, pairs.destination, pairs.wire_bytes, servers, most_cells)
+    if len(numbers) == 0 or numbers[-1] == len(numbers) - 1:
+        return heat_map(traffic.gpus, pairs.source, pairs.destination, pairs.wire_bytes, servers, most_cells)
+    rows, columns = np.searchsorted(numbers, pairs.source), np.searchsorted(numbers, pairs.destination)
+    return replace(heat_map(traffic.gpus, rows, columns, pairs.wire_bytes, servers, most_cells), numbers=tuple(numbers))
 
 
 def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = None) -> Picture:
@@ -148,7 +159,9 @@ def _gpus(heat: HeatMap, cell: int) -> str:
     first = cell * heat.gpus_a_cell
     last = min(first + heat.gpus_a_cell, heat.gpus) - 1
     server = f" ({quantities.shortened(heat.servers[first], 40)})" if heat.servers else ""
-    return f"GPU {first}{server}" if first == last else f"GPUs {first}–{last}"
+    if first == last:
+        return f"GPU {heat.number(first)}{server}"
+    return f"GPUs {heat.number(first)}–{heat.number(last)}"
 
 
 def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: float, side: float) -> list[Part]:
@@ -158,8 +171,9 @@ def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: fl
     step = _number_step(heat, side)
     for gpu in range(0, heat.gpus, step):
         place = (gpu // heat.gpus_a_cell + 0.5) * side
-        parts.append(Words(left + place, top - 5, str(gpu), "middle", "muted", 10))
-        parts.append(Words(left - 5, top + place + 3.5, str(gpu), "end", "muted", 10))
+        name = str(heat.number(gpu))
+        parts.append(Words(left + place, top - 5, name, "middle", "muted", 10))
+        parts.append(Words(left - 5, top + place + 3.5, name, "end", "muted", 10))
     for name, first, count in runs:
         begin, end = first / heat.gpus_a_cell * side, (first + count) / heat.gpus_a_cell * side
         if first:
@@ -173,7 +187,7 @@ def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: fl
 
 def _number_step(heat: HeatMap, side: float) -> int:
     """How many GPUs apart numbers are, so that none touches the next."""
-    wide = text_width(str(heat.gpus), 10) + 5
+    wide = text_width(str(heat.number(heat.gpus - 1)), 10) + 5
     fewest = max(1, math.ceil(wide / side * heat.gpus_a_cell))
     step = 1
     while step < fewest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final, TextIO
@@ -13,6 +14,7 @@ from agent.text_tables import table
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
+_COLUMNS: Final = 100
 _MOST_LINKS: Final = 64
 """Shown as text."""
 
@@ -72,9 +74,9 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
         expert = f", expert {shape.expert}" if shape.expert > 1 else ""
         yield f"Job: pipeline {shape.pipeline}, tensor {shape.tensor}, data {shape.data}{expert}{sure}"
         if shape.certain:
-            yield f"  {shape.reason}"
+            yield from _wrapped(f"{shape.reason}.")
     for doubt in answer.doubts:
-        yield f"  Ambiguous: {doubt}."
+        yield from _wrapped(f"Ambiguous: {doubt}.")
     yield ""
     yield f"Mappings to servers of {answer.gpus_per_server} GPUs, the best first; bytes of the whole recording:"
     shown = _shown(answer, top)
@@ -94,11 +96,15 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
         yield "  No time without the rates of links: give --c-nic and --c-nvlink."
     yield ""
     if answer.links is None:
-        yield f"Links: no advice, as {answer.no_links}."
+        yield from _wrapped(f"Links: no advice, as {answer.no_links}.", "")
         return
     yield from _links_text(answer.links)
     for doubt in answer.link_doubts:
-        yield f"  Assumed: {doubt}."
+        yield from _wrapped(f"Assumed: {doubt}.")
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _shown(answer: Any, top: int) -> list[Any]:

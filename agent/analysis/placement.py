@@ -24,15 +24,18 @@ The demand is that of `demands`: what was recorded, over the whole recording.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.analysis.assignment import best_assignment
-from agent.analysis.demands import Demands
+from agent.analysis.demands import Demands, Flows
+from agent.analysis.grouping import sums
+from agent.analysis.groups import ROLES
 from agent.model.mapping import DIMENSIONS
 from agent.model.mapping import Mapping as RankMapping
 
@@ -153,76 +156,67 @@ def _grouping(places: Sequence[int], size: int) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(members) for members in servers.values())
 
 
-def _flows(places: Sequence[int], demands: Demands, size: int) -> Mapping[tuple[str, int, int], int]:
-    return demands.flows([place // size for place in places])
-
-
 def _measured(name: str, places: tuple[int, ...], demands: Demands, size: int, rates: LinkRates) -> RankedMapping:
-    out: defaultdict[int, int] = defaultdict(int)
-    into: defaultdict[int, int] = defaultdict(int)
-    by_role: defaultdict[tuple[str, bool, bool, int], int] = defaultdict(int)
-    between = crossing = 0
-    for (role, source, destination), count in _flows(places, demands, size).items():
-        leaves = places[source] // size != places[destination] // size
-        by_role[role, leaves, True, source] += count
-        by_role[role, leaves, False, destination] += count
-        if leaves:
-            out[places[source]] += count
-            into[places[destination]] += count
-            between += count
-            crossing += count if places[source] % size != places[destination] % size else 0
-    servers = [
-        sum(direction[place] for place in range(first, first + size))
-        for direction in (out, into)
-        for first in range(0, len(places), size)
-    ]
+    place = np.array(places, dtype=np.int64)
+    flows = demands.flows((place // size).tolist())
+    source, destination = place[flows.source], place[flows.destination]
+    leaves = source // size != destination // size
+    out, into = (sums(end[leaves], flows.wire_bytes[leaves], len(place)) for end in (source, destination))
+    crosses = leaves & (source % size != destination % size)
     return RankedMapping(
         name=name,
         current=False,
-        busiest_nic_bytes=max([0, *out.values(), *into.values()]),
-        busiest_server_bytes=max([0, *servers]),
-        between_servers_bytes=between,
-        cross_rail_bytes=crossing,
-        seconds=_seconds(by_role, rates),
+        busiest_nic_bytes=max(int(direction.max(initial=0)) for direction in (out, into)),
+        busiest_server_bytes=max(
+            int(direction.reshape(-1, size).sum(axis=1).max(initial=0)) for direction in (out, into)
+        ),
+        between_servers_bytes=int(out.sum()),
+        cross_rail_bytes=int(flows.wire_bytes[crosses].sum()),
+        seconds=_seconds(flows, leaves, len(place), rates),
         places=places,
     )
 
 
-def _seconds(by_role: Mapping[tuple[str, bool, bool, int], int], rates: LinkRates) -> float | None:
+def _seconds(flows: Flows, leaves: NDArray[np.bool_], gpus: int, rates: LinkRates) -> float | None:
     nic, nvlink = rates.nic_bytes_per_second, rates.nvlink_bytes_per_second
     if nic is None or nvlink is None:
         return None
-    slowest: defaultdict[str, float] = defaultdict(float)
-    for (role, leaves, _, _), count in by_role.items():
-        slowest[role] = max(slowest[role], count / (nic if leaves else nvlink))
+    slowest = dict.fromkeys(ROLES, 0.0)
+    for number, role in enumerate(ROLES):
+        for rate, way in ((nic, leaves), (nvlink, ~leaves)):
+            own = (flows.role == number) & way
+            for end in (flows.source, flows.destination):
+                busiest = int(sums(end[own], flows.wire_bytes[own], gpus).max(initial=0))
+                slowest[role] = max(slowest[role], busiest / rate)
     return sum(slowest[role] for role in sorted(slowest))
 
 
 def _on_rails(places: tuple[int, ...], demands: Demands, size: int) -> tuple[int, ...]:
     """The same GPUs on the same servers, each server's in the order that keeps most bytes on their rails."""
-    between = [
-        (source, destination, count)
-        for (_, source, destination), count in sorted(_flows(places, demands, size).items())
-        if places[source] // size != places[destination] // size
-    ]
-    own: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for source, destination, count in between:
-        own[source].append((destination, count))
-        own[destination].append((source, count))
-    place = list(places)
-    servers = [[gpu for gpu in range(len(places)) if places[gpu] // size == one] for one in range(len(places) // size)]
+    place = np.array(places, dtype=np.int64)
+    server = place // size
+    flows = demands.flows(server.tolist())
+    leaves = server[flows.source] != server[flows.destination]
+    source, destination = flows.source[leaves], flows.destination[leaves]
+    # Every flow twice, by the server of each of its ends.
+    own, peer = np.concatenate([source, destination]), np.concatenate([destination, source])
+    count = np.tile(flows.wire_bytes[leaves], 2)
+    order = np.argsort(server[own], kind="stable")
+    own, peer, count = own[order], peer[order], count[order]
+    bounds = np.searchsorted(server[own], np.arange(len(places) // size + 1))
     for _ in range(_MOST_ROUNDS):
-        before = list(place)
-        if all(place[source] % size == place[destination] % size for source, destination, _ in between):
+        before = place.copy()
+        if (place[source] % size == place[destination] % size).all():
             break
-        for server, members in enumerate(servers):
-            members = sorted(members, key=lambda gpu: place[gpu])
+        for number in range(len(places) // size):
+            members = np.flatnonzero(server == number)
+            members = members[np.argsort(place[members])]
+            row = np.empty(len(places), dtype=np.int64)
+            row[members] = np.arange(size)
+            part = slice(bounds[number], bounds[number + 1])
             kept = np.zeros((size, size), dtype=np.int64)
-            for row, gpu in enumerate(members):
-                for peer, count in own[gpu]:
-                    kept[row, place[peer] % size] += count
-            for row, column in enumerate(best_assignment(kept)):
-                place[members[row]] = server * size + column
-        if place == before:
+            np.add.at(kept, (row[own[part]], place[peer[part]] % size), count[part])
+            place[members] = number * size + np.array(best_assignment(kept))
+        if (place == before).all():
             break
-    return tuple(place)
+    return tuple(place.tolist())

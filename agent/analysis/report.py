@@ -22,6 +22,7 @@ from agent.analysis.jobs_together import jobs_in, only_job, said_of_several
 from agent.analysis.latency import find_latency
 from agent.analysis.leaf_map import LeafMap, read_leaf_map
 from agent.analysis.non_uniformity import find_non_uniformity
+from agent.analysis.one_of_several import said_of_one, said_of_rails, with_numbers
 from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
 from agent.analysis.overlap import find_overlap
 from agent.analysis.port_bytes import find_port_bytes
@@ -29,7 +30,7 @@ from agent.analysis.quantities import span
 from agent.analysis.receives import find_receives
 from agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
 from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.scaling import find_scaling, run_of
+from agent.analysis.scaling import find_scaling, run_of, unlike
 from agent.analysis.size_classes import SizeClasses, find_size_classes
 from agent.analysis.sizes import find_sizes
 from agent.analysis.traffic import find_traffic
@@ -87,7 +88,10 @@ def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Rep
     leaf_map = None if options.leaf_map is None else read_leaf_map(options.leaf_map)
     with engine(options.engine, options.memory_bytes) as backend:
         dataset = open_dataset(folders, backend)
-        return report_of(dataset if options.only is None else only_job(dataset, options.only), leaf_map)
+        gpus = None
+        if options.only is not None:
+            dataset, gpus = only_job(dataset, options.only)
+        return report_of(dataset, leaf_map, gpus)
 
 
 def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
@@ -102,7 +106,14 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
     aperiodic = [run.name for run in runs if run.regularity is None]
     if aperiodic:
         unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
-    untold = [one.name for one in scaling if one.factor is None]
+    others = {run.name: reason for run in runs if run.regularity and (reason := unlike(runs[0], run))}
+    unknown += [
+        Unknown(
+            14, f"{name} is not {runs[0].name} on another number of GPUs, so that its factors are of no job: {why}."
+        )
+        for name, why in others.items()
+    ]
+    untold = [one.name for one in scaling if one.factor is None and one.name not in others]
     if untold:
         unknown.append(
             Unknown(
@@ -119,14 +130,14 @@ def has_times(report: Report) -> bool:
     return not any(one.reason == ONLY_AN_ORDER for one in report.unknown)
 
 
-def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
-    """Everything that an open dataset tells.
+def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | None = None) -> Report:
+    """Everything that an open dataset tells; `gpus` are those of the only job that is left in it.
 
     Raises:
         ConfigError: the leaf map lacks a server of the dataset.
     """
     recordings = dataset.rows(dataset["recordings"]).to_pylist()
-    gpus = find_gpus(dataset)
+    gpus = find_gpus(dataset) if gpus is None else gpus
     counted = count_calls(dataset)
     traffic, unknown_traffic = find_traffic(dataset, gpus, counted, leaf_map)
     classes = find_size_classes(dataset)
@@ -137,7 +148,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
     course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
     several_jobs = said_of_several(jobs_in(dataset, gpus))
-    return Report(
+    found = Report(
         folders=tuple(str(folder) for folder in dataset.folders),
         simulated=any(row["simulated"] for row in recordings),
         began_seconds=began_ns / _NS,
@@ -168,7 +179,10 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None) -> Report:
         ),
         losses=tuple(_losses(recordings, gpus, several_jobs)),
         several_jobs=several_jobs,
+        one_of_several=said_of_one(gpus),
+        shared_rails=said_of_rails(gpus) if rails else "",
     )
+    return with_numbers(found, gpus)
 
 
 def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:

@@ -32,6 +32,17 @@ class OpUse:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerLink:
+    """What one rank of a communicator sends to another by Send (row 7: a pipeline's neighbours)."""
+
+    source: int | None
+    """GPU; None: this rank was not recorded."""
+    destination: int | None
+    messages: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommunicatorUse:
     """One communicator, all its recorded ranks together (rows 1, 7)."""
 
@@ -43,7 +54,10 @@ class CommunicatorUse:
     """`tp`, `pp`, `dp`, `embedding`, `ep`, `world`, or `unknown`."""
     calls: int
     payload_bytes: int
+    """Of all calls but Recv: what is received was sent."""
     ops: tuple[OpUse, ...]
+    links: tuple[PeerLink, ...] = ()
+    """Of Sends and Receives, in the order of ranks; empty where there are more than four a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,3 +351,7 @@ class Report:
     """What was lost while it was recorded, or skipped as it was imported: one sentence each."""
     several_jobs: str = ""
     """The one of `losses` that says that there are several jobs; empty: there is one."""
+    one_of_several: str = ""
+    """That other jobs were left out; empty: none was."""
+    shared_rails: str = ""
+    """That `rails` are not of this job alone; empty: nobody else is known to use them."""

@@ -54,13 +54,15 @@ def html_text(report: Report) -> str:
     body = [*_head(report, title), *_contents(), *_losses(report)]
     for section in _SECTIONS:
         body += _section(report, section)
-    return page(f"railscope: {title}", [*body, _foot()])
+    return page(f"railscope: {title}", [*body, _foot(report)])
 
 
 def _head(report: Report, title: str) -> Iterator[Element]:
     yield tag("h1", title)
     when = moment(report.began_seconds) if has_times(report) else "times are not known"
     yield tag("p", f"{', '.join(report.folders)} · {when}", css="meta")
+    if report.one_of_several:
+        yield tag("p", report.one_of_several, css="note")
     if report.simulated:
         yield tag(
             "p",
@@ -119,7 +121,7 @@ def _pairs(report: Report) -> list[Element]:
     traffic = report.matrix
     if not traffic.pairs:
         return []
-    heat = heat_map_of(traffic, [gpu.server for gpu in report.gpus])
+    heat = heat_map_of(traffic, [gpu.server for gpu in report.gpus], numbers=[gpu.number for gpu in report.gpus])
     words = (
         f"Colours go by the logarithm of bytes; a pair without colour did not talk. {traffic.basis}"
         f"{f' Binned: {heat.note}.' if heat.note else ''}"
@@ -135,6 +137,8 @@ def _pairs(report: Report) -> list[Element]:
 
 def _edges(report: Report) -> list[Element]:
     rails = tables.rails(report)
+    if report.shared_rails:
+        rails.append(tag("p", report.shared_rails, css="note"))
     if not report.matrix.pairs:
         return rails
     return [*_figure(pictures.server_bars(report.matrix)), *tables.edges(report), *rails]
@@ -195,10 +199,11 @@ _SECTIONS: Final[Sequence[_Section]] = (
 )
 
 
-def _foot() -> Element:
+def _foot(report: Report) -> Element:
+    order = "as in the report of all jobs" if report.one_of_several else "from 0 in the order of ranks"
     words = (
         "Payload is what a call hands to NCCL: count × size of the data type. Wire bytes are what its algorithm then "
         f"puts on the way. Sizes are binary (1 MiB = 1,048,576 B), rates decimal; {UNKNOWN} is not known. GPUs are "
-        f"numbered from 0 in the order of ranks. For example {size(131_072_000)} is 131,072,000 B."
+        f"numbered {order}. For example {size(131_072_000)} is 131,072,000 B."
     )
     return tag("p", words, css="meta")

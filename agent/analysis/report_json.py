@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields
-from functools import cache
-from operator import attrgetter
 from typing import Any, Final
 
-from agent.analysis.fact_columns import Columns, PairTraffic, SizeUse
+from agent.analysis.column_json import column_parts
+from agent.analysis.fact_columns import Columns
 from agent.analysis.measurements import BY_NUMBER
 from agent.analysis.report_facts import Report, Traffic
 
@@ -39,19 +38,14 @@ KEYS: Final = (
 """Of the object, in their order."""
 
 
-_AT_A_TIME: Final = 10_000
-"""Facts of a column that are written together."""
-
-
 def json_parts(report: Report) -> Iterator[str]:
     """The JSON, indented, with a newline at its end, part by part: of what there may be millions, never all is text."""
     for number, (key, value) in enumerate(_content(report).items()):
         yield f"{',' if number else '{'}\n  {json.dumps(key)}: "
-        if isinstance(value, Columns) and len(value):
-            yield from _column_parts(value)
+        if isinstance(value, Columns):
+            yield from column_parts(value, indent=2)
         else:
-            plain = [] if isinstance(value, Columns) else value
-            yield json.dumps(plain, indent=2, ensure_ascii=False).replace("\n", "\n  ")
+            yield json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n  ")
     yield "\n}\n"
 
 
@@ -67,6 +61,7 @@ def _content(report: Report) -> dict[str, Any]:
             "simulated": report.simulated,
             "began": report.began_seconds,
             "seconds": report.seconds,
+            "one_of_several": report.one_of_several,
         },
         "gpus": _list(report.gpus),
         "ops": _list(report.ops),
@@ -86,29 +81,8 @@ def _content(report: Report) -> dict[str, Any]:
         "unknown": [
             {"row": one.row, "measurement": BY_NUMBER[one.row].name, "reason": one.reason} for one in report.unknown
         ],
-        "losses": list(report.losses),
+        "losses": [*report.losses, *filter(None, (report.shared_rails,))],
     }
-
-
-def _column_parts(facts: Columns[Any]) -> Iterator[str]:
-    """The facts as the standard library would write them, only ten times as fast."""
-    names = [column.name for column in fields(PairTraffic if isinstance(facts[0], PairTraffic) else SizeUse)]
-    form = "    {\n" + ",\n".join(f'      "{name}": %s' for name in names) + "\n    }"
-    values = attrgetter(*names)
-    for first in range(0, len(facts), _AT_A_TIME):
-        chunk = facts[first : first + _AT_A_TIME]
-        lines = ",\n".join([form % tuple(map(_token, values(fact))) for fact in chunk])
-        yield f"{',' if first else '['}\n{lines}"
-    yield "\n  ]"
-
-
-def _token(value: int | str) -> int | str:
-    return value if isinstance(value, int) else _quoted(value)
-
-
-@cache
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _list(facts: Any) -> list[dict[str, Any]]:

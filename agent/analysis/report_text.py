@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from agent.analysis.communicator_words import carries, telling
 from agent.analysis.fact_columns import SizeUse
 from agent.analysis.quantities import (
     UNKNOWN,
@@ -70,7 +71,7 @@ def _job(report: Report) -> list[str]:
     return [
         f"{counted(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
         # Before any figure: they are of all of them.
-        *textwrap.wrap(report.several_jobs, _COLUMNS, break_on_hyphens=False),
+        *textwrap.wrap(report.several_jobs or report.one_of_several, _COLUMNS, break_on_hyphens=False),
     ]
 
 
@@ -109,20 +110,20 @@ def _size_row(use: SizeUse, calls: int) -> tuple[str, ...]:
 
 def _communicators(report: Report) -> list[str]:
     return _section(
-        "Communicators (recorded ranks together, payload)",
-        ("communicator", "role", "ranks", "GPUs", "calls", "payload", "mostly"),
-        [_communicator_row(use) for use in report.communicators],
+        "Communicators (recorded ranks together, payload; of each role one at least)",
+        ("communicator", "role", "ranks", "GPUs", "calls", "payload", "carries"),
+        [_communicator_row(use) for use in telling(report.communicators, MOST_ROWS)],
         "<<><>><",
+        len(report.communicators),
     )
 
 
 def _communicator_row(use: CommunicatorUse) -> tuple[str, ...]:
-    mostly = max(use.ops, key=lambda op: (op.payload_bytes, op.calls)).op if use.ops else UNKNOWN
     ranks = UNKNOWN if use.nranks is None else whole(use.nranks)
     if use.nranks is not None and len(use.gpus) < use.nranks:
         ranks = f"{len(use.gpus):,} of {use.nranks:,}"
     members = numbers(use.gpus)
-    return (shortened(use.comm, 16), use.role, ranks, members, whole(use.calls), size(use.payload_bytes), mostly)
+    return (shortened(use.comm, 16), use.role, ranks, members, whole(use.calls), size(use.payload_bytes), carries(use))
 
 
 def _pairs(report: Report) -> list[str]:
@@ -131,10 +132,11 @@ def _pairs(report: Report) -> list[str]:
         return []
     total = traffic.pairs.total_bytes
     possible = traffic.gpus * (traffic.gpus - 1)
+    gpus = {gpu.number: _gpu(gpu) for gpu in report.gpus}
     rows = [
         (
-            _gpu(report.gpus[pair.source]),
-            _gpu(report.gpus[pair.destination]),
+            gpus[pair.source],
+            gpus[pair.destination],
             size(pair.wire_bytes),
             share(pair.wire_bytes / total),
         )
@@ -175,7 +177,7 @@ def _rails(report: Report) -> list[str]:
     busiest = sorted(
         report.rails, key=lambda use: (-(use.transmit_bytes + use.receive_bytes), use.server, use.rail, use.device)
     )
-    return _section(
+    lines = _section(
         "Rails (port bytes: what the NICs counted; rates on average, and in the busiest second)",
         ("server", "rail", "device", "sent", "a second", "at most", "received", "a second", "at most", "of the link"),
         [
@@ -195,6 +197,7 @@ def _rails(report: Report) -> list[str]:
         ],
         "<<<>>>>>>>",
     )
+    return [*lines, *_wrapped(report.shared_rails)]
 
 
 def _latency(report: Report) -> list[str]:

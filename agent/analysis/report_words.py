@@ -59,12 +59,14 @@ def scaling_rows(report: Report) -> list[tuple[str, ...]]:
 def _job(report: Report) -> Iterator[str]:
     servers = len({gpu.server for gpu in report.gpus})
     calls = sum(use.calls for use in report.ops)
-    payload = sum(use.payload_bytes for use in report.ops)
+    # What is received was sent, and counts there, as in the table of what the traffic is for.
+    sent = [use for use in report.ops if use.op != "Recv"] or list(report.ops)
+    payload = sum(use.payload_bytes for use in sent)
     when = f"for {span(report.seconds)} from {moment(report.began_seconds)}"
     told = when if has_times(report) else "at times that are not known"
     yield f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded {told}."
     if report.ops:
-        most = max(report.ops, key=lambda use: (use.payload_bytes, use.calls, use.op))
+        most = max(sent, key=lambda use: (use.payload_bytes, use.calls, use.op))
         yield (
             f"They made {counted(calls, 'call')} of {size(payload)} payload in "
             f"{counted(len(report.communicators), 'communicator')}; most bytes are {most.op} of {most.dtype} "

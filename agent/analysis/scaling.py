@@ -11,6 +11,10 @@ Which of the two it is shows in what a GPU hands to NCCL for its own part of the
 tensor, pipeline and expert parallelism, of the same pipeline and tensor ranks as in the first run.  If that is the same
 (within 5 %), scaling is weak; if it shrank as the number of GPUs grew, strong.  Gradients are as large as the model
 either way, so that purely data-parallel runs do not tell; then both factors stand, each with its name.
+
+All of it needs that the runs are one job on more GPUs.  They are not where their parallelism or its pipeline and tensor
+ranks differ, where a GPU's part of the batch did not stay between that of weak and of strong scaling, or where the
+gradients are of another size: it is another model, and the pace of its iterations says nothing (`unlike`).
 """
 
 from __future__ import annotations
@@ -19,11 +23,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.analysis.pictures import ROLE_NAMES
+from agent.analysis.quantities import size
 from agent.analysis.report_facts import Regularity, Report, Scaling
 from agent.analysis.report_options import STRONG, WEAK
 
 _OF_THE_BATCH: Final = ("tp", "pp", "ep")
 _ALIKE: Final = 0.05
+_OTHER: Final = 1.25
+"""Times as much: of routed tokens and of padding neither two runs have the same, of another model or batch they do."""
+_SHARDED: Final = frozenset({"AllGather", "ReduceScatter"})
+"""A rank hands over its own part only, which shrinks as replicas are added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +47,17 @@ class Run:
     """Pipeline and tensor ranks; None: not known."""
     work_bytes: Mapping[str, float] = field(default_factory=dict)
     """By role: payload of a rank in an iteration, of what depends on its part of the batch."""
+    gradient_bytes: float = 0.0
+    """What a rank reduces with its replicas in an iteration, of shards the whole; 0: it has no replicas."""
+    ops: frozenset[str] = frozenset()
+    """What is called where no communicator shows what it is for."""
 
 
 def run_of(name: str, report: Report) -> Run:
     """What scaling needs of a report."""
     shape, regularity = report.composition.parallelism, report.regularity
     work: dict[str, float] = {}
+    gradients = 0.0
     if regularity is not None and regularity.calls_per_iteration:
         calls = sum(use.calls for use in report.composition.ranks if use.gpu == regularity.gpu)
         iterations = calls / regularity.calls_per_iteration
@@ -51,7 +66,66 @@ def run_of(name: str, report: Report) -> Run:
             for role in report.composition.roles
             if role.role in _OF_THE_BATCH and role.rank_payload_bytes and iterations
         }
-    return Run(name, len(report.gpus), regularity, None if shape is None else (shape.pipeline, shape.tensor), work)
+        gradients = _gradient_bytes(report) / iterations if iterations else 0.0
+    told = work or gradients
+    return Run(
+        name=name,
+        gpus=len(report.gpus),
+        regularity=regularity,
+        grid=None if shape is None else (shape.pipeline, shape.tensor),
+        work_bytes=work,
+        gradient_bytes=gradients,
+        ops=frozenset() if told else frozenset(use.op for use in report.ops),
+    )
+
+
+def _gradient_bytes(report: Report) -> float:
+    """Of a rank that has replicas, over the whole recording."""
+    own = [use for use in report.communicators if use.role == "dp"]
+    moved = sum(
+        op.payload_bytes * ((use.nranks or len(use.gpus)) if op.op in _SHARDED else 1) for use in own for op in use.ops
+    )
+    takers = len({gpu for use in own for gpu in use.gpus})
+    return moved / takers if takers else 0.0
+
+
+def unlike(first: Run, run: Run) -> str:
+    """Why a run is not the first one's job on another number of GPUs, the end of a sentence; empty: it may be.
+
+    Of runs without iterations only what is called can tell.
+    """
+    if run.gpus == first.gpus:
+        return ""
+    if run.work_bytes.keys() != first.work_bytes.keys():
+        return " and ".join(f"{one.name} has {_parallelism(one)}" for one in (first, run))
+    if None not in (first.grid, run.grid) and run.grid != first.grid:
+        return " and ".join(
+            f"{one.name} has {one.grid[0]} × {one.grid[1]} pipeline and tensor ranks"
+            for one in (first, run)
+            if one.grid is not None
+        )
+    grown = run.gpus / first.gpus
+    least, most = min(1.0, 1 / grown) / _OTHER, max(1.0, 1 / grown) * _OTHER
+    for role, before in first.work_bytes.items():
+        if not least <= run.work_bytes[role] / before <= most:
+            return (
+                f"a rank of {first.name} hands over {size(before)} an iteration for {ROLE_NAMES[role]}, one of "
+                f"{run.name} {size(run.work_bytes[role])}, neither as much nor less by the number of GPUs"
+            )
+    gradients = sorted((first.gradient_bytes, run.gradient_bytes))
+    if gradients[0] and gradients[1] / gradients[0] > _OTHER:
+        return (
+            f"a rank of {first.name} reduces {size(first.gradient_bytes)} of gradients an iteration, one of {run.name} "
+            f"{size(run.gradient_bytes)}, so that the models differ"
+        )
+    if run.ops != first.ops:
+        return " and ".join(f"{one.name} calls {', '.join(sorted(one.ops)) or 'other things'}" for one in (first, run))
+    return ""
+
+
+def _parallelism(run: Run) -> str:
+    names = [ROLE_NAMES[role] for role in _OF_THE_BATCH if role in run.work_bytes]
+    return f"{' and '.join(names)} communication" if names else "no tensor, pipeline or expert parallel communication"
 
 
 def find_scaling(runs: Sequence[Run], said: str | None = None) -> tuple[Scaling, ...]:

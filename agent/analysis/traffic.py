@@ -47,13 +47,13 @@ from agent.analysis.leaf_map import LeafMap
 from agent.analysis.report_facts import Traffic, Unknown
 from agent.dataset.reader import Dataset
 from agent.dataset.schema import UNNAMED_NODE
+from agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
 from probes.nccl.abi import DATA_TYPE_BYTES
 
-_RINGS: Final = frozenset({"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"})
 _ROOTED: Final = frozenset({"Broadcast", "Reduce", "Scatter", "Gather"})
 _DIRECT: Final = frozenset({"Send", "Recv", "PutSignal"})
 _SILENT: Final = frozenset({"Signal", "WaitSignal"})
-_MODELLED: Final = _RINGS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
+_MODELLED: Final = RING_OPS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
 _MOST_RANKS: Final = 1_000_000
 """A communicator that is said to have more is one of which the recording tells nonsense."""
 _ROWS_AT_A_TIME: Final = 1 << 20
@@ -162,7 +162,7 @@ def find_traffic(
             own = chosen.of(_usable(name, chosen, communicator.nranks))
             unmodelled += int(chosen.calls.sum() - own.calls.sum())
             unmodelled += 0 if name in _SILENT else int(own.unsized.sum())
-            if name in _RINGS:
+            if name in RING_OPS:
                 edges += _ring(name, own, members, counted)
             else:
                 _direct(name, own, members, pairs)
@@ -170,20 +170,6 @@ def find_traffic(
         confirmed += kept
         redirected += moved
     return _result(dataset, gpus, servers, pairs, unmodelled, _basis(confirmed, redirected), leaf_map)
-
-
-def ring_bytes(payload: Integers, element: Integers, members: int, place: Integers) -> Integers:
-    """What the member at `place` of a ring sends to the next in an AllReduce, by call.
-
-    The payload is split into chunks of whole elements, the first ones one element longer; a member sends all chunks
-    but one in each half.  Equal to `agent.model.traffic.ring_edge_bytes`, for elements of any size.
-    """
-    element = np.where(payload % element == 0, element, 1)
-    elements = payload // element
-    whole, over = elements // members, elements % members
-    skipped = 2 * whole + ((place + 1) % members < over) + ((place + 2) % members < over)
-    sent: Integers = element * (2 * elements - skipped)
-    return sent
 
 
 class _Members:
@@ -251,20 +237,12 @@ def _ring(name: str, kinds: _Kinds, members: _Members, counted: CountedCalls) ->
 
 def _edge(name: str, kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
     """What the member at `place` sends to the next in all calls of each kind."""
-    if count == 1:
-        return np.zeros(len(place), dtype=np.int64)
-    match name:
-        case "AllReduce":
-            return _allreduce_edge(kinds, count, place, counted)
-        case "AllGather" | "ReduceScatter":
-            return kinds.moved * (count - 1)
-        case "Broadcast":
-            return np.where((place + 1) % count == kinds.peer, 0, kinds.moved)
-        case _:
-            return np.where(place == kinds.peer, 0, kinds.moved)
+    if name == ALL_REDUCE:
+        return _all_reduce_edge(kinds, count, place, counted)
+    return kinds.moved * payloads_sent(name, count, place, kinds.peer)
 
 
-def _allreduce_edge(kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
+def _all_reduce_edge(kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
     """As `_edge`; the only operation of which sizes do not simply add up, so that each one is looked at."""
     sent = np.zeros(len(kinds.rows), dtype=np.int64)
     ends = np.cumsum(kinds.rows)
@@ -276,7 +254,7 @@ def _allreduce_edge(kinds: _Kinds, count: int, place: Integers, counted: Counted
         kind = np.repeat(np.arange(low, high), many)
         row = np.arange(len(kind)) + np.repeat(kinds.first[low:high] - (ends[low:high] - many - done), many)
         payload = counted.payload_bytes[row]
-        moved = counted.calls[row] * ring_bytes(np.maximum(payload, 0), kinds.element[kind], count, place[kind])
+        moved = counted.calls[row] * all_reduce_bytes(np.maximum(payload, 0), kinds.element[kind], count, place[kind])
         sent[low:high] = np.add.reduceat(moved, ends[low:high] - many - done)
         low = high
     return sent
@@ -392,7 +370,7 @@ def _result(
     talked, unobserved = pairs.pairs(), pairs.unobserved_bytes
     names, server = _numbered(servers)
     leaving = talked.sent_apart(count, server)
-    told = find_rails(dataset, gpus.gpus, talked)
+    told = find_rails(dataset, gpus.gpus, talked, gpus.others)
     rails = told.of_gpu
     spine = None
     if leaf_map is not None and (rails is not None or not leaf_map.by_rail):

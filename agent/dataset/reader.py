@@ -3,8 +3,8 @@
 DuckDB runs inside the process and takes what fits one machine, spilling to disk; Spark takes the same expressions
 where that is too little.  Files of the flight recorder (`.npz`) are converted into a temporary folder first.
 
-Only recordings that have a row in `recordings` are read: what else lies there was left by a writer that was stopped
-before it had finished, and whoever imported again wrote the same a second time.
+Only recordings that have a row in `recordings` are read, and that no other one replaces: what else lies there was left
+by a writer that was stopped before it had finished, and whoever imported again wrote the same a second time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from agent.dataset.check import check_folder, one_line, unreadable
 from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
 from agent.dataset.from_recording import convert_file
 from agent.dataset.leftovers import leftovers
+from agent.dataset.replacement import not_counting
 from agent.dataset.schema import TABLES
 
 __all__ = ("Dataset", "DatasetError", "check_folder", "open_dataset")
@@ -142,11 +143,20 @@ def _own_engine() -> Any:
 
 
 def _recordings(folder: Path) -> set[int]:
-    """The numbers of the recordings that a folder has rows of.
+    """The numbers of the recordings that count in a folder.
 
     Raises:
         DatasetError: a file cannot be read.
     """
+    while True:
+        hidden = not_counting(folder)
+        numbers = _with_rows(folder)
+        if not_counting(folder) == hidden:
+            return numbers - hidden
+        # Meanwhile some took the place of others.
+
+
+def _with_rows(folder: Path) -> set[int]:
     numbers: set[int | None] = set()
     for file in table_files(folder, "recordings"):
         try:

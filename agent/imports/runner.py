@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.dataset.replacement import settle_replacements
 from agent.imports import (
     chakra,
     deepspeed,
@@ -60,6 +61,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     """
     problems = Problems()
     paths = list(dict.fromkeys(paths))
+    settle_replacements(folder)
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
         nodes: list[ImportedNode] = []

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from agent.dataset.files import encodable, node_folder
 from agent.dataset.leftovers import has_row, remove_recordings
+from agent.dataset.replacement import remove_replaced, replacing
 from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
 from agent.dataset.writer import DatasetWriter
 from agent.imports.earlier import Content
@@ -79,8 +80,8 @@ class ImportTarget:
         """`source` is the name of the format, for `recordings.source`; `content` stands for what is in the files.
 
         Numbers of recordings follow from both and the node.  What is imported again has the next number that is free,
-        and earlier imports that it replaces go when all of this one is there: until then they count and this one does
-        not, since rows of `recordings` come last.
+        and earlier imports that it replaces go when all of this one is there: until then they count, and this one does
+        not.
         """
         self._folder = folder
         self._source = source
@@ -154,6 +155,21 @@ class ImportTarget:
             if one.connections:
                 links = [link._asdict() for link in one.connections]
                 self._written.append(one.writer.add_rows("connections", links, began_ns))
+        new = [(_place(self._folder, name), one.writer.recording) for name, one in self._nodes.items()]
+        with replacing(self._folder, new, self._replaces):
+            try:
+                result = self._write_recordings(lines_skipped)
+            except BaseException:
+                # Before what hides them ends.
+                self.discard()
+                raise
+        # From here on this import is the one that stays, whatever becomes of the others.
+        self._written.clear()
+        remove_replaced(self._folder, new, self._replaces)
+        self.replaced = bool(self._replaces)
+        return result
+
+    def _write_recordings(self, lines_skipped: int) -> tuple[ImportedNode, ...]:
         result = []
         for number, (name, one) in enumerate(sorted(self._nodes.items())):
             began_ns, ended_ns = one.began_ns or 0, one.ended_ns or 0
@@ -179,10 +195,6 @@ class ImportTarget:
                     kernels=one.counts[ImportedKernel],
                 )
             )
-        # From here on this import is the one that stays, whatever becomes of the others.
-        self._written.clear()
-        self.replaced = bool(self._replaces)
-        remove_recordings(self._folder, self._replaces)
         return tuple(result)
 
     def _name_apart(self) -> None:
@@ -218,7 +230,7 @@ class ImportTarget:
 
     def _free_number(self, node: str) -> int:
         """The first number for this import of which there is no row; what one that was stopped has left of it goes."""
-        place = node_folder(self._folder, "recordings", node).name
+        place = _place(self._folder, node)
         for times in itertools.count():
             number = _number(self._content.digest, self._source, node, times)
             if not has_row(self._folder, place, number):
@@ -254,6 +266,11 @@ class ImportTarget:
         for hour, indices in sorted(by_hour.items()):
             part = whole if len(indices) == len(rows) else whole.take(indices)
             self._written.append(one.writer.add(table, part, hour * _HOUR_NS))
+
+
+def _place(folder: Path, node: str) -> str:
+    """The name of a node's folders."""
+    return node_folder(folder, "recordings", node).name
 
 
 def _extremes(values: Sequence[int]) -> tuple[int, int]:

@@ -5,9 +5,8 @@ among g ranks puts 2b(g−1)/g on each edge, pipeline neighbours send straight t
 pipeline make a ring of two.  NCCL's own rings may run in another order and several at once, and its trees use other
 pairs: what a rank sends in all is the same, to whom is not.
 
-A ring of g splits the payload into g chunks of whole elements.  The member at place i sends all chunks but the one
-after its own in the reduce-scatter half, and all but the one after that in the all-gather half; so bytes of a ring
-are exact also where g does not divide the payload, and add up to 2b(g−1).
+What a ring's members send is that of `agent.ring_traffic`, which recordings are counted by as well: bytes are exact
+also where g does not divide the payload, and add up to 2b(g−1).
 
 Pairs are kept as a list, not as a matrix: ten thousand ranks have forty thousand pairs that talk, of a hundred
 million.
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from agent.model.mapping import Mapping
 from agent.model.shape import ELEMENT_BYTES, Mode, Shape, ShapeError
 from agent.model.volumes import StageVolumes, stage_volumes
+from agent.ring_traffic import all_reduce_bytes
 
 FLOW: Final = np.dtype([("kind", "u1"), ("source", "i4"), ("destination", "i4"), ("bytes", "i8")])
 """Wire bytes of one kind from one rank to another; `kind` is a `Kind`."""
@@ -130,13 +130,8 @@ def ring_edge_bytes(payload_bytes: int, members: int) -> NDArray[np.int64]:
 
     The payload must be of whole elements of two bytes.  A ring of one sends nothing.
     """
-    if members == 1:
-        return np.zeros(1, dtype=np.int64)
-    elements = payload_bytes // ELEMENT_BYTES
-    whole, over = divmod(elements, members)
-    chunks = np.full(members, whole, dtype=np.int64)
-    chunks[:over] += 1
-    return ELEMENT_BYTES * (2 * elements - np.roll(chunks, -1) - np.roll(chunks, -2))
+    payload, element = np.array(payload_bytes), np.array(ELEMENT_BYTES)
+    return all_reduce_bytes(payload, element, members, np.arange(members))
 
 
 def _rings(kind: Kind, groups: NDArray[np.int64], payload_bytes: int) -> Flows:

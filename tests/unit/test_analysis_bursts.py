@@ -196,6 +196,22 @@ def test_jobs_without_a_name_are_told_apart_by_their_gpus(tmp_path: Path) -> Non
     assert as_text(calendar).count("no operation has times, so nobody knows how long it sends") == 2
 
 
+def test_each_job_is_called_by_its_own_gpus_also_where_they_alternate(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (4,))
+    drawn = random.Random(1)
+    for comm, gpus in (("regular", (0, 2)), ("random", (1, 3))):
+        job.communicator(comm, gpus)
+        for iteration in range(30):
+            moment = iteration * SECOND if comm == "regular" else drawn.randrange(30 * SECOND)
+            op = "AllReduce" if comm == "regular" else drawn.choice(["AllReduce", "Broadcast", "Reduce"])
+            job.call(comm, 0, op, 1 << 20 if comm == "regular" else drawn.randrange(1 << 20), time_ns=BEGAN_NS + moment)
+    calendar = find_bursts(job.open())
+    assert [one.subject for one in calendar.jobs] == ["job (GPUs 0, 2)"]
+    (declined,) = calendar.declined
+    assert declined.subject == "job (GPUs 1, 3)"
+    assert declined.reason.startswith("The 30 calls of GPU 1 (")
+
+
 def test_aperiodic_traffic_has_no_calendar(tmp_path: Path) -> None:
     calendar = find_bursts(inference(tmp_path).open())
     assert calendar.jobs == ()

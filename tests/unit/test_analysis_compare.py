@@ -353,6 +353,8 @@ def test_sentences_say_how_much_in_the_figures_own_words() -> None:
         "B's period is 10 % shorter: 900 ms instead of 1 s (significant, p = 0.002)."
     )
     assert said(figure("period", Unit.SECONDS, 1.0, 3.0, 0.0001)).startswith("B's period is 3 times A's: 3 s instead")
+    for name, verb in (("AllReduce calls an iteration", "are"), ("AllReduce payload an iteration", "is")):
+        assert said(figure(name, Unit.COUNT, 1.0, 3.0, 0.0001)).startswith(f"B's {name} {verb} 3 times A's: 3 ")
     assert said(figure("duty cycle", Unit.SHARE, 0.2, 0.5, 0.0001)).startswith("B's duty cycle is 30 points higher")
 
 
@@ -415,6 +417,20 @@ def test_runs_of_different_numbers_of_gpus_have_their_scaling(tmp_path: Path) ->
     assert factor["b"] == pytest.approx(
         next(one["a"] / one["b"] for one in content["figures"] if one["name"] == "period")
     )
+
+
+def test_of_different_jobs_there_is_no_scaling_and_it_is_said_why(tmp_path: Path) -> None:
+    small = gpt_job(tmp_path / "small", SHAPE, default_mapping(SHAPE), 4, 4).write()
+    other = replace(SHAPE, pipeline=1, data=8, global_batch=32)
+    large = gpt_job(tmp_path / "other", other, default_mapping(other), 4, 4).write()
+    content = json.loads(compare(small, large, "--json"))
+    assert [one for one in content["figures"] if one["row"] == 14] == []
+    assert any(
+        one.startswith("There is no scaling factor: it is of one job on 8 and on 16 GPUs, and these are not comparable")
+        and "A has tensor parallel and pipeline parallel communication and B has tensor parallel" in one
+        for one in content["caveats"]
+    )
+    assert "scaling factor, " not in compare(small, large)
 
 
 def test_a_leaf_map_tells_what_reaches_the_spine_on_both_sides(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.fact_columns import PairTraffic
+from agent.analysis.fact_columns import Pairs, PairTraffic
 from agent.analysis.link_demand import Link, LinkAnswer, find_link_demand
 
 GIGABIT_400 = 50_000_000_000
@@ -27,19 +29,23 @@ def kept(answer: LinkAnswer, server: str) -> list[str]:
     return [link.rail for link in answer.links if link.server == server and link.needed]
 
 
+def demanded(pairs: Sequence[PairTraffic], *rest: Any, **more: Any) -> LinkAnswer:
+    return find_link_demand(Pairs.of(pairs), *rest, **more)
+
+
 def ring_over_rail(rail: int, count: int, rails: int = 4) -> list[PairTraffic]:
     """Two servers, bytes both ways on one rail."""
     return [PairTraffic(rail, rails + rail, count), PairTraffic(rails + rail, rail, count)]
 
 
 def test_a_job_on_one_server_needs_no_link() -> None:
-    answer = find_link_demand([PairTraffic(0, 1, 5)], places(1, 4), equal(1, 4), 0.05)
+    answer = demanded([PairTraffic(0, 1, 5)], places(1, 4), equal(1, 4), 0.05)
     assert answer.removable == answer.removable_without_spine == 4
     assert answer.inflation == 0
 
 
 def test_links_that_carry_nothing_can_go_and_cost_nothing() -> None:
-    answer = find_link_demand(ring_over_rail(1, 1000), places(2, 4), equal(2, 4), 0.0)
+    answer = demanded(ring_over_rail(1, 1000), places(2, 4), equal(2, 4), 0.0)
     assert (answer.removable, answer.inflation) == (6, 0)
     assert kept(answer, "s0") == kept(answer, "s1") == ["1"]
     assert (answer.removable_without_spine, answer.spine_bytes) == (6, 0)
@@ -47,15 +53,15 @@ def test_links_that_carry_nothing_can_go_and_cost_nothing() -> None:
 
 def test_equal_full_rails_are_all_needed() -> None:
     pairs = [pair for rail in range(4) for pair in ring_over_rail(rail, 1000)]
-    answer = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.05)
+    answer = demanded(pairs, places(2, 4), equal(2, 4), 0.05)
     assert (answer.removable, answer.removable_without_spine) == (0, 0)
     assert [link.busier_bytes_after for link in answer.links] == [1000] * 8
 
 
 def test_a_third_more_time_buys_a_rail_of_four() -> None:
     pairs = [pair for rail in range(4) for pair in ring_over_rail(rail, 1200)]
-    few = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.33)
-    enough = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.34)
+    few = demanded(pairs, places(2, 4), equal(2, 4), 0.33)
+    enough = demanded(pairs, places(2, 4), equal(2, 4), 0.34)
     assert (few.removable, enough.removable) == (0, 2)
     assert enough.inflation == pytest.approx(1 / 3)
     assert {link.busier_bytes_after for link in enough.links} == {0, 1600}
@@ -63,14 +69,14 @@ def test_a_third_more_time_buys_a_rail_of_four() -> None:
 
 def test_a_job_that_mostly_computes_needs_fewer_links() -> None:
     pairs = [pair for rail in range(4) for pair in ring_over_rail(rail, 1200)]
-    answer = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.05, network_share=0.05)
+    answer = demanded(pairs, places(2, 4), equal(2, 4), 0.05, network_share=0.05)
     assert answer.removable == 4
     assert answer.inflation == pytest.approx(0.05)
 
 
 def test_an_unequal_rail_leaves_room_for_the_others() -> None:
     pairs = [*ring_over_rail(0, 1000), *ring_over_rail(1, 300), *ring_over_rail(2, 300), *ring_over_rail(3, 300)]
-    answer = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.0)
+    answer = demanded(pairs, places(2, 4), equal(2, 4), 0.0)
     assert kept(answer, "s0") == ["0", "1"]
     assert [link.busier_bytes_after for link in answer.links[:4]] == [950, 950, 0, 0]
 
@@ -78,13 +84,13 @@ def test_an_unequal_rail_leaves_room_for_the_others() -> None:
 def test_fast_links_stay_and_slow_ones_go() -> None:
     rates = {link: GIGABIT_400 // (1 if link[1] == "3" else 4) for link in places(2, 4)}
     pairs = [pair for rail in range(4) for pair in ring_over_rail(rail, 1000)]
-    answer = find_link_demand(pairs, places(2, 4), rates, 0.0)
+    answer = demanded(pairs, places(2, 4), rates, 0.0)
     assert kept(answer, "s0") == ["3"]
 
 
 def test_bytes_that_change_rails_need_the_spine_or_a_common_rail() -> None:
     pairs = [PairTraffic(0, 5, 800), PairTraffic(4, 1, 800)]
-    answer = find_link_demand(pairs, places(2, 4), equal(2, 4), 0.0)
+    answer = demanded(pairs, places(2, 4), equal(2, 4), 0.0)
     assert answer.spine_bytes == 1600
     assert answer.removable == 6
     assert answer.removable_without_spine == 6
@@ -95,7 +101,7 @@ def test_bytes_that_change_rails_need_the_spine_or_a_common_rail() -> None:
 
 def test_a_server_that_sends_less_gives_more_links_while_the_spine_stays() -> None:
     pairs = [PairTraffic(rail, 4 + rail, 1000) for rail in range(4)] + [PairTraffic(0, 8, 900)]
-    answer = find_link_demand(pairs, places(3, 4), equal(3, 4), 0.0)
+    answer = demanded(pairs, places(3, 4), equal(3, 4), 0.0)
     assert [kept(answer, server) for server in ("s0", "s1", "s2")] == [["0", "1", "2"], ["0", "1", "2"], ["0"]]
     assert answer.removable_without_spine == 3
 
@@ -126,7 +132,7 @@ def test_no_larger_set_of_any_server_s_links_could_go(
     fabric: tuple[list[PairTraffic], list[Link], dict[Link, int], float, float],
 ) -> None:
     pairs, links, rates, epsilon, share = fabric
-    answer = find_link_demand(pairs, links, rates, epsilon, share)
+    answer = demanded(pairs, links, rates, epsilon, share)
     busy = {(one.server, one.rail): max(one.transmit_bytes, one.receive_bytes) for one in answer.links}
     limit = max(Fraction(busy[link], rates[link]) for link in links) * (
         1 + Fraction(str(epsilon)) / Fraction(str(share))
@@ -155,7 +161,7 @@ def test_kept_links_carry_all_bytes_within_the_limit(
     fabric: tuple[list[PairTraffic], list[Link], dict[Link, int], float, float],
 ) -> None:
     pairs, links, rates, epsilon, share = fabric
-    answer = find_link_demand(pairs, links, rates, epsilon, share)
+    answer = demanded(pairs, links, rates, epsilon, share)
     for server in dict.fromkeys(link[0] for link in links):
         ends = [one for one in answer.links if one.server == server]
         sent, received = sum(one.transmit_bytes for one in ends), sum(one.receive_bytes for one in ends)

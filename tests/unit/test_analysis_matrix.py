@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.analysis.calls import count_calls
+from agent.analysis.compared_pairs import ComparedPairs, PairBytes, compared_pairs
 from agent.analysis.gpus import find_gpus
 from agent.analysis.iteration_count import CountedIterations, count_iterations
-from agent.analysis.matrix import Comparison, PairBytes, matrix_of
+from agent.analysis.matrix import Comparison, matrix_of
 from agent.analysis.matrix_command import add_matrix_arguments, run_matrix
 from agent.analysis.matrix_text import as_text
 from agent.analysis.report_facts import Iteration, Regularity
@@ -97,19 +101,59 @@ def test_another_mapping_has_the_same_bytes_between_other_pairs(recording: Path)
     assert found["only_predicted"] == len(told - seen)
 
 
+def compared(*pairs: PairBytes) -> Comparison:
+    return Comparison(1, ComparedPairs.of(pairs))
+
+
+def test_pairs_of_thousands_of_gpus_are_compared_as_columns() -> None:
+    gpus = 4096
+    near, far = (np.arange(gpus), (np.arange(gpus) + 1) % gpus), (np.arange(gpus), (np.arange(gpus) + 2) % gpus)
+    count = np.full(gpus, 1 << 61)
+    both = compared_pairs(gpus, (*near, count), (np.tile(near[0], 2), np.append(near[1], far[1]), np.tile(count, 2)))
+    assert isinstance(both.observed, np.ndarray)
+    assert len(both) == 2 * gpus
+    assert both[:3] == [
+        PairBytes(0, 1, 1 << 61, 1 << 61),
+        PairBytes(0, 2, 0, 1 << 61),
+        PairBytes(1, 2, 1 << 61, 1 << 61),
+    ]
+    # What 64 bits cannot count is exact all the same.
+    assert (both.observed_bytes, both.predicted_bytes) == (gpus << 61, gpus << 62)
+    assert both.difference_bytes == gpus << 61
+    comparison = Comparison(1, both)
+    assert (len(comparison.only_predicted), len(comparison.only_observed), len(comparison.different)) == (gpus, 0, gpus)
+    assert comparison.accuracy == comparison.pair_accuracy == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 9), st.integers(0, 9)), max_size=20))
+def test_compared_pairs_are_the_pairs_of_both_sides(rows: list[tuple[int, int, int, int]]) -> None:
+    seen = {row[:2]: row[2] for row in rows}
+    told = {row[:2]: row[3] for row in rows if row[3]}
+
+    def columns(side: dict[tuple[int, int], int]) -> tuple[Any, Any, Any]:
+        ends = np.array(list(side), dtype=np.int32).reshape(-1, 2)
+        return ends[:, 0], ends[:, 1], np.array(list(side.values()), dtype=np.int64)
+
+    found = compared_pairs(4, columns(seen), columns(told))
+    assert list(found) == [PairBytes(*pair, seen.get(pair, 0), told.get(pair, 0)) for pair in sorted({*seen, *told})]
+    order = [abs(pair.observed - pair.predicted) for pair in found.most_different_first()]
+    assert order == sorted(order, reverse=True)
+    assert found.difference_bytes == sum(order)
+
+
 def test_the_largest_differences_are_listed_first(recording: Path) -> None:
     text = matrix(recording, *OPTIONS, "--mapping", "custom")
     rows = text.split("Largest differences\n")[1].splitlines()[1:]
     assert rows
     assert "accuracy of all bytes  100 %" in text
-    comparison = Comparison(1, (PairBytes(0, 1, 5, 6), PairBytes(0, 2, 100, 0), PairBytes(1, 0, 7, 7)))
+    comparison = compared(PairBytes(0, 1, 5, 6), PairBytes(0, 2, 100, 0), PairBytes(1, 0, 7, 7))
     assert [(pair.source, pair.destination) for pair in comparison.different] == [(0, 2), (0, 1)]
     assert comparison.pair_accuracy == 1 - 101 / 112
     assert comparison.accuracy == 1 - 99 / 112
 
 
 def test_too_much_here_does_not_make_up_for_too_little_there() -> None:
-    comparison = Comparison(1, (PairBytes(0, 1, 10, 0), PairBytes(1, 0, 0, 10)))
+    comparison = compared(PairBytes(0, 1, 10, 0), PairBytes(1, 0, 0, 10))
     assert (comparison.accuracy, comparison.pair_accuracy) == (1.0, -1.0)
 
 
@@ -118,10 +162,16 @@ def test_accuracy_is_not_rounded_up_to_a_hundred_per_cent(tmp_path: Path) -> Non
     job.communicator("aa", (0, 1))
     job.collective("aa", "AllReduce", 1 << 40)
     found = matrix_of(job.open())
-    off = Comparison(1, (PairBytes(0, 1, 1 << 40, (1 << 40) - 1),))
+    off = compared(PairBytes(0, 1, 1 << 40, (1 << 40) - 1))
     text = as_text(replace(found, comparison=off))
     assert "above 99.99 %" in text
     assert " 100 %" not in text.split("Against")[1]
+
+
+@pytest.mark.parametrize("options", [(), OPTIONS, (*OPTIONS, "--mapping", "custom")])
+def test_the_json_is_as_the_standard_library_writes_it(recording: Path, options: tuple[str, ...]) -> None:
+    text = matrix(recording, "--json", *options)
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
 
 
 def test_without_a_shape_there_is_nothing_to_compare_with(recording: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import tempfile
 from itertools import permutations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from agent.analysis.assignment import best_assignment
 from agent.analysis.calls import count_calls
 from agent.analysis.demands import (
     Demands,
+    Flows,
+    RingDemand,
     StagePayload,
     find_demands,
     observed_payloads,
     predicted_traffic,
-    ring_order,
 )
 from agent.analysis.gpus import find_gpus
 from agent.analysis.grid import find_mapping
@@ -157,8 +159,37 @@ def test_ambiguous_evidence_is_said(tmp_path: Path) -> None:
 
 
 def test_a_ring_visits_servers_one_after_the_other() -> None:
-    assert ring_order([0, 1, 0, 1]) == [0, 2, 1, 3]
-    assert ring_order([3, 3, 1]) == [0, 1, 2]
+    nothing = Flows.together([])
+    ring = Demands((RingDemand("dp", (4, 5, 6, 7), (1, 2, 3, 4)),), nothing)
+    # GPUs 4 and 6 are on one server, 5 and 7 on another; what is sent goes by the place in the ring.
+    assert pairs_of(ring, [9, 9, 9, 9, 0, 1, 0, 1]) == {(4, 6): 1, (6, 5): 2, (5, 7): 3, (7, 4): 4}
+    assert pairs_of(ring, [9, 9, 9, 9, 3, 3, 1, 1]) == {(4, 5): 1, (5, 6): 2, (6, 7): 3, (7, 4): 4}
+    assert pairs_of(Demands((), nothing), []) == {}
+
+
+def in_turn(rings: tuple[RingDemand, ...], servers: list[int]) -> dict[tuple[int, int], int]:
+    """What rings send, member by member."""
+    found: dict[tuple[int, int], int] = {}
+    for ring in rings:
+        first: dict[int, int] = {}
+        for place, gpu in enumerate(ring.gpus):
+            first.setdefault(servers[gpu], place)
+        order = sorted(range(len(ring.gpus)), key=lambda place: (first[servers[ring.gpus[place]]], place))
+        for place, member in enumerate(order):
+            pair = ring.gpus[member], ring.gpus[order[(place + 1) % len(order)]]
+            found[pair] = found.get(pair, 0) + ring.sent_bytes[place]
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.permutations(range(8)).flatmap(lambda gpus: st.integers(2, 8).map(lambda n: gpus[:n])), max_size=5),
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_rings_in_columns_are_rings_in_turn(groups: list[list[int]], servers: list[int], random: Random) -> None:
+    rings = tuple(RingDemand("tp", tuple(gpus), tuple(random.randrange(1, 1 << 40) for _ in gpus)) for gpus in groups)
+    assert pairs_of(Demands(rings, Flows.together([])), servers) == in_turn(rings, servers)
 
 
 def with_rails(job: JobDataset, rails: int = 2) -> JobDataset:
@@ -331,7 +362,10 @@ def test_what_was_recorded_predicts_what_was_recorded(tmp_path: Path) -> None:
 
 def pairs_of(demands: Demands, servers: list[int]) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
-    for (_, source, destination), count in demands.flows(servers).items():
+    flows = demands.flows(servers)
+    for source, destination, count in zip(
+        flows.source.tolist(), flows.destination.tolist(), flows.wire_bytes.tolist(), strict=True
+    ):
         found[source, destination] = found.get((source, destination), 0) + count
     return found
 

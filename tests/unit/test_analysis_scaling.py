@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.report import ReportOptions, make_runs
+from agent.analysis.report import ReportOptions, make_report, make_runs
 from agent.analysis.report_facts import Regularity
 from agent.analysis.report_html import html_text
 from agent.analysis.report_text import as_text
-from agent.analysis.scaling import Run, find_scaling
+from agent.analysis.scaling import Run, find_scaling, run_of, unlike
 from agent.model.mapping import default_mapping
 from agent.model.shape import Shape
-from tests.unit.datasets import gpt_job
+from tests.unit.datasets import SECOND_NS, JobDataset, gpt_job
 
 SMALL = ReportOptions(memory_bytes=500_000_000)
 SHAPE = Shape(
@@ -99,3 +99,73 @@ def test_where_it_cannot_be_told_both_are_shown_with_their_names(tmp_path: Path)
     assert not [one for one in said.unknown if one.row == 14]
     (row,) = [line.split() for line in as_text(said).splitlines() if line.startswith("  large ")]
     assert row[-2:] == ["–", f"{said.scaling[1].strong_factor:.3f}"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"work_bytes": {"tp": 100.0, "pp": 40.0}}, ""),
+        ({"work_bytes": {"tp": 25.0, "pp": 10.0}}, ""),
+        # The batch grew, but not as much as the GPUs.
+        ({"work_bytes": {"tp": 50.0, "pp": 20.0}}, ""),
+        ({"work_bytes": {"tp": 100.0}}, "has tensor parallel and pipeline parallel communication and large has tensor"),
+        ({"work_bytes": {}}, "large has no tensor, pipeline or expert parallel communication"),
+        ({"grid": (4, 1)}, "small has 2 × 2 pipeline and tensor ranks and large has 4 × 1"),
+        (
+            {"work_bytes": {"tp": 300.0, "pp": 40.0}},
+            "hands over 100 B an iteration for tensor parallel, one of large 300 B",
+        ),
+        (
+            {"work_bytes": {"tp": 10.0, "pp": 40.0}},
+            "hands over 100 B an iteration for tensor parallel, one of large 10 B",
+        ),
+        ({"gradient_bytes": 1010.0}, ""),
+        ({"gradient_bytes": 0.0}, ""),
+        (
+            {"gradient_bytes": 5000.0},
+            "a rank of small reduces 1,000 B of gradients an iteration, one of large 4.88 KiB",
+        ),
+        ({"gpus": 8, "work_bytes": {}}, ""),
+    ],
+)
+def test_runs_of_different_jobs_are_no_scaling(changed: dict[str, object], said: str) -> None:
+    small = replace(run("small", 8, 2.0, {"tp": 100.0, "pp": 40.0}), gradient_bytes=1000.0)
+    large = replace(small, **{"name": "large", "gpus": 32, **changed})  # type: ignore[arg-type]
+    reason = unlike(small, large)
+    assert said in reason
+    assert bool(said) == bool(reason)
+    assert bool(unlike(large, small)) == bool(reason)
+
+
+def test_without_any_parallelism_only_operations_tell() -> None:
+    small = replace(run("small", 8, 2.0), ops=frozenset({"Broadcast"}))
+    assert unlike(small, replace(small, gpus=16)) == ""
+    assert unlike(small, replace(small, name="large", gpus=16, ops=frozenset({"Reduce"}))) == (
+        "small calls Broadcast and large calls Reduce"
+    )
+
+
+@pytest.mark.parametrize("op", ["AllReduce", "ReduceScatter"])
+def test_gradients_of_a_model_are_as_large_among_more_replicas(tmp_path: Path, op: str) -> None:
+    def of(name: str, replicas: int, parameters_bytes: int) -> Run:
+        recorded = JobDataset(tmp_path / name, servers=(replicas,))
+        recorded.communicator("dp", range(replicas))
+        for _ in range(5):
+            for layer in (1, 3):
+                size = layer * parameters_bytes // 4
+                recorded.collective("dp", op, size if op == "AllReduce" else size // replicas)
+            recorded._now_ns += SECOND_NS
+        return run_of(name, make_report([recorded.write()], SMALL))
+
+    two, four, larger = of("two", 2, 1 << 24), of("four", 4, 1 << 24), of("larger", 4, 1 << 26)
+    assert two.gradient_bytes == four.gradient_bytes == 1 << 24
+    assert unlike(two, four) == ""
+    assert "a rank of two reduces 16 MiB of gradients an iteration, one of larger 64 MiB" in unlike(two, larger)
+
+
+def test_runs_of_different_jobs_are_said(tmp_path: Path) -> None:
+    other = replace(SHAPE, data=4, tensor=1, global_batch=32, pipeline=4)
+    folders = [job(tmp_path / "small", SHAPE), job(tmp_path / "other", other)]
+    report = make_runs(folders, SMALL)
+    (said,) = [one.reason for one in report.unknown if one.row == 14]
+    assert said.startswith("other is not small on another number of GPUs, so that its factors are of no job: small has")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,12 +13,12 @@ from agent.analysis.calls import count_calls
 from agent.analysis.gpus import find_gpus
 from agent.analysis.leaf_map import read_leaf_map
 from agent.analysis.report_facts import Traffic, Unknown
-from agent.analysis.traffic import find_traffic, ring_bytes
+from agent.analysis.traffic import find_traffic
 from agent.config_file import ConfigError
 from agent.model.mapping import Mapping, custom_mapping, default_mapping
 from agent.model.nodes import Nodes
 from agent.model.shape import Shape
-from agent.model.traffic import ring_edge_bytes, traffic
+from agent.model.traffic import traffic
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 
 SHAPE = Shape(
@@ -70,23 +69,6 @@ def test_a_gpt_job_has_the_pairs_of_its_estimate_to_the_byte(tmp_path: Path, map
     transmitted = [sent for _, sent in observed.server_transmit_wire_bytes]
     assert transmitted == (3 * nodes.node_transmit_bytes(predicted)).tolist()
     assert observed.unobserved_wire_bytes == observed.unmodelled_calls == 0
-
-
-@given(st.integers(0, 1 << 40), st.integers(2, 40))
-def test_a_ring_of_two_byte_elements_is_the_estimates(elements: int, members: int) -> None:
-    place = np.arange(members)
-    sent = ring_bytes(np.full(members, 2 * elements), np.full(members, 2), members, place)
-    assert sent.tolist() == ring_edge_bytes(2 * elements, members).tolist()
-
-
-@given(st.integers(0, 1 << 40), st.integers(2, 40), st.sampled_from([1, 2, 4, 8]))
-def test_a_ring_sends_whole_elements_and_twice_the_payload_for_all_but_one(
-    payload: int, members: int, element: int
-) -> None:
-    sent = ring_bytes(np.full(members, payload), np.full(members, element), members, np.arange(members))
-    assert sent.sum() == 2 * payload * (members - 1)
-    if payload % element == 0:
-        assert not (sent % element).any()
 
 
 def test_an_allreduce_of_uneven_size_is_split_by_elements_of_its_own_data_type(job: JobDataset) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.dataset.files import table_files
-from agent.dataset.leftovers import remove_recordings
+from agent.dataset.files import DatasetError, node_parts, table_files
 from agent.dataset.reader import open_dataset
+from agent.dataset.replacement import replacing
 from agent.dataset.writer import DatasetWriter, read_row, write_row
 from agent.imports import target
 from agent.imports.facts import ImportFailure
@@ -181,18 +184,94 @@ def test_what_cannot_remove_the_earlier_import_is_there_itself_and_the_next_one_
     file = written(tmp_path, "log", log(3))
     imported(tmp_path, file)
 
-    def stuck(folder: Path, recordings: set[tuple[str, int]] | list[tuple[str, int]]) -> None:
-        if isinstance(recordings, set):
-            raise PermissionError
-        remove_recordings(folder, recordings)
+    def stuck(*_: object) -> None:
+        raise PermissionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("agent.imports.target.remove_recordings", stuck)
+        patched.setattr("agent.dataset.replacement.remove_recordings", stuck)
         with pytest.raises(PermissionError):
             imported(tmp_path, file)
-    assert counted(tmp_path) == [6, 2]
+    assert len(table_files(tmp_path / "dataset", "calls")) == 2
+    assert counted(tmp_path) == [3, 1]
     imported(tmp_path, file)
     assert counted(tmp_path) == [3, 1]
+    assert len(table_files(tmp_path / "dataset", "calls")) == 1
+
+
+KILLED_AT = {
+    "the first row is there": ("agent.dataset.writer.DatasetWriter.put", "rest[0] == 'recordings'", "after"),
+    "all rows are there": ("agent.imports.target.ImportTarget._write_recordings", "True", "after"),
+    "the new ones count": ("agent.dataset.replacement.remove_recordings", "rest[1]", "before"),
+    "the first old row is gone": ("pathlib.Path.unlink", "'recordings/' in str(self)", "after"),
+    "the old ones are gone": ("agent.dataset.replacement.remove_recordings", "rest[1]", "after"),
+}
+"""What is called at that moment, when it is that moment, and whether before or after the call."""
+
+KILLED = """
+import os, signal, sys
+from importlib import import_module
+from pathlib import Path
+from agent.imports.runner import import_paths
+
+place, condition, when, folder, *files = sys.argv[1:]
+parts = place.split(".")
+owner = import_module(".".join(parts[:-2])) if parts[-2][0].isupper() else import_module(".".join(parts[:-1]))
+owner = getattr(owner, parts[-2]) if parts[-2][0].isupper() else owner
+call = getattr(owner, parts[-1])
+
+def replaced(*arguments, **named):
+    self, rest = arguments[0], arguments[1:] if parts[-2][0].isupper() else arguments
+    now = eval(condition)
+    if now and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = call(*arguments, **named)
+    if now:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(owner, parts[-1], replaced)
+import_paths([Path(file) for file in files], Path(folder), None, None)
+"""
+
+
+@pytest.mark.parametrize("moment", KILLED_AT)
+def test_whenever_an_import_is_killed_either_it_counts_or_the_one_that_it_replaces(tmp_path: Path, moment: str) -> None:
+    files = [written(tmp_path, host, log(3, host)) for host in "ab"]
+    imported(tmp_path, *files)
+    for host in "ab":
+        written(tmp_path, host, log(5, host))
+    command = [sys.executable, "-c", KILLED, *KILLED_AT[moment], str(tmp_path / "dataset"), *map(str, files)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    done = moment not in ("the first row is there", "all rows are there")
+    assert counted(tmp_path) == ([10, 2] if done else [6, 2])
+    # Whatever is imported next tidies up.
+    imported(tmp_path, written(tmp_path, "c", log(1, "c")))
+    assert counted(tmp_path) == ([11, 3] if done else [7, 3])
+    assert len(table_files(tmp_path / "dataset", "calls")) == 3
+    assert list((tmp_path / "dataset" / "recordings").glob("*replaced*")) == []
+    imported(tmp_path, *files)
+    assert counted(tmp_path) == [11, 3]
+
+
+def test_what_another_process_is_about_to_put_there_does_not_count_and_stays(tmp_path: Path) -> None:
+    file = written(tmp_path, "log", log(3))
+    imported(tmp_path, file)
+    (recording,) = (part.recording for part in node_parts(tmp_path / "dataset", "recordings", "a"))
+    with replacing(tmp_path / "dataset", [("a", recording)], []):
+        assert counted(tmp_path) == [0, 0]
+        imported(tmp_path, written(tmp_path, "b", log(2, "b")))
+        assert counted(tmp_path) == [2, 1]
+    assert counted(tmp_path) == [5, 2]
+
+
+def test_a_damaged_note_of_what_replaces_what_is_one_line(tmp_path: Path) -> None:
+    imported(tmp_path, written(tmp_path, "log", log(3)))
+    note = tmp_path / "dataset" / "recordings" / "replaced-0123456789abcdef.json"
+    for content in ("{", "[]", '{"new": 3, "old": []}', '{"new": [["a", "b"]], "old": []}'):
+        note.write_text(content)
+        with pytest.raises(DatasetError, match=r"replaced-0123456789abcdef.json: cannot be read: .*: remove it"):
+            counted(tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 90], ids=["at a line's end", "before it", "in a line"])

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.accounting import CallCount, CallKind
-from agent.analysis.traffic import ring_bytes
 from agent.collectives import Collectives
 from agent.communicators import Communicator, ObservedProcess
 from agent.jobs import JobFacts
 from agent.peer_bytes import CALL, OTHER, RING, PeerBytes
+from agent.ring_traffic import all_reduce_bytes
 from agent.snapshot import PeerTotal, Snapshot
 from probes.namespaces import NetworkNamespace
 from probes.nccl.abi import Op
@@ -74,7 +74,7 @@ def test_an_all_reduce_of_whole_chunks_is_what_the_analysis_of_recordings_says_t
 ) -> None:
     payload = elements * nranks * 4
     for rank in range(nranks):
-        edge = ring_bytes(np.array([payload]), np.array([4]), nranks, np.array([rank]))
+        edge = all_reduce_bytes(np.array([payload]), np.array([4]), nranks, np.array([rank]))
         ((peer, wire_bytes),) = sent(rank, nranks, count(Op.AllReduce, payload * calls, calls=calls)).items()
         assert peer == (str((rank + 1) % nranks), RING)
         assert wire_bytes == calls * int(edge[0])
