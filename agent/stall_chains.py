@@ -51,7 +51,7 @@ def waiting_elsewhere(peers: Iterable[RankFacts], ranks: Ranks) -> tuple[Elsewhe
     """
     found = []
     for peer in peers:
-        ends = [(place, _end(place, ranks, frozenset({peer.pid}))) for place in ranks.places(peer)]
+        ends = [(place, _end(place, ranks, frozenset({peer.pid}), set())) for place in ranks.places(peer)]
         if ends and ranks.runs(peer):
             place, why = max(ends, key=lambda one: bool(one[1]))
             found.append(Elsewhere(peer.pid, peer.name, place.comm, why))
@@ -61,8 +61,14 @@ def waiting_elsewhere(peers: Iterable[RankFacts], ranks: Ranks) -> tuple[Elsewhe
     return tuple(found)
 
 
-def _end(place: RankFacts, ranks: Ranks, passed: frozenset[int]) -> str:
-    """What holds a rank up in the end, in words; empty: that is not seen here.  `passed`: pids on the way."""
+def _end(place: RankFacts, ranks: Ranks, passed: frozenset[int], seen: set[str]) -> str:
+    """What holds a rank up in the end, in words; empty: that is not seen here.
+
+    `passed`: pids on the way; `seen`: communicators that were looked at, each once, as ways may cross many times.
+    """
+    if place.comm in seen:
+        return ""
+    seen.add(place.comm)
     for gone in ranks.gone_of(place.comm):
         return gone.sentence
     peers = [one for one in ranks.of_comm(place.comm) if one.pid not in passed]
@@ -71,5 +77,5 @@ def _end(place: RankFacts, ranks: Ranks, passed: frozenset[int]) -> str:
         if facts is not None and facts.condition != "running":
             return f"process {peer.pid} of its rank {peer.name} is {facts.condition}"
     further = ((peer, one) for peer in peers for one in ranks.places(peer))
-    ways = ((one.comm, _end(one, ranks, passed | {peer.pid})) for peer, one in further)
+    ways = ((one.comm, _end(one, ranks, passed | {peer.pid}, seen)) for peer, one in further)
     return next((f"and that because of communicator {comm}: {why}" for comm, why in ways if why), "")
