@@ -2,7 +2,9 @@
 
 The kernel sums up durations (probes/bpf/history.h); differences between readings are means over about a second.  The
 last few of these are recent, and what they push out becomes part of what is usual, unless the communicator was stalled
-at the time.  What is usual fades: half of its weight is gone after some minutes of work.
+at the time.  Seconds that were much slower wait: if a stall comes of them they were none of what is usual, else they
+become part of it when it is faster again, or when it has been slow for so long that this is usual now.  What is usual
+fades: half of its weight is gone after some minutes of work.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _FADING: Final = 0.995
 _LEAST_OPERATIONS: Final = 20
 _LEAST_MEAN_NS: Final = 200_000.0
 """Faster operations vary by more than twice for reasons that no operator cares for."""
+_MOST_HELD_BACK: Final = 20
+"""Slow windows in a row, each a second with operations: more than it takes to find out why."""
 _CALLS: Final = (-1, -1)
 """In the place of op and size bucket."""
 
@@ -53,17 +57,32 @@ class _Known:
     """Sum of durations, faded like the weight."""
     longest_ns: float = 0.0
     recent: deque[_Window] = field(default_factory=deque)
+    held_back: list[_Window] = field(default_factory=list)
+    """Older than those, and not known to be usual."""
 
     def add(self, window: _Window) -> None:
         self.recent.append(window)
         if len(self.recent) <= _RECENT_WINDOWS:
             return
         old = self.recent.popleft()
-        if not old.stalled:
-            self.seen += old.operations
-            self.weight = _FADING * self.weight + old.operations
-            self.usual_ns = _FADING * self.usual_ns + old.duration_ns
-            self.longest_ns = max(_FADING * self.longest_ns, old.mean_ns)
+        if old.stalled:
+            self.held_back.clear()
+            return
+        self.longest_ns = max(_FADING * self.longest_ns, old.mean_ns)
+        self.held_back.append(old)
+        if self._is_slow(old) and len(self.held_back) < _MOST_HELD_BACK:
+            return
+        for window in self.held_back:
+            self.seen += window.operations
+            self.weight = _FADING * self.weight + window.operations
+            self.usual_ns = _FADING * self.usual_ns + window.duration_ns
+        self.held_back.clear()
+
+    def _is_slow(self, window: _Window) -> bool:
+        """Compared with what is usual, if enough is known of that."""
+        if self.seen < _LEAST_OPERATIONS:
+            return False
+        return window.mean_ns >= SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
 
     def history(self, now_ns: int) -> OwnHistory | None:
         """None: it has none yet."""
@@ -87,9 +106,7 @@ class _Known:
     @property
     def may_be_slower(self) -> bool:
         """False: the last second alone says that it is not; told without looking at all that is known."""
-        if not self.seen or not self.recent:
-            return False
-        return self.recent[-1].mean_ns >= SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
+        return bool(self.recent) and self._is_slow(self.recent[-1])
 
     def slower(self, history: OwnHistory) -> bool:
         """Whether every one of the last seconds was slower than usual."""

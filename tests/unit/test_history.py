@@ -117,6 +117,35 @@ def test_what_happened_in_a_stall_does_not_become_usual() -> None:
     assert kernel.slow(stalled=True) == Op.AllReduce
 
 
+def test_the_seconds_that_led_to_a_stall_do_not_become_usual_either() -> None:
+    kernel = Kernel()
+    for each_ms in (5, 5, 5, 5, 5):
+        kernel.second(each_ms=each_ms)
+    for _ in range(6):  # as long as it takes to say why
+        kernel.second(each_ms=12)
+    for _ in range(30):
+        kernel.second(each_ms=12, stalled=True)
+        assert kernel.slow(stalled=True) == Op.AllReduce
+
+
+def test_slow_seconds_of_which_no_stall_came_become_usual_when_it_is_faster_again() -> None:
+    kernel = Kernel()
+    for each_ms in (5, 5, 5, 5, 5, 25, 25, 5, 5, 5, 5):
+        kernel.second(each_ms=each_ms)
+    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    assert history is not None
+    assert history.operations == 80
+    assert history.mean_ns == pytest.approx(10 * MS, rel=0.02)
+    assert history.longest_ns == pytest.approx(25 * MS, rel=0.02)
+
+
+def test_what_has_been_slow_for_half_a_minute_without_a_stall_is_not_slow_any_more() -> None:
+    kernel = Kernel()
+    for each_ms in (5,) * 5 + (12,) * 24:
+        kernel.second(each_ms=each_ms)
+    assert kernel.slow() is None
+
+
 def test_a_new_pace_becomes_usual_within_minutes() -> None:
     kernel = Kernel()
     for _ in range(60):
@@ -149,7 +178,7 @@ def test_the_time_between_calls_stands_for_their_duration_only_where_nothing_els
         kernel.histories.take_calls(kernel.now_ns, 7, calls, stalled=False)
     history = kernel.histories.of_calls(kernel.now_ns, 7)
     assert history is not None
-    assert history.operations == 32 * 19 + 8 * 7
+    assert history.operations == 32 * 19
     assert kernel.histories.slowest(kernel.now_ns, 7, stalled=False) is not None
     for _ in range(5):
         kernel.second(each_ms=5)
