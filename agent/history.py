@@ -17,8 +17,10 @@ from typing import Final
 from agent.stall_facts import OwnHistory
 from probes.maps import Records
 
-SLOWER_THAN_USUAL: Final = 2.0
-STILL_SLOWER: Final = 1.5
+SLOWER_THAN_USUAL: Final = 1.75
+"""Where only calls are seen, the pauses between them are part of it: a rail at a tenth of its speed may show as little
+as twice."""
+STILL_SLOWER: Final = 1.4
 """What was slower than usual is so until it falls below this."""
 _RECENT_WINDOWS: Final = 3
 _RECENT_NS: Final = 15_000_000_000

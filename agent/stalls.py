@@ -3,8 +3,8 @@
 An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
 default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
 of its own history, and no less than `floor`, where somebody on this host is merely suspect.  It also stalls, though
-bytes move, when operations of its kind and size have taken twice their usual time for some seconds and a rail is named
-that differs from its siblings, or its own threads wait for a processor.
+bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
+named that differs from its siblings, or its own threads wait for a processor.
 
 What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
 checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`), a slow first
