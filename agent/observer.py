@@ -87,6 +87,8 @@ class Observer:
         """Those that run, and those that ended since the last tick."""
         self._collective = CollectorResult("collective", True, 0.0)
         self._reported: frozenset[str] = frozenset()
+        self._silent: set[ProcessIdentity] = set()
+        """Processes that had ended at the last scan, though no descriptor said so."""
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
         self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
         """Hears of each new process, and of link events to poll if its namespace is new."""
@@ -192,16 +194,27 @@ class Observer:
         with self._lock:
             started_ns = self._clock.monotonic_ns()
             self._discovery.scan()
-            # Ends that no descriptor told of: there may have been too many processes to hold one for each.
-            for tgid, process in list(self._processes.items()):
-                if process.ended_ns is None and not is_alive(self._config.procfs, process.identity):
-                    self._end(tgid, started_ns)
+            self._end_the_silent(started_ns)
             self._collective = CollectorResult(
                 "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
             )
             self._report([*self._discovery.errors, *self._follow()])
             mappers = {mapper.pid for library in self._discovery.libraries for mapper in library.mappers}
             self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
+
+    def _end_the_silent(self, now_ns: int) -> None:
+        """Processes whose end no descriptor told of: there may have been too many to hold one for each.
+
+        One that has only just ended is left until the next scan: its descriptor knows how it ended.
+        """
+        silent = {
+            process.identity
+            for process in self._processes.values()
+            if process.ended_ns is None and not is_alive(self._config.procfs, process.identity)
+        }
+        for identity in silent & self._silent:
+            self._end(identity.pid, now_ns)
+        self._silent = silent
 
     def _report(self, errors: Sequence[str]) -> None:
         """Say once what a scan could not do; the same trouble at every scan is no news."""

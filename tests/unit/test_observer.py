@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterable
 from typing import cast
 
@@ -12,9 +14,12 @@ from agent.completion import Completion
 from agent.config import Config
 from agent.observer import Observer
 from agent.snapshot import Snapshot
+from agent.stall_watch import StallWatch
 from probes.clock import SystemClock
 from probes.nccl.internal_functions import Level
-from probes.nccl.programs import NcclPrograms
+from probes.nccl.programs import NcclPrograms, ProgramSettings
+from probes.nccl.records import LifecycleKind
+from probes.processes import ProcessIdentity
 from tests.unit import test_levels
 from tests.unit.collectives_kernel import SimulatedPrograms
 
@@ -71,3 +76,34 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
         assert followed == [[]]
     finally:
         observer.close()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_up(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[tuple[int, int | None]] = []
+    monkeypatch.setattr(StallWatch, "process_gone", lambda _, pid, status: ends.append((pid, status)))
+    kernel, new = SimulatedPrograms(), list[ProcessIdentity]()
+    kernel.settings = ProgramSettings()  # type: ignore[attr-defined]
+    with subprocess.Popen(["sleep", "60"]) as child:
+        config = Config(collectors=frozenset({"collective"}), pids=(child.pid,))
+        observer = Observer(config, cast(NcclPrograms, kernel), SystemClock(), "0")
+        observer.new_process = lambda identity, _: new.append(identity)
+        try:
+            kernel.communicator(child.pid, 1)
+            kernel.event(child.pid, 1, LifecycleKind.INIT)
+            observer.take_lifecycle()
+            assert [one.pid for one in new] == [child.pid]
+            child.kill()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            observer.scan()
+            assert ends == []
+            if told:
+                observer.process_gone(new[0], signal.SIGKILL)
+            observer.scan()
+            observer.scan()
+        finally:
+            child.kill()
+            observer.close()
+    assert ends == [(child.pid, signal.SIGKILL if told else None)]
