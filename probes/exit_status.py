@@ -27,7 +27,10 @@ _INFO: Final = struct.Struct("=QQ11Ii")
 def exit_status(procfs: Path, identity: ProcessIdentity, pidfd: int) -> int | None:
     """The wait status of a process that has ended, as `os.waitstatus_to_exitcode` takes it; None: nobody tells."""
     status = _of_pidfd(pidfd)
-    return _of_zombie(procfs, identity) if status is None else status
+    if status is None:
+        status = _of_zombie(procfs, identity)
+    # A parent that took notice in between leaves nothing in the file, and now the descriptor tells.
+    return _of_pidfd(pidfd) if status is None else status
 
 
 def _of_zombie(procfs: Path, identity: ProcessIdentity) -> int | None:
