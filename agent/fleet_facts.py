@@ -37,6 +37,7 @@ class Stall:
     """What a host says of one of its ranks."""
 
     op: str
+    """Empty: the host does not know."""
     cause: str
     strength: str = "unknown"
     """`strong`, `weak` or `unknown`."""

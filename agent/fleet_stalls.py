@@ -17,6 +17,7 @@ from agent.fleet_history import spans
 from agent.fleet_scrapes import MOST_POINTS, Asker, Scrapes
 from agent.fleet_sequences import RankKey
 from agent.prometheus_query import Sample, Series
+from agent.snapshot import UNKNOWN
 
 _GAP: Final = 1.5
 """Scrape intervals: where the next one did not show it, the stall had ended in between."""
@@ -31,7 +32,8 @@ def stalls_now(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKe
     for sample in stalled:
         key, cause = _rank_key(sample), sample.labels.get("cause", "unknown")
         labels = details.get((key, cause))
-        stall = Stall(op=sample.labels.get("op", ""), cause=cause)
+        op = sample.labels.get("op", UNKNOWN)
+        stall = Stall(op="" if op == UNKNOWN else op, cause=cause)
         if labels is not None:
             stall = with_details(stall, labels)
         # Of two for one rank the one that names somebody.

@@ -75,9 +75,9 @@ def rank(store: CannedStore, instance: str, number: int, *, enqueued: float | No
         store.say("railscope_comm_counted_from_start", 1, **labels)
 
 
-def stalled(store: CannedStore, instance: str, number: int, cause: str, **more: str) -> None:
+def stalled(store: CannedStore, instance: str, number: int, cause: str, *, op: str = "AllReduce", **more: str) -> None:
     labels = {"instance": instance, "comm": COMM, "rank": str(number), "cause": cause}
-    store.say("railscope_comm_stalled==1", 1, op="AllReduce", **labels)
+    store.say("railscope_comm_stalled==1", 1, op=op, **labels)
     if more:
         store.say("railscope_comm_stall_info==1", 1, **labels, **more)
 
@@ -429,3 +429,9 @@ def test_a_constant_difference_is_found_whatever_the_pace(offset: int, steps: li
     found = difference(scale, [(t, v + offset) for t, v in scale])
     advances = sum(step > 0 and following > 0 for step, following in pairwise(steps[1:]))
     assert found == ((offset, 0) if advances >= 5 else None)
+
+
+def test_an_operation_that_a_host_does_not_know_is_not_another_one(store: CannedStore) -> None:
+    stalled(store, "host1:9779", 1, "process_gone", op="unknown")
+    found = ranks_of(read(store))
+    assert [one.stall.op for one in found.values() if one.stall] == ["AllReduce", ""]
