@@ -171,19 +171,24 @@ def decimal(smallest: float, largest: float) -> Callable[[str], float]:
     return read
 
 
-def seconds(shortest: float, longest: float) -> Callable[[str], float]:
-    """Reader of a plain number of seconds."""
+def real(smallest: float, largest: float, what: str) -> Callable[[str], float]:
+    """Reader of a number of which an error says that it is no `what`."""
 
     def read(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not shortest <= value <= longest:
-            raise ValueError(f"{text!r} is no number of seconds between {shortest:g} and {longest:g}")
+        if not smallest <= value <= largest:
+            raise ValueError(f"{text!r} is no {what}")
         return value
 
     return read
+
+
+def seconds(shortest: float, longest: float) -> Callable[[str], float]:
+    """Reader of a plain number of seconds."""
+    return real(shortest, longest, f"number of seconds between {shortest:g} and {longest:g}")
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:

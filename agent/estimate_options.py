@@ -15,7 +15,6 @@ that is silently ignored would give an answer to another question.
 from __future__ import annotations
 
 import argparse
-import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.config_file import ConfigError, nearest
-from agent.config_values import option_type, whole_number
+from agent.config_values import option_type, real, whole_number
 from agent.model.shape import Mode, Shape
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
@@ -73,16 +72,7 @@ class Request:
 
 
 def _real(smallest: float, largest: float, example: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not smallest <= value <= largest:
-            raise ValueError(f"{text} is no number from {smallest:g} to {largest:g}, such as {example}")
-        return value
-
-    return read
+    return real(smallest, largest, f"number from {smallest:g} to {largest:g}, such as {example}")
 
 
 def _text(text: str) -> str:

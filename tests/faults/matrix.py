@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from testbed.job import GptShape, Moments, SkippedCall
+from agent.demo import gpt_shape
+from testbed.job import Moments, SkippedCall
 from tests.faults.scenarios import (
     AFTER_SECONDS,
     CRAWL_MBIT,
@@ -25,18 +26,7 @@ from tests.faults.scenarios import (
 _BOTH: Final = (Library.WORKLOAD, Library.NCCL)
 _FLAG_ALLOWED: Final = Expected(frozenset(), flag_allowed=True)
 _HEALTHY_PACE_US: Final = 20_000
-_GPT: Final = GptShape(
-    pipeline=2,
-    tensor=2,
-    data=1,
-    layers=4,
-    hidden=256,
-    sequence=128,
-    vocabulary=2000,
-    micro_batch=2,
-    micro_batches=4,
-)
-_SEVERAL: Final = Load(shape=_GPT, ranks_per_host=2)
+_SEVERAL: Final = Load(shape=gpt_shape(4), ranks_per_host=2)
 """Two stages of two ranks: each rank has a communicator with its stage, one with its like in the other, and more."""
 
 
