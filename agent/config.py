@@ -217,7 +217,7 @@ OPTIONS: Final = (
           "/var/lib/railscope/recordings",
           "where the flight recorder writes the last moments on a stall and on SIGUSR2; empty: it writes none"),
     _text("recordings_max_bytes", "--recordings.max-bytes", "recordings.max_bytes", size_bytes("1MiB", "1024GiB"),
-          "SIZE", "256MiB", "most that recordings may take on disk; the oldest are removed first"),
+          "SIZE", "256MiB", "most that recordings may take on disk; those on a signal go first, then the oldest"),
     _text("recordings_window_ns", "--recordings.window", "recordings.window", duration_ns("1s", "1h"), "TIME", "60s",
           "how much of the past a recording holds, as far as its memory reaches"),
     _text("recordings_memory_bytes", "--recordings.memory", "recordings.memory", size_bytes("0", "4GiB"), "SIZE",

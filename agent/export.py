@@ -17,6 +17,7 @@ from typing import IO, Any, Final, Protocol, TextIO
 from agent.dataset.files import DatasetError
 from agent.recording_file import RecordingError, read_recording
 from agent.same_operations import SameOperations, same_operations
+from agent.text_tables import printable
 from agent.timeline import HostTimeline, cut
 from agent.timeline_recording import RecordingFile, timelines
 
@@ -62,7 +63,7 @@ def run_export(parsed: Namespace, out: TextIO, write_trace: WriteTrace) -> int:
         print(file=out)
     else:
         for line in _lines(parsed.perfetto, hosts, summary, same):
-            print(line, file=out)
+            print(printable(line), file=out)
     return 0
 
 

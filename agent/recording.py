@@ -22,6 +22,9 @@ from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 
 FORMAT_VERSION: Final = 1
 """Of the file; another dtype or another meaning of a field is another version."""
+STALL: Final = "stall"
+SIGNAL: Final = "signal"
+"""Why an agent makes a recording by itself, and when it is asked to."""
 UNKNOWN_CARRIER: Final = -1
 _CLOCK_ATTEMPTS: Final = 3
 _BIRTHS: Final = (

@@ -14,14 +14,15 @@ import types
 import typing
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 import numpy as np
 
 from agent.recording import FORMAT_VERSION, KINDS, Recording
+from agent.text_tables import printable
 from probes.maps import Records
 
 HEADER: Final = "recording.json"
@@ -32,6 +33,20 @@ _MOST_NPY_HEADER_BYTES: Final = 10_000
 _CHUNK_BYTES: Final = 1 << 18
 _COMPRESSION: Final = 1
 """Fast: higher levels take four times as long for a fifth less."""
+_LIMIT: Final = 1 << 60
+_NUMBERS: Final = range(1 - _LIMIT, _LIMIT)
+"""That a header may hold: the monotonic clock is beyond after 36 years, a counter of operations later."""
+_NUMBERS_OF: Final = {
+    **dict.fromkeys(("began_ns", "ended_ns", "monotonic_ns", "time_ns", "complete_from_ns"), range(_LIMIT)),
+    # Until the year 2116: the sum of a time of day and a few others still has 64 bits.
+    "realtime_ns": range(4 * _LIMIT),
+    # A clock that was set back leads to before 1970.
+    "since_realtime_ns": range(1 - 4 * _LIMIT, 4 * _LIMIT),
+    "instance": range(1 << 32),
+    "device": range(1 << 31),
+    "pid": range(1 << 31),
+}
+_MOST_SECONDS: Final = _LIMIT / 1e9
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _DAMAGE: Final = (
     *(OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error),
@@ -44,18 +59,31 @@ class RecordingError(Exception):
     """A file is no recording that can be read; one line that names it."""
 
 
-def write_recording(file: IO[bytes], recording: Recording) -> None:
-    """Write a recording to a file that is open for writing and can be positioned.
+class Sink(Protocol):
+    """What a recording is written to."""
+
+    def write(self, content: bytes, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def write_recording(file: Sink, recording: Recording, wrote: Callable[[], None] = lambda: None) -> None:
+    """Write a recording to a file that is open for writing; `wrote` is called after every piece of it.
 
     Raises:
         OSError: it cannot be written.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
         header = {"format": _FORMAT, "version": FORMAT_VERSION, **_plain(recording)}
-        archive.writestr(HEADER, json.dumps(header, separators=(",", ":")))
+        # With no date, as the arrays: a zip has none before 1980, where a host whose clock has no battery begins.
+        entry = zipfile.ZipInfo(HEADER)
+        archive.writestr(entry, json.dumps(header, separators=(",", ":")), zipfile.ZIP_DEFLATED, _COMPRESSION)
+        wrote()
         for kind in KINDS:
             with archive.open(f"{kind}.npy", "w", force_zip64=True) as member:
-                _write_array(member, recording.arrays[kind])
+                _write_array(member, recording.arrays[kind], wrote)
 
 
 def read_recording(path: Path) -> Recording:
@@ -71,6 +99,8 @@ def read_recording(path: Path) -> Recording:
         recording = typing.cast(Recording, _decoded(Recording, {**header, "arrays": arrays}, "recording"))
         if not recording.clocks:
             raise RecordingError("the recording is damaged: it has no reading of the clocks")
+        if recording.ended_ns < recording.began_ns:
+            raise RecordingError("the recording is damaged: it ends before it begins")
         return recording
     except RecordingError as error:
         raise RecordingError(f"{path}: {error}") from None
@@ -95,13 +125,14 @@ def _without_classes(value: object) -> object:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _write_array(member: IO[bytes], records: Records) -> None:
+def _write_array(member: IO[bytes], records: Records, wrote: Callable[[], None]) -> None:
     np.lib.format.write_array_header_1_0(
         member, {"descr": records.dtype.descr, "fortran_order": False, "shape": records.shape}
     )
     step = max(1, _CHUNK_BYTES // records.dtype.itemsize)
     for at in range(0, len(records), step):
         member.write(records[at : at + step].tobytes())
+        wrote()
 
 
 def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
@@ -161,15 +192,19 @@ def _array(content: bytes, kind: str) -> Records:
 def _decoded(kind: Any, value: object, where: str) -> object:
     """`value` as the type that a field of a recording has.
 
+    Numbers are bounded here, once, so that nobody who reckons with them has to expect one without an end.
+
     Raises:
-        RecordingError: it is of another type, or a field is missing or unknown.
+        RecordingError: it is of another type, a number that no agent writes, or a field is missing or unknown.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         types_of = typing.get_type_hints(kind)
         if types_of.keys() != value.keys():
             different = ", ".join(sorted(map(str, types_of.keys() ^ value.keys())))
-            raise RecordingError(f"the recording is damaged: {where} lacks fields, or has others ({different[:80]})")
+            raise RecordingError(
+                f"the recording is damaged: {where} lacks fields, or has others ({_one_line(different)[:80]})"
+            )
         return kind(**{name: _decoded(types_of[name], value[name], name) for name in types_of})
     if origin is types.UnionType:
         if value is None and type(None) in arguments:
@@ -183,13 +218,22 @@ def _decoded(kind: Any, value: object, where: str) -> object:
     elif origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         if where == "arrays":
             return value  # checked when they were read
-        return {str(key): _decoded(arguments[1], entry, where) for key, entry in value.items()}
-    elif kind is float and type(value) in (int, float):
-        return float(typing.cast(float, value))
-    elif kind in (int, str, bool) and type(value) is kind:
+        if unknown := sorted(value.keys() - KINDS.keys()):
+            raise RecordingError(f"the recording is damaged: {where} has {_one_line(repr(unknown[0]))[:60]}")
+        return {key: _decoded(arguments[1], entry, where) for key, entry in value.items()}
+    elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if -_MOST_SECONDS <= value <= _MOST_SECONDS:  # which "not a number" is not
+            return float(value)
+    elif kind is int and type(value) is int:
+        if value in _NUMBERS_OF.get(where, _NUMBERS):
+            return value
+    elif kind is str and isinstance(value, str):
+        # Names of a job need not be text: what stands for their bytes cannot be written anywhere.
+        return value.encode(errors="replace").decode()
+    elif kind is bool and isinstance(value, bool):
         return value
     raise RecordingError(f"the recording is damaged: {where} is {_one_line(repr(value))[:60]}")
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)[:200]
+    return printable(re.sub(r"\s+", " ", text)[:200])

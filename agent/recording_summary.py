@@ -16,6 +16,7 @@ import numpy as np
 from agent.label_numbers import number_of
 from agent.recording import RecordedCommunicator, Recording
 from agent.snapshot import UNKNOWN
+from agent.text_tables import printable
 from probes.maps import Records
 from probes.nccl.abi import op_name
 
@@ -115,7 +116,11 @@ def summarise(recording: Recording) -> RecordingSummary:
 
 
 def describe(summary: RecordingSummary) -> Iterator[str]:
-    """The summary as lines for people."""
+    """The summary as lines for people; names may hold anything, and a terminal is given none of it to obey."""
+    return map(printable, _lines(summary))
+
+
+def _lines(summary: RecordingSummary) -> Iterator[str]:
     seconds = (summary.ended_realtime_ns - summary.began_realtime_ns) / 1e9
     error = summary.realtime_error_ns
     exact = "clock not known to be right" if error is None else f"clock right within {error / 1e6:.3g} ms"
@@ -126,7 +131,8 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
     )
     for stall in summary.stalls:
         yield f"stall: {stall}"
-    yield f"\n{'communicator':<18} {'rank':>9} {'pid':>8}  {'op':<14} {'calls':>10} {'payload bytes':>18}"
+    yield ""
+    yield f"{'communicator':<18} {'rank':>9} {'pid':>8}  {'op':<14} {'calls':>10} {'payload bytes':>18}"
     largest = sorted(summary.calls, key=lambda one: one.calls, reverse=True)
     for calls in largest[:_MOST_ROWS]:
         rank = _rank_text(calls.rank, calls.nranks)
@@ -137,8 +143,9 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
         rest = sum(one.calls for one in largest[_MOST_ROWS:])
         yield f"and {len(largest) - _MOST_ROWS} more kinds with {rest:,} calls; --json shows all"
     if summary.completions:
+        yield ""
         yield (
-            f"\n{'communicator':<18} {'rank':>9} {'pid':>8}  {'op':<14} {'completed':>10} "
+            f"{'communicator':<18} {'rank':>9} {'pid':>8}  {'op':<14} {'completed':>10} "
             f"{'mean ms':>10} {'longest ms':>11}"
         )
         for one in sorted(summary.completions, key=lambda one: one.longest_seconds, reverse=True)[:_MOST_ROWS]:
@@ -149,9 +156,9 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
             )
     yield f"operations handed over and not complete at the end: {summary.open_operations}"
     if summary.rails:
+        yield ""
         yield (
-            f"\n{'rail':>4} {'device':<24} {'sent bytes':>18} {'received bytes':>18} "
-            f"{'samples':>9} {'link changes':>13}"
+            f"{'rail':>4} {'device':<24} {'sent bytes':>18} {'received bytes':>18} {'samples':>9} {'link changes':>13}"
         )
         for rail in summary.rails:
             device = f"{rail.device} {rail.netns}"
@@ -161,7 +168,8 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
             )
     yield from summary.marks
     lost = ", ".join(f"{count:,} {kind}" for kind, count in summary.lost.items() if count)
-    yield f"\nlost by the kernel: {lost or 'nothing'}"
+    yield ""
+    yield f"lost by the kernel: {lost or 'nothing'}"
     for kind, missing in summary.overwritten_seconds.items():
         yield f"the first {missing:.1f} s of {kind} were overwritten: more memory holds more (recordings.memory)"
 

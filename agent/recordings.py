@@ -1,8 +1,8 @@
 """When a recording is made: on a stall, on a signal, and not too often.
 
 Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
-together share one recording, and a communicator that stalls again and again gets one a minute: what fills a disk tells
-nobody more.
+together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
+of a recording on signal share the next one.  What fills a disk tells nobody more.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agent.recording import ClockReading, RecordedStall, Recording, read_clocks
+from agent.recording import SIGNAL, STALL, ClockReading, RecordedStall, Recording, read_clocks
 from agent.recording_store import RecordingStore, WriteResult
 from agent.stall_facts import Stall
 from probes.clock import Clock
 
 _log = logging.getLogger("railscope.recordings")
 
-STALL: Final = "stall"
-SIGNAL: Final = "signal"
 _SAME_COMMUNICATOR_NS: Final = 60_000_000_000
 _ANY_STALL_NS: Final = 10_000_000_000
+_ANY_SIGNAL_NS: Final = 1_000_000_000
 
 Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
 """Makes the recording of a reason and its stalls."""
@@ -65,6 +64,8 @@ class Recordings:
         """When a stall of each communicator was last accepted."""
         self._stall_ns: int | None = None
         """When stalls were last recorded."""
+        self._signal_ns: int | None = None
+        """When a recording was last made on a signal."""
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
 
     def prepare(self) -> None:
@@ -112,10 +113,10 @@ class Recordings:
             stalls: tuple[RecordedStall, ...] = ()
             if self._stalls and (self._stall_ns is None or now_ns - self._stall_ns >= _ANY_STALL_NS):
                 stalls, self._stalls, self._stall_ns = tuple(self._stalls), [], now_ns
-            elif not self._signalled:
-                return
+            elif self._signalled and (self._signal_ns is None or now_ns - self._signal_ns >= _ANY_SIGNAL_NS):
+                self._signalled, self._signal_ns = False, now_ns
             else:
-                self._signalled = False
+                return
         self._store.write(self._freeze(STALL if stalls else SIGNAL, stalls), self._written)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -128,10 +129,12 @@ class Recordings:
             }
 
     def close(self) -> None:
-        """Make what was asked for and not made yet, and wait until it is on disk."""
+        """Make what was asked for and not made yet, and wait until it is on disk, unless the disk does not answer."""
         if self._store is None:
             return
         self._store.close()
+        if self._store.busy:
+            return
         with self._lock:
             stalls, self._stalls = tuple(self._stalls), []
             asked = bool(stalls) or self._signalled

@@ -372,6 +372,13 @@ def test_export_writes_a_trace_and_says_what_is_in_it(tmp_path: Path) -> None:
     assert [host["clock_error_ns"] for host in as_json["hosts"]] == [1_000_100, 1_000_100]
 
 
+def test_a_hosts_name_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
+    save(rank(0, host="a\x1b[2Jb"), tmp_path / "a.npz")
+    said = export(tmp_path / "out", tmp_path / "a.npz")
+    assert "60.0 s of a\N{REPLACEMENT CHARACTER}[2Jb" in said
+    assert "\x1b" not in said
+
+
 def test_a_clock_that_nobody_corrects_is_said_to_be_so(tmp_path: Path) -> None:
     loose = rank(0, host="a")
     loose = replace(loose, clocks=tuple(replace(clock, synchronised=False) for clock in loose.clocks))

@@ -61,6 +61,28 @@ def test_the_description_says_what_is_in_it_and_what_is_not() -> None:
         assert part in text
 
 
+def test_a_terminal_is_given_nothing_to_obey() -> None:
+    one = recording()
+    hostile = "\x1b[31m\nlost by the kernel: nothing\r"
+    (comm,), (rail,), (what,) = one.communicators, one.rails, one.stalls
+    lines = list(
+        describe(
+            summarise(
+                replace(
+                    one,
+                    host=hostile,
+                    communicators=(replace(comm, comm=hostile),),
+                    rails=(replace(rail, name=hostile, netns=hostile),),
+                    stalls=(replace(what, comm=hostile, cause=hostile, op=hostile),),
+                    marks=(replace(one.marks[0], text=hostile),),
+                )
+            )
+        )
+    )
+    assert [line for line in lines if not line.isprintable()] == []
+    assert len(lines) == len(list(describe(summarise(one))))
+
+
 def test_a_recording_of_nothing_is_described_as_such() -> None:
     one = recording("signal", calls=0)
     empty = replace(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import struct
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -17,9 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.recording import FORMAT_VERSION, KINDS, Recording
+from agent.recording import FORMAT_VERSION, KINDS, ClockReading, Mark, Recording
 from agent.recording_file import HEADER, RecordingError, read_recording, write_recording
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording
+
+YEAR_NS = 365 * 86_400 * SECOND_NS
 
 
 def as_bytes(what: Recording) -> bytes:
@@ -45,6 +49,42 @@ def test_what_was_written_is_read_again(tmp_path: Path, calls: int, reason: str)
     written = recording(reason, calls)
     path.write_bytes(as_bytes(written))
     assert_equal(read_recording(path), written)
+
+
+def test_a_host_whose_clock_is_before_1980_writes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The zip module asks for the time of day by itself.
+    monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(1_000))
+    one = recording()
+    early = replace(one, clocks=tuple(replace(clock, realtime_ns=clock.monotonic_ns) for clock in one.clocks))
+    path = tmp_path / "one.npz"
+    path.write_bytes(as_bytes(early))
+    assert_equal(read_recording(path), early)
+
+
+def test_the_largest_numbers_of_a_long_lived_host_are_read_again(tmp_path: Path) -> None:
+    one = recording()
+    (comm,), (rail,), (what,) = one.communicators, one.rails, one.stalls
+    at_ns = 30 * YEAR_NS
+    busy = replace(
+        one,
+        began_ns=at_ns,
+        ended_ns=at_ns,
+        clocks=(ClockReading(at_ns, 2_100 * YEAR_NS - 1_970 * YEAR_NS, at_ns),),
+        communicators=(replace(comm, instance=(1 << 32) - 1, enqueued=1 << 59, inflight_seconds=at_ns / 1e9),),
+        rails=(replace(rail, device=(1 << 31) - 1, netns_inode=(1 << 32) - 1, speed_bytes_per_second=1 << 50),),
+        # Before 1970: a clock that began there was set back.
+        stalls=(replace(what, since_realtime_ns=-at_ns, seconds=at_ns / 1e9),),
+        marks=(Mark(at_ns, "x"),),
+    )
+    path = tmp_path / "one.npz"
+    path.write_bytes(as_bytes(busy))
+    assert_equal(read_recording(path), busy)
+
+
+def test_a_name_that_is_no_text_is_read_as_some(tmp_path: Path) -> None:
+    path = tmp_path / "one.npz"
+    path.write_bytes(as_bytes(replace(recording(), host="gpu\udcff01")))
+    assert read_recording(path).host == "gpu?01"
 
 
 def test_numpy_reads_the_events_by_itself(tmp_path: Path) -> None:
@@ -129,6 +169,10 @@ def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _
         (lambda header: header["communicators"][0].update(job=[["a"]]), r"damaged: job is \['a'\]"),
         (lambda header: header["clocks"][0].update(maximum_error_ns="x"), "damaged: maximum_error_ns is 'x'"),
         (lambda header: header.update(complete_from_ns={"calls": "x"}), "damaged: complete_from_ns is 'x'"),
+        (lambda header: header.update(complete_from_ns={"calls": 1, "a\x1b": 1}), r"complete_from_ns has 'a\\x1b'"),
+        (lambda header: header.update(ended_ns=header["began_ns"] - 1), "damaged: it ends before it begins"),
+        (lambda header: header.update({"a\x1b[31m": 1}), r"or has others \(a\ufffd\[31m\)"),
+        (lambda header: header.update(version="\x1b[31m"), r"has format \ufffd\[31m, this"),
     ],
 )
 def test_a_header_that_means_something_else_is_refused(
@@ -138,6 +182,49 @@ def test_a_header_that_means_something_else_is_refused(
     changed(path, header=change)
     with pytest.raises(RecordingError, match=message):
         read_recording(path)
+
+
+NO_NUMBERS: dict[str, list[float]] = {
+    "time of the host": [-1, 1 << 60, 10**400],
+    "time of day": [-1, 1 << 62, 10**400],
+    "time of day reckoned back": [-(1 << 62), 1 << 62, 10**400],
+    "number of a thing": [-1, 1 << 32, 10**20, 10**400],
+    "count": [-(1 << 60), 1 << 60, 10**400],
+    "length": [-math.inf, math.inf, math.nan, 10**400, 1.2e9],
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "kind"),
+    [
+        ("", "began_ns", "time of the host"),
+        ("", "ended_ns", "time of the host"),
+        ("marks", "time_ns", "time of the host"),
+        ("clocks", "monotonic_ns", "time of the host"),
+        ("clocks", "realtime_ns", "time of day"),
+        ("clocks", "uncertainty_ns", "count"),
+        ("clocks", "maximum_error_ns", "count"),
+        ("stalls", "since_realtime_ns", "time of day reckoned back"),
+        ("stalls", "seconds", "length"),
+        ("communicators", "instance", "number of a thing"),
+        ("communicators", "pid", "number of a thing"),
+        ("communicators", "enqueued", "count"),
+        ("communicators", "completed", "count"),
+        ("communicators", "inflight_seconds", "length"),
+        ("rails", "device", "number of a thing"),
+        ("rails", "netns_inode", "count"),
+        ("rails", "speed_bytes_per_second", "count"),
+    ],
+)
+def test_a_number_that_no_agent_writes_is_refused(tmp_path: Path, of: str, name: str, kind: str) -> None:
+    path = tmp_path / "other.npz"
+    for number in NO_NUMBERS[kind]:
+
+        def change(header: dict[str, Any], number: float = number) -> None:
+            (header[of][0] if of else header)[name] = number
+
+        changed(path, header=change)
+        assert error_of(path).startswith(f"the recording is damaged: {name} is {number!r}"[:80])
 
 
 def npy(dtype: np.dtype[Any], shape: tuple[int, ...], content: bytes = b"") -> bytes:

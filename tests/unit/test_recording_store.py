@@ -6,15 +6,18 @@ import errno
 import io
 import os
 import stat
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent import recording_file
-from agent.recording import Recording
-from agent.recording_file import read_recording, write_recording
+from agent import recording_file, recording_store
+from agent.recording import Mark, Recording
+from agent.recording_file import Sink, read_recording, write_recording
 from agent.recording_store import RecordingStore, WriteResult, make_room, name_of, save
 from tests.unit.recordings import REALTIME_NS, SECOND_NS, recording
 
@@ -99,9 +102,34 @@ class FullDisk:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    def __call__(self, file: io.BufferedWriter, _recording: Recording) -> None:
+    def __call__(self, file: io.BufferedWriter, _recording: Recording, _wrote: Callable[[], None]) -> None:
         file.write(bytes(1000))
         raise OSError(self._number, os.strerror(self._number))
+
+
+@dataclass
+class SmallDisk:
+    """Simulates a disk that has room for so many bytes, those of others included."""
+
+    folder: Path
+    room_bytes: int
+    number: int = errno.ENOSPC
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recording_file, "write_recording", self._write)
+        monkeypatch.setattr(os, "statvfs", self._statvfs)
+
+    def _used_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+    def _statvfs(self, _path: Path) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=self.room_bytes - self._used_bytes(), f_frsize=1)
+
+    def _write(self, file: Sink, what: Recording, wrote: Callable[[], None]) -> None:
+        if isinstance(file, io.BufferedWriter) and self._used_bytes() + size_of(what) > self.room_bytes:
+            file.write(bytes(1000))
+            raise OSError(self.number, os.strerror(self.number))
+        write_recording(file, what, wrote)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
@@ -119,6 +147,136 @@ def test_a_full_disk_leaves_nothing_behind_and_is_told_once(
     assert os.strerror(number) in lines[0]
     assert str(tmp_path) in lines[0]
     assert write(store, recording()) == [("stall", WriteResult.WRITTEN)]
+
+
+def large(what: Recording, marks: int) -> Recording:
+    """The same, with so many marks that do not compress well."""
+    return replace(what, marks=tuple(Mark(number, f"{number * 7919:x}") for number in range(marks)))
+
+
+def aged(folder: Path, *whats: Recording) -> None:
+    """Recordings that were written in this order."""
+    for number, what in enumerate(whats):
+        save(what, folder / name_of(what))
+        os.utime(folder / name_of(what), (number, number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_smaller_than_recordings_may_be_keeps_the_newest_that_it_has_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(recording_store, "_SPARE_BYTES", 0)
+    oldest = large(at(0), 10)
+    aged(tmp_path, oldest, at(1), at(2))
+    SmallDisk(tmp_path, size_of(oldest) + 2 * size_of(at(1)) + 100, number).use(monkeypatch)
+    assert write(RecordingStore(tmp_path, 1 << 30), at(3)) == [("stall", WriteResult.WRITTEN)]
+    assert names(tmp_path) == [name_of(at(second)) for second in (1, 2, 3)]
+    assert caplog.records[-1].getMessage().endswith("; 1 older removed")
+
+
+def test_a_disk_that_others_have_filled_takes_no_recording_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    aged(tmp_path, at(0), at(1))
+    SmallDisk(tmp_path, 2 * size_of(recording())).use(monkeypatch)
+    # Both of them together would not make room for it.
+    assert write(RecordingStore(tmp_path, 1 << 30), large(at(2), 5_000)) == [("stall", WriteResult.FAILED)]
+    assert names(tmp_path) == [name_of(at(0)), name_of(at(1))]
+    assert "No space left on device" in caplog.text
+
+
+def test_recordings_on_signal_make_room_before_those_of_stalls(tmp_path: Path) -> None:
+    asked = [at(second, "signal") for second in (0, 3, 4)]
+    stalls = [at(second) for second in (1, 2)]
+    aged(tmp_path, asked[0], *stalls, *asked[1:])
+    one_bytes = size_of(at(0))
+    for left in (4, 3, 2, 1):
+        assert make_room(tmp_path, left * one_bytes + 200) == 1
+        kept = [*asked[1:], *stalls] if left == 4 else [asked[2], *stalls] if left == 3 else stalls[-left:]
+        assert names(tmp_path) == sorted(map(name_of, kept))
+
+
+REST = ".railscope-old.npz.1.partial"
+
+
+class Vanishing:
+    """A file of a folder that another agent removes before, or right after, it is looked at."""
+
+    def __init__(self, entry: os.DirEntry[str], *, before: bool) -> None:
+        self.name = entry.name
+        self._path = Path(entry.path)
+        self._before = before
+
+    def stat(self, *, follow_symlinks: bool) -> os.stat_result:
+        if self._before:
+            self._path.unlink()
+        status = self._path.stat(follow_symlinks=follow_symlinks)
+        self._path.unlink()
+        return status
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_another_agent_removes_meanwhile_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    aged(tmp_path, at(0), at(1), at(2))
+    (tmp_path / REST).touch()
+    os.utime(tmp_path / REST, (1, 1))
+    vanishing = {REST, name_of(at(0))}
+    listed = os.scandir
+    monkeypatch.setattr(
+        os,
+        "scandir",
+        lambda folder: [
+            Vanishing(entry, before=before) if entry.name in vanishing else entry for entry in listed(folder)
+        ],
+    )
+    assert write(RecordingStore(tmp_path, 2 * size_of(at(0)) + 100), at(3)) == [("stall", WriteResult.WRITTEN)]
+    assert names(tmp_path) == [name_of(at(2)), name_of(at(3))]
+
+
+class SlowDisk:
+    """Goes on writing for a while, or does not answer until it is told to."""
+
+    def __init__(self, pieces: int = 0) -> None:
+        self._pieces = pieces
+        self.answers = threading.Event()
+
+    def __call__(self, file: Sink, what: Recording, wrote: Callable[[], None]) -> None:
+        for _ in range(self._pieces):
+            time.sleep(0.02)
+            wrote()
+        if not self._pieces:
+            self.answers.wait()
+        write_recording(file, what, wrote)
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_the_agent_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SlowDisk()
+    monkeypatch.setattr(recording_file, "write_recording", disk)
+    store = RecordingStore(tmp_path, 1 << 20, patience_seconds=0.1)
+    assert write(store, recording()) == []
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{tmp_path}: the disk has not answered for 0.1 s: nobody waits for it, what was being recorded is lost"
+    ]
+    assert store.busy
+    # Python waits at its end for threads that are none of a daemon's.
+    assert [one.daemon for one in threading.enumerate() if one.name == "recording"] == [True]
+    disk.answers.set()
+    store.close()
+    assert names(tmp_path) == [name_of(recording())]
+
+
+def test_a_disk_that_is_slow_is_waited_for_as_long_as_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording_file, "write_recording", SlowDisk(pieces=60))
+    store = RecordingStore(tmp_path, 1 << 20, patience_seconds=0.5)
+    assert write(store, recording()) == [("stall", WriteResult.WRITTEN)]
+    assert caplog.records == []
 
 
 def occupied(tmp_path: Path) -> Path:

@@ -149,7 +149,29 @@ def test_a_signal_is_answered_at_once_every_time(bench: Bench) -> None:
         bench.recordings.signal()
         bench.recordings.signal()
         assert bench.after(0) == [("signal", [])]
-        assert bench.after(0) == []
+        assert bench.after(1) == []
+
+
+def test_signals_within_a_second_of_a_recording_share_the_next_one(bench: Bench) -> None:
+    made = []
+    for _ in range(100):
+        bench.recordings.signal()
+        made += bench.after(0.025)
+    # At the turns after 0.025 s, 1.025 s and 2.025 s; what came since waits, and is not forgotten.
+    assert made == [("signal", [])] * 3
+    assert bench.after(0.5) == []
+    assert bench.after(0.1) == [("signal", [])]
+    assert bench.after(10) == []
+    assert bench.recordings.counts()["signal", "written"] == 4
+
+
+def test_a_stall_is_recorded_whatever_signals_come(bench: Bench) -> None:
+    bench.recordings.signal()
+    assert bench.after(0) == [("signal", [])]
+    bench.recordings.signal()
+    bench.recordings.request(stall("a"))
+    assert bench.after(0.5) == [("stall", ["a"])]
+    assert bench.after(0.5) == [("signal", [])]
 
 
 def test_nothing_is_made_while_the_disk_is_busy_and_nothing_is_forgotten(bench: Bench) -> None:
@@ -168,6 +190,14 @@ def test_what_was_asked_for_is_made_before_the_end(bench: Bench) -> None:
     bench.recordings.request(stall("b"))
     bench.recordings.close()
     assert bench.made == [("stall", ["b"])]
+
+
+def test_what_was_asked_for_is_given_up_when_the_disk_does_not_answer_at_the_end(bench: Bench) -> None:
+    bench.recordings.request(stall("a"))
+    bench.recordings.signal()
+    bench.store.slow = True
+    bench.recordings.close()
+    assert bench.made == []
 
 
 def test_every_reason_and_result_is_counted_from_the_start(bench: Bench) -> None:
