@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from agent.accounting import CallCount
 from agent.communicators import Communicator, ObservedProcess
@@ -19,6 +21,17 @@ CommunicatorOf = Callable[[int], Communicator | None]
 ProcessOf = Callable[[int], ObservedProcess | None]
 """By pid."""
 
+_OPS: Final = {op.value: op for op in Op}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What an end of a communicator says of itself."""
+
+    communicator: Communicator
+    name: str
+    placement: Placement | None
+
 
 class ExpectedWire:
     """Not thread-safe: the daemon's lock guards it."""
@@ -29,6 +42,8 @@ class ExpectedWire:
         self._communicator_of = communicator_of
         self._process_of = process_of
         self._folded: dict[str, ExpectedBytes] = {}
+        self._placed: dict[int, _Placed] = {}
+        """By instance, as of the last rows: it changes seldom, and each has a row for each kind and size of calls."""
 
     def fold(self, counts: Iterable[CallCount]) -> None:
         """Keep what rows say that were taken out of the kernel's table."""
@@ -44,8 +59,7 @@ class ExpectedWire:
 
     def _of(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
         by_namespace: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
-        names: dict[int, tuple[str, Placement | None]] = {}
-        """By instance: each has a row for each kind and size of its calls."""
+        before, self._placed = self._placed, {}
         for count in counts:
             kind = count.kind
             process = self._process_of(kind.tgid)
@@ -53,12 +67,15 @@ class ExpectedWire:
             # Calls without a communicator are NCCL's invalidArgument: nothing was sent for them.
             if process is None or process.namespace is None or communicator is None:
                 continue
-            if kind.instance not in names:
-                names[kind.instance] = communicator.name, communicator.placement
+            known = self._placed.get(kind.instance) or before.get(kind.instance)
+            if known is None or known.communicator is not communicator:
+                known = _Placed(communicator, communicator.name, communicator.placement)
+            self._placed[kind.instance] = known
             by_namespace[process.namespace.inode].append(
                 ObservedCalls(
-                    *names[kind.instance],
-                    Op(kind.op),
+                    known.name,
+                    known.placement,
+                    _OPS[kind.op],
                     kind.peer,
                     count.payload_bytes,
                     1 << kind.size_bucket,

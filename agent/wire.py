@@ -167,4 +167,7 @@ def _both(share: Fraction) -> WireShare:
 
 
 def _whole_bytes(share: Fraction | None, payload_bytes: int) -> int | None:
-    return None if share is None else payload_bytes * share.numerator // share.denominator
+    if share is None:
+        return None
+    numerator, denominator = share.as_integer_ratio()
+    return payload_bytes * numerator // denominator

@@ -31,11 +31,14 @@ from agent.analysis.gpus import Gpus, find_gpus
 from agent.analysis.intervals import BURST_GAP, Intervals
 from agent.analysis.iterations import communicating, find_iterations
 from agent.analysis.quantities import numbers
-from agent.analysis.rail_bursts import LEAST_REGULARITY, NEAR, find_rhythm
+from agent.analysis.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
 from agent.dataset.reader import Dataset
 
 OF_OPERATIONS: Final = "times of operations"
 OF_CALLS: Final = "moments of calls"
+_OF_READINGS: Final = "readings of the port's byte counter"
+_DIRECTIONS: Final = ("transmit", "receive")
+_NOT_READ: Final = -1
 _NO_TIMES: Final = "what was imported has no times, only an order: import data with time stamps"
 _PHASES: Final = 240
 """Steps of a period that the forecast looks at."""
@@ -197,13 +200,12 @@ def _rails(dataset: Dataset, untimed: frozenset[int]) -> list[Calendar | Decline
             found.append(Declined(subject, _NO_TIMES))
             continue
         own = samples.filter((samples.recording == row["recording"]) & (samples.rail_id == row["rail_id"]))
-        counters = {name: own[name].fill_null(0) for name in ("transmit_bytes", "receive_bytes")}
+        own = own.filter(own.time_ns.notnull())
+        counters = {name: own[name].fill_null(_NOT_READ) for name in ("transmit_bytes", "receive_bytes")}
         read = dataset.rows(own.select("time_ns", **counters))
-        time_ns = read["time_ns"].to_numpy()
-        order = np.lexsort((read["transmit_bytes"].to_numpy(), time_ns))
-        totals = {name: read[f"{name}_bytes"].to_numpy()[order] for name in ("transmit", "receive")}
-        direction = max(totals, key=lambda name: int(np.maximum(np.diff(totals[name]), 0).sum()))
-        rhythm = find_rhythm(time_ns[order], totals[direction])
+        series = {name: _series(read["time_ns"].to_numpy(), read[f"{name}_bytes"].to_numpy()) for name in _DIRECTIONS}
+        direction = max(series, key=lambda name: int(np.maximum(np.diff(series[name][1]), 0).sum()))
+        rhythm = find_rhythm(*series[direction])
         if isinstance(rhythm, str):
             found.append(Declined(subject, rhythm))
             continue
@@ -216,11 +218,28 @@ def _rails(dataset: Dataset, untimed: frozenset[int]) -> list[Calendar | Decline
                 burst_bytes=rhythm.burst_bytes,
                 period_bytes=rhythm.period_bytes,
                 regularity=rhythm.regularity,
-                last_begin=int(rhythm.bursts.begin_ns[-1]) / 1e9,
-                basis="readings of the port's byte counter",
+                last_begin=rhythm.last_begin_ns / 1e9,
+                basis=_OF_READINGS + _between_gaps(rhythm),
             )
         )
     return found
+
+
+def _series(time_ns: Integers, total_bytes: Integers) -> tuple[Integers, Integers]:
+    """Readings in order of time, without those that failed."""
+    known = total_bytes != _NOT_READ
+    time_ns, total_bytes = time_ns[known], total_bytes[known]
+    order = np.lexsort((total_bytes, time_ns))
+    return time_ns[order], total_bytes[order]
+
+
+def _between_gaps(rhythm: Rhythm) -> str:
+    if not rhythm.gaps:
+        return ""
+    return (
+        f", which have {rhythm.gaps} gap{'s' * (rhythm.gaps > 1)}: of the longest piece without any, "
+        f"{rhythm.span_ns / 1e9:.3g} s"
+    )
 
 
 def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:

@@ -7,10 +7,11 @@
 | T_iter            | median length of an iteration                              | equation 1                  |
 | T_comm            | median union of communication intervals, with the waiting  | T_TP + T_PP + T_DP          |
 | R_comm            | median of the same / the iteration's length                | T_comm / T_iter             |
-| T_comp            | median of what of an iteration is not communication alone  | equation 5                  |
+| T_comp            | median union of the kernels that are no communication      | equation 5                  |
 | R_bubble          | mean of GPUs' idle receives / the iterations' time         | T_bubble / T_iter           |
 
-T_comp and R_bubble need recorded kernels and timed receives.  Measured communication holds what the model counts as
+T_comp and R_bubble need recorded kernels and timed receives.  A GPU that waits for data or for its host neither
+computes nor communicates, which is in no figure of the model.  Measured communication holds what the model counts as
 bubble wherever a rank waits inside a call; with a pipeline, T_comm is therefore an upper bound.
 """
 
@@ -24,7 +25,6 @@ from typing import Final
 from agent.analysis.compare import Compared, Side, Unit, Value, compare_values
 from agent.analysis.compare_figures import iteration_value
 from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.report_facts import Iteration
 from agent.estimate_answer import Estimate
 from agent.model.volumes import stage_volumes
 
@@ -78,13 +78,9 @@ def _measured_times(side: Side) -> Iterator[Value]:
     yield iteration_value(17, "T_iter", Unit.SECONDS, iterations, lambda one: one.period_seconds)
     yield iteration_value(17, "T_comm", Unit.SECONDS, iterations, lambda one: one.comm_seconds)
     yield iteration_value(17, "R_comm", Unit.SHARE, iterations, lambda one: one.comm_ratio)
-    yield iteration_value(17, "T_comp", Unit.SECONDS, iterations, _computing)
+    yield iteration_value(17, "T_comp", Unit.SECONDS, iterations, lambda one: one.compute_seconds)
     ratios = [use.bubble_ratio for use in side.report.receives if use.bubble_ratio is not None]
     yield Value(17, "R_bubble", Unit.SHARE, fmean(ratios) if ratios else None)
-
-
-def _computing(one: Iteration) -> float | None:
-    return None if one.non_overlapped_seconds is None else one.period_seconds - one.non_overlapped_seconds
 
 
 def _predicted_times(estimate: Estimate) -> Iterator[Value]:

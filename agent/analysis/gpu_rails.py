@@ -72,7 +72,7 @@ def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs, others:
             None,
             "",
             "the rails' counters show traffic where a GPU's place on its server, which is assumed otherwise, puts "
-            "none, or none where it puts some: record at a level that sees connections",
+            "none, or none where it puts some: record at level rails, where the library shows it",
             "",
         )
     return Rails(rails, basis, "", f"{assumption}, which agrees with what the rails' counters show")

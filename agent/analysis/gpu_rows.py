@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.gpus import Gpus, Instance
 from agent.dataset.reader import Dataset
+from agent.dataset.schema import TIME_OF
 
 Integers = NDArray[np.int64]
 Codes = NDArray[np.int32]
@@ -74,8 +75,8 @@ def instances_table(gpus: Gpus, **columns: tuple[pa.DataType, dict[Instance, Any
 
 
 def rows_by_gpu(dataset: Dataset, table: str, gpus: Gpus) -> dict[int, int]:
-    """How many rows of `calls` or `operations` each GPU has; GPUs without any are left out."""
-    rows = dataset[table]
+    """How many rows of `calls` or `operations` with a time each GPU has; GPUs without any are left out."""
+    rows = _timed(dataset[table], table)
     counted = dataset.rows(rows.group_by(["recording", "instance"]).agg(rows=rows.count())).to_pylist()
     totals: defaultdict[int, int] = defaultdict(int)
     for row in counted:
@@ -85,14 +86,18 @@ def rows_by_gpu(dataset: Dataset, table: str, gpus: Gpus) -> dict[int, int]:
     return dict(totals)
 
 
+def _timed(rows: Any, table: str) -> Any:
+    """Without those that have no time: nobody knows where in the order they belong."""
+    return rows.filter(rows[TIME_OF[table]].notnull())
+
+
 def read_series(dataset: Dataset, gpus: Gpus, number: int, table: str = "calls") -> CallSeries:
     """The calls of one GPU, or its operations by their beginnings (`table` `operations`)."""
-    time = "time_ns" if table == "calls" else "begin_ns"
-    rows = of_gpu(dataset[table], gpus, number)
+    rows = of_gpu(_timed(dataset[table], table), gpus, number)
     rows = rows.select(
         "recording",
         "instance",
-        called_ns=rows[time],
+        called_ns=rows[TIME_OF[table]],
         operation=rows["op"].fill_null(""),
         dtype=rows.data_type.fill_null(""),
         payload=rows.payload_bytes.fill_null(0),

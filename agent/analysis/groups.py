@@ -31,7 +31,14 @@ from agent.analysis.calls import CountedCalls
 from agent.analysis.gpus import Gpus
 from agent.analysis.group_evidence import CommEvidence, find_evidence
 from agent.analysis.group_names import role_of_name
-from agent.analysis.pipelines import Pipelines, find_pipelines, is_exchange
+from agent.analysis.pipelines import (
+    GRADIENT_BYTES,
+    MOST_OF_AN_EMBEDDING,
+    Pipelines,
+    find_pipelines,
+    is_exchange,
+    reduces,
+)
 from agent.analysis.quantities import counted
 from agent.analysis.report_facts import Parallelism
 
@@ -44,13 +51,13 @@ _FAR_MORE: Final = 3
 """Times as many collectives as in another group."""
 _UNIFORM: Final = 0.8
 """Part of the calls that have one size, from which on a group sends one size."""
-_SMALL_BYTES: Final = 1 << 20
-"""PyTorch's smallest bucket of gradients: what is never larger is hardly gradients."""
 _MANY_CALLS: Final = 100
+_SIZES_OF_SHARDS: Final = 8
+"""Sharded layers have a few sizes; where there are more, they may be lengths of sequences."""
 _CALLS_OF_LAYERS: Final = 16
 """Where nothing else speaks, so many collectives of one rank are taken for those of layers."""
-_MOST_OF_AN_EMBEDDING: Final = 3
-"""Ranks that share the embedding: first and last stage, and with encoder and decoder the first of the latter."""
+_UNLIKE: Final = 0.01
+"""Part of the calls of tensor groups, from which on two of them are of stages that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ def find_groups(calls: CountedCalls, gpus: Gpus) -> Groups:
     """What each communicator is for, and the shape of the job."""
     evidence = find_evidence(calls, gpus)
     pipelines = find_pipelines(evidence)
-    total = max([len(gpus.gpus), *(one.size for one in evidence)])
+    total = _total(evidence, pipelines, gpus)
     roles = {one.comm: UNKNOWN for one in gpus.communicators}
     reduced = []
     for one in evidence:
@@ -98,6 +105,20 @@ def find_groups(calls: CountedCalls, gpus: Gpus) -> Groups:
     return Groups(roles, parallelism, pipelines, evidence)
 
 
+def _total(evidence: Sequence[CommEvidence], pipelines: Pipelines, gpus: Gpus) -> int:
+    """GPUs of the job, as many as are known of, those included that were not recorded."""
+    sizes = [len(gpus.gpus), sum(map(len, pipelines.chains)), *(one.size for one in evidence)]
+    partly: defaultdict[int, list[CommEvidence]] = defaultdict(list)
+    for one in evidence:
+        if one.ops and not one.communicator.complete:
+            partly[one.size].append(one)
+    for size, alike in partly.items():
+        # Groups of one kind have no GPU in common, neither of those that were recorded nor of the others.
+        if sum(len(one.gpus) for one in alike) == len(frozenset().union(*(one.gpus for one in alike))):
+            sizes.append(size * len(alike))
+    return max(sizes)
+
+
 def _plain_role(one: CommEvidence, pipelines: Pipelines, total: int) -> str | None:
     """The role of a communicator that no points are needed for."""
     direct = one.sent_bytes + sum(one.ops[op].payload_bytes for op in ("AllToAll", "Recv") if op in one.ops)
@@ -111,7 +132,7 @@ def _plain_role(one: CommEvidence, pipelines: Pipelines, total: int) -> str | No
     chain = pipelines.holds(one.gpus)
     if chain is not None and len(one.gpus) > 1:
         ends = {chain[0], chain[-1]} <= one.gpus
-        return EMBEDDING if ends and one.size <= _MOST_OF_AN_EMBEDDING else UNKNOWN
+        return EMBEDDING if ends and one.size <= MOST_OF_AN_EMBEDDING else UNKNOWN
     return None
 
 
@@ -184,16 +205,18 @@ def _points(one: CommEvidence, among: Iterable[CommEvidence], pipelines: Pipelin
         ratio = one.collective_calls / link_calls
         points += 2 if ratio >= 2 else -2 if ratio <= 1 else 0
     reductions = [one.ops[op] for op in ("AllReduce", "ReduceScatter") if op in one.ops]
-    if 2 * sum(each.wide_calls for each in reductions) > sum(each.calls for each in reductions):
+    wide = 2 * sum(each.wide_calls for each in reductions) > sum(each.calls for each in reductions)
+    if wide:
         points -= 3
-    if not uniform and common.largest_bytes >= _SMALL_BYTES:
+    if not uniform and common.largest_bytes >= GRADIENT_BYTES:
         points -= 1
-    if "ReduceScatter" in one.ops and "AllReduce" not in one.ops and common.sizes > 1:
+    if "ReduceScatter" in one.ops and "AllReduce" not in one.ops and 1 < common.sizes <= _SIZES_OF_SHARDS:
         points -= 2  # layers and embeddings in turn: fully sharded data parallelism
-    if common.largest_bytes <= _SMALL_BYTES and one.collective_calls >= _MANY_CALLS:
-        points += 2
     others = [other for other in among if other.gpus & one.gpus and other.gpus != one.gpus]
     calls = one.collective_calls
+    if common.largest_bytes <= GRADIENT_BYTES and calls >= _MANY_CALLS:
+        # The gradients of a small model, in few buckets an iteration, look the same where no other group is beside it.
+        points += 2 if others or wide else 1
     if any(_FAR_MORE * calls <= other.collective_calls for other in others):
         points -= 3
     elif others and all(calls >= _FAR_MORE * other.collective_calls for other in others):
@@ -252,10 +275,58 @@ def _parallelism(
         doubts.append(f"there are {shapes[0][2]} replicas, and gradients are reduced in groups of {data_sizes[-1]}")
     alternatives = tuple(shapes[1:])
     if alternatives:
-        said = " or ".join(f"p={p}, t={t}, d={d}" for p, t, d in alternatives)
-        doubts.append(f"collectives of one group could be of activations or of gradients, so it could also be {said}")
+        doubts.append(
+            "collectives of one group could be of activations or of gradients, so it could also be "
+            + _said(alternatives)
+        )
+    other_length, doubt = _other_length(evidence, by_role, pipelines)
+    if other_length:
+        others = tuple(
+            (other_length, tensor, total // (other_length * tensor))
+            for _, tensor, _ in shapes
+            if total % (other_length * tensor) == 0
+        )
+        alternatives += others
+        doubts.append(f"{doubt}, so it could also be {_said(others)}" if others else doubt)
     reason = "; ".join(doubts) if doubts else _reason(by_role, pipelines)
     return Parallelism(*shapes[0], expert, certain=not doubts, reason=reason, alternatives=alternatives)
+
+
+def _said(shapes: Iterable[tuple[int, int, int]]) -> str:
+    return " or ".join(f"p={p}, t={t}, d={d}" for p, t, d in shapes)
+
+
+def _other_length(
+    evidence: Sequence[CommEvidence], by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines
+) -> tuple[int, str]:
+    """How many stages there are if the Sends are read the other way, and why they may be; 0: they cannot be."""
+    if pipelines.denied:
+        length = max(len(chain) for chain in pipelines.denied)
+        return length, f"chains of {length} GPUs send along, and reduce gradients together, as stages never do"
+    if any(not _are_stages(chain, evidence, by_role) for chain in pipelines.two_way_pairs):
+        return 1, "two GPUs that send to each other may be two stages, or share sequences or experts"
+    return 0, ""
+
+
+def _are_stages(
+    pair: tuple[int, ...], evidence: Sequence[CommEvidence], by_role: Mapping[str, list[CommEvidence]]
+) -> bool:
+    """Whether two GPUs that send to each other show to hold different parameters.
+
+    They do if one reduces gradients without the other, and no others but those of an embedding with it; or if their
+    tensor groups make other numbers of calls, as embedding and loss are on one stage only.
+    """
+    for one in evidence:
+        if (
+            one.gpus.issuperset(pair)
+            and reduces(one)
+            and (one.size > MOST_OF_AN_EMBEDDING or "ReduceScatter" in one.ops)
+        ):
+            return False
+    if any(len(one.gpus.intersection(pair)) == 1 for one in by_role.get(DP, ())):
+        return True
+    calls = [[one.collective_calls for one in by_role.get(TP, ()) if gpu in one.gpus] for gpu in pair]
+    return all(calls) and abs(sum(calls[0]) - sum(calls[1])) > _UNLIKE * max(sum(calls[0]), sum(calls[1]))
 
 
 def _doubts(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines, total: int) -> Iterable[str]:
@@ -266,6 +337,9 @@ def _doubts(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines, tot
         yield f"pipelines have {' and '.join(map(str, lengths))} stages"
     if lengths and sum(len(chain) for chain in pipelines.chains) != total:
         yield f"pipelines hold {sum(len(chain) for chain in pipelines.chains)} of {total} GPUs"
+    partly = sum(bool(one.ops) and not one.communicator.complete for group in by_role.values() for one in group)
+    if partly:
+        yield f"not all ranks of {counted(partly, 'communicator')} were recorded"
     tensor_sizes = sorted({one.size for one in by_role.get(TP, ())})
     if len(tensor_sizes) > 1:
         yield f"tensor groups have {' and '.join(map(str, tensor_sizes))} ranks"

@@ -12,6 +12,8 @@ All-to-alls are the calls of AllToAll, each of which sends its payload to every 
 communicators in which every rank sends to every other: so frameworks exchange tokens in uneven splits.  Pipelines use
 Send and Recv, too: in a communicator of two or three ranks, where a pipeline may reach everybody, sizes have to vary.
 Where the sender was not recorded, the receiver's Recv says what was sent.
+
+An iteration in which a recorded rank did not take part as the others did, is unknown: see `_partly_recorded`.
 """
 
 from __future__ import annotations
@@ -145,11 +147,52 @@ def _volumes(
             active=volumes.times.sum().cast("int64"),
         )
     )
+    partly = _partly_recorded(dataset, cut, groups)
     columns = [found[name].to_pylist() for name in ("iteration", "least", "most", "total", "active")]
     return {
         place: (int(least), int(most), int(total), int(active))
         for place, least, most, total, active in zip(*columns, strict=True)
+        if place not in partly
     }
+
+
+def _partly_recorded(dataset: Dataset, cut: Any, groups: list[Communicator]) -> set[int]:
+    """Iterations with an exchange that some recorded ranks of a group took part in, and others did not.
+
+    Everyone takes part in an AllToAll, and what is sent is received.  Where it looks otherwise, a recording began later
+    than the others, or its clock is off, and calls of one iteration lie in another: no pair sent less for it.
+    """
+    members = ibis.memtable(
+        pa.table(
+            {
+                "group": pa.array(range(len(groups)), pa.int32()),
+                "members": pa.array([len(group.members) for group in groups], pa.int64()),
+            }
+        )
+    )
+    by_rank = cut.group_by(["iteration", "group", "rank"]).agg(
+        all_to_alls=(cut["op"] == "AllToAll").cast("int64").sum()
+    )
+    by_group = by_rank.group_by(["iteration", "group"]).agg(
+        ranks=ibis._.count(), least=ibis._.all_to_alls.min(), most=ibis._.all_to_alls.max()
+    )
+    by_group = by_group.join(members, "group")
+    parts = [by_group.filter((by_group.ranks < by_group.members) | (by_group.least < by_group.most))]
+    recorded = _ranks({(place, rank) for place, group in enumerate(groups) for rank in group.members})
+    sent, received = (cut.filter(cut["op"] == op) for op in _POINT_TO_POINT)
+    both = sent.select("group").distinct().semi_join(received, "group")
+    exchanged = cut.filter(cut["op"].isin(_POINT_TO_POINT) & (cut.peer != cut["rank"]))
+    exchanged = exchanged.semi_join(recorded, ["group", ("peer", "recorded_rank")]).semi_join(both, "group")
+    sends = exchanged["op"] == "Send"
+    by_pair = exchanged.group_by(
+        iteration=exchanged.iteration,
+        group=exchanged.group,
+        source=sends.ifelse(exchanged["rank"], exchanged.peer),
+        destination=sends.ifelse(exchanged.peer, exchanged["rank"]),
+    ).agg(unmatched=sends.ifelse(1, -1).sum())
+    parts.append(by_pair.filter(by_pair.unmatched != 0))
+    found = dataset.rows(ibis.union(*(part.select("iteration") for part in parts), distinct=True))
+    return set(found["iteration"].to_pylist())
 
 
 def _pairs_of(cut: Any, called: Any, groups: list[Communicator], mixed: list[int]) -> Any:

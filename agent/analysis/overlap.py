@@ -3,6 +3,7 @@
 - communication time: the union of the intervals of an iteration's operations on one GPU; several at a time count once.
 - communication ratio: communication time / length of the iteration.
 - non-overlapped time: communication time minus its intersection with the GPU's kernels that are no communication.
+- computing time: the union of these kernels; a GPU that does neither is idle, and that is in none of the three.
 
 All are of one GPU, the one that communicates longest in all.  An iteration begins within the silence before its first
 call (`Iteration.from_ns`), and that is where its length counts from.  Calls have no duration: the time in NCCL's
@@ -34,8 +35,12 @@ _NO_TIMES: Final = (
 )
 _NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
 _NO_COMPUTE: Final = (
-    "Kernels that compute were not recorded, so nobody knows what communication they hide: import a trace of the GPU "
-    "(PyTorch's Kineto) of the same job."
+    "Kernels that compute were not recorded, so nobody knows how long it computes and what communication that hides: "
+    "import a trace of the GPU (PyTorch's Kineto) of the same job."
+)
+_NO_PROCESS: Final = (
+    "Nobody said which process drives the GPU, so it is not known which of the recorded kernels are its own: trace "
+    "the CPU's activity, too, or keep the names that PyTorch's profiler gives to its files."
 )
 _SHARED_PROCESS: Final = (
     "A process drives several GPUs, and of its kernels nobody can say on which of them they ran: run a process a GPU."
@@ -69,8 +74,10 @@ def find_overlap(
     if isinstance(computed, str):
         unknown.append(Unknown(NON_OVERLAPPED, computed))
         alone: list[int | None] = [None] * len(iterations)
+        computing = alone
     else:
         alone = list(busy.without(computed).length_in(from_ns, to_ns).tolist())
+        computing = list(computed.length_in(from_ns, to_ns).tolist())
     return tuple(
         replace(
             one,
@@ -78,8 +85,11 @@ def find_overlap(
             comm_ratio=spent / whole,
             non_overlapped_seconds=None if left is None else left / 1e9,
             non_overlapped_ratio=None if left is None else left / whole,
+            compute_seconds=None if used is None else used / 1e9,
         )
-        for one, spent, whole, left in zip(iterations, busy_ns.tolist(), length.tolist(), alone, strict=True)
+        for one, spent, whole, left, used in zip(
+            iterations, busy_ns.tolist(), length.tolist(), alone, computing, strict=True
+        )
     ), tuple(unknown)
 
 
@@ -120,7 +130,9 @@ def _compute(dataset: Dataset, gpus: Gpus, number: int) -> Intervals | str:
     for row in dataset.rows(ends).to_pylist():
         drives[row["recording"], row["pid"]].add(gpus.gpu_of[row["recording"], row["instance"]])
     processes = sorted((process for process, driven in drives.items() if number in driven), key=str)
-    if any(len(drives[process]) > 1 or process[1] is None for process in processes):
+    if any(pid is None for _, pid in processes):
+        return _NO_PROCESS
+    if any(len(drives[process]) > 1 for process in processes):
         return _SHARED_PROCESS
     compute = dataset["compute"]
     own: list[Any] = [(compute.recording == recording) & (compute.pid == pid) for recording, pid in processes]

@@ -5,18 +5,29 @@ that of all ranks; the chain is the same.  Where stages are interleaved (virtual
 the first, and the chain closes to a ring; gradients come back the other way, which tells it from the one-way rings of
 context parallelism.  All-to-all exchanges that are made of grouped Sends and Receives are told
 apart by their shape: every rank sends to every other, and to itself.
+
+Two ranks that send to each other are a chain, a ring and an exchange at once.  A pipeline's second stage returns what
+it was sent, so each size comes twice: where hardly any does, the two are experts' ranks.  Stages hold different
+parameters: GPUs of a chain that reduce gradients together are none (`Pipelines.denied`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent.analysis.group_evidence import CommEvidence
 
-_FEWEST_OF_AN_EXCHANGE = 3
+GRADIENT_BYTES: Final = 1 << 20
+"""PyTorch's smallest bucket of gradients: what is never larger is hardly gradients."""
+MOST_OF_AN_EMBEDDING: Final = 3
+"""Ranks that share the embedding: first and last stage, and with encoder and decoder the first of the latter."""
+_FEWEST_OF_AN_EXCHANGE: Final = 3
 """Ranks from which on "every rank sends to every other" tells an exchange from a chain."""
+_OF_THEIR_OWN_SIZE: Final = 0.75
+"""Sizes for each Send, from which on two ranks exchange tokens; a pipeline's have half as many at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,10 @@ class Pipelines:
     """By GPU: Sends over one of its links, the busiest."""
     message_bytes: int
     """Payload of most Sends; 0: there are none."""
+    two_way_pairs: tuple[tuple[int, ...], ...] = ()
+    """Those of the chains that are two GPUs which send to each other: a ring or an exchange of two looks the same."""
+    denied: tuple[tuple[int, ...], ...] = ()
+    """What would be chains if their GPUs did not reduce gradients together; then there are no `chains`."""
 
     def holds(self, gpus: frozenset[int]) -> tuple[int, ...] | None:
         """The chain that all these GPUs are on."""
@@ -43,6 +58,8 @@ def is_exchange(one: CommEvidence) -> bool:
         return True
     if any(source == destination for source, destination in one.links):
         return True
+    if one.size == 2:
+        return _is_exchange_of_two(one)
     if one.size < _FEWEST_OF_AN_EXCHANGE or not one.links:
         return False
     destinations: defaultdict[int, set[int]] = defaultdict(set)
@@ -53,7 +70,20 @@ def is_exchange(one: CommEvidence) -> bool:
     return complete and (one.size > _FEWEST_OF_AN_EXCHANGE or ("Send" in one.ops and one.ops["Send"].sizes > 1))
 
 
-def find_pipelines(evidence: Iterable[CommEvidence]) -> Pipelines:
+def _is_exchange_of_two(one: CommEvidence) -> bool:
+    """Whether two ranks, both recorded, send each other hardly any size twice."""
+    sends = one.ops.get("Send")
+    if sends is None or len(one.links) < 2 or not one.communicator.complete:
+        return False
+    return sends.calls > 2 and sends.sizes > _OF_THEIR_OWN_SIZE * sends.calls
+
+
+def reduces(one: CommEvidence, more_than_bytes: int = 0) -> bool:
+    """Whether a communicator sums what is larger than this, as gradients are."""
+    return any(op in one.ops and one.ops[op].largest_bytes > more_than_bytes for op in ("AllReduce", "ReduceScatter"))
+
+
+def find_pipelines(evidence: Sequence[CommEvidence]) -> Pipelines:
     """The chains among GPUs that send to each other; exchanges are left out."""
     neighbours: defaultdict[int, set[int]] = defaultdict(set)
     directed: set[tuple[int, int]] = set()
@@ -89,12 +119,21 @@ def find_pipelines(evidence: Iterable[CommEvidence]) -> Pipelines:
             tangled = True
         else:
             chains.append(chain)
+    denied = [chain for chain in chains if any(_holds_same_parameters(one, chain) for one in evidence)]
+    if denied:
+        return Pipelines((), tangled, {}, 0, denied=tuple(sorted(chains)))
     return Pipelines(
         chains=tuple(sorted(chains)),
         tangled=tangled,
         calls=calls,
         message_bytes=max(sizes, key=lambda size: (sizes[size], size), default=0),
+        two_way_pairs=tuple(chain for chain in sorted(chains) if len(chain) == 2 and {chain, chain[::-1]} <= directed),
     )
+
+
+def _holds_same_parameters(one: CommEvidence, chain: tuple[int, ...]) -> bool:
+    """Whether GPUs of a chain reduce gradients together, and not only those of an embedding."""
+    return one.size > MOST_OF_AN_EMBEDDING and len(one.gpus.intersection(chain)) > 1 and reduces(one, GRADIENT_BYTES)
 
 
 def _components(neighbours: dict[int, set[int]]) -> list[set[int]]:

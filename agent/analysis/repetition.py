@@ -17,7 +17,8 @@ NCCL demands the same order every time.  So:
 6. An iteration begins at the call of the segment before which the GPU was silent longest (median).
 
 A repetition of a single call proves nothing by itself: there gaps in time decide.  Calls that come in bursts of the
-same number, with silence between, make an iteration a burst; otherwise the calls must come regularly.
+same number, with silence between, make an iteration a burst; otherwise the calls must come regularly.  So must calls
+that repeat only without their sizes, unless there are several different ones and they hardly ever leave their order.
 
 All steps are numpy over whole columns: sums of random numbers by call, taken as hashes, stand for comparisons.
 """
@@ -41,6 +42,9 @@ _LIGHT: Final = 0.001
 _LEAST_COVERAGE: Final = 0.5
 _AS_GOOD: Final = 0.06
 _GOOD_ENOUGH: Final = 0.98
+_TELLING: Final = 4
+"""So many different calls, in the same order throughout, make a repetition without their sizes and at any distance; an
+AllGather and a ReduceScatter in turn may be the layers of requests that come at random."""
 _LEAST: Final = 3
 """So many occurrences make a repetition."""
 _LONGEST_ANCHOR: Final = 64
@@ -125,7 +129,8 @@ def find_repetition(series: CallSeries) -> Repetition | None:
         if cut.distinct == 1:
             bursts = _bursts(evidence.time_ns[starts])
             starts, by_gaps = (starts, False) if bursts is None else (starts[bursts], True)
-        if (sizes_vary or cut.distinct == 1) and not _regular(np.diff(evidence.time_ns[starts])):
+        telling = cut.distinct >= _TELLING and cut.coverage >= _GOOD_ENOUGH
+        if (cut.distinct == 1 or (sizes_vary and not telling)) and not _regular(np.diff(evidence.time_ns[starts])):
             continue
         return Repetition(np.flatnonzero(kept)[starts], sizes_vary, by_gaps)
     return None

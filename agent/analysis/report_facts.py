@@ -214,6 +214,9 @@ class Iteration:
     half as long before it as it is usually silent, as hosts do not begin at the same moment."""
     to_ns: int = 0
     """What happened from then on belongs to the next one."""
+    compute_seconds: float | None = None
+    """Union of its kernels that are no communication, of the same GPU; None: compute is not recorded, or nobody knows
+    whose it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_fil
 from agent.dataset.from_recording import convert_file
 from agent.dataset.leftovers import leftovers
 from agent.dataset.replacement import not_counting
-from agent.dataset.schema import TABLES
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
 
 __all__ = ("Dataset", "DatasetError", "check_folder", "open_dataset")
 
@@ -117,6 +117,7 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
             engine = _own_engine()
         with _engine(engine, folders):
             tables = {name: _table(engine, folders, name, found_in) for name in TABLES}
+            tables |= {name: _possible(engine, folders, tables[name], name, time) for name, time in TIME_OF.items()}
         return Dataset(tuple(folders), engine, tables, temporary, owned=backend is None)
     except BaseException:
         if backend is None and engine is not None:
@@ -124,6 +125,24 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
         if temporary is not None:
             temporary.cleanup()
         raise
+
+
+def _possible(backend: Any, folders: Sequence[Path], table: Any, name: str, time: str) -> Any:
+    """The rows whose payload can be; sums of others would come out wrong, and nobody would see it."""
+    wrong = (table.payload_bytes < 0) | (table.payload_bytes > LARGEST_PAYLOAD_BYTES)
+    counts = table.aggregate(
+        wrong=table.recording.count(where=wrong), untimed=table.recording.count(where=table[time].isnull())
+    )
+    (found,) = backend.to_pyarrow(counts).to_pylist()
+    named = ", ".join(map(str, folders))
+    if found["untimed"]:
+        _log.warning("%s: %s of the %s have no time: they are in no iteration", named, f"{found['untimed']:,}", name)
+    if not found["wrong"]:
+        return table
+    _log.warning(
+        "%s: %s of the %s have a payload below 0 or above a PiB: they are left out", named, f"{found['wrong']:,}", name
+    )
+    return table.filter(table.payload_bytes.isnull() | ~wrong)
 
 
 def _say_what_is_left(folder: Path) -> None:

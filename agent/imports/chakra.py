@@ -25,8 +25,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from agent.imports.facts import (
+    ImportedCall,
+    ImportedEnd,
+    ImportedKernel,
+    ImportedOperation,
+    Problems,
+)
 from agent.imports.json_stream import JsonStream, text, whole_number
 from agent.imports.kineto import NO_HOST, rank_of_name
 from agent.imports.protobuf import BrokenMessage, Value, double, fields, messages, signed, zigzag
@@ -65,7 +71,6 @@ _SHARED: Final = frozenset({Op.ReduceScatter, Op.AllToAll})
 _RANK: Final = re.compile(r"\.(\d{1,7})\.(?:et|json)$")
 _MADE_UP_STEP_NS: Final = 1_000
 _MOST_MICROSECONDS: Final = 1 << 52
-_LARGEST_BYTES: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +217,7 @@ class _Trace:
 
     def _communication(self, found: ChakraNode, op: Op) -> None:
         size_bytes = whole_number(found.attributes["comm_size"])
-        if size_bytes is None or not 0 <= size_bytes < _LARGEST_BYTES:
+        if size_bytes is None or not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
             self._problems.skip(self._source.name, found.number, "a node whose comm_size cannot be")
             return
         begin_ns = self._time_ns(found)

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from agent.dataset.schema import UNNAMED_NODE
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from agent.imports.line_times import LineTimes
 from agent.imports.sources import Source, numbered_lines
@@ -41,7 +41,6 @@ _SHARED: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
 """Operations whose two bandwidths have the ratio (n−1)/n; AllToAll has it too, but of sums over lists."""
 _ROUNDED: Final = 0.005
 _MOST_RANKS: Final = 1 << 20
-_LARGEST_BYTES: Final = 1 << 60
 
 
 def has_format(head: bytes) -> bool:
@@ -106,7 +105,7 @@ class _Log:
         rank = _RANK.search(before)
         self._times.line(number, before)
         size_bytes = round(float(found["size"]) * _UNITS[found["unit"]])
-        if size_bytes > _LARGEST_BYTES:
+        if size_bytes > LARGEST_PAYLOAD_BYTES:
             raise UnknownName("a size that cannot be")
         payload_bytes = _payload(op, size_bytes, ranks)
         length_ns = round(float(found["time"]) * 1e6)

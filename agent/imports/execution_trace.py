@@ -34,8 +34,8 @@ from agent.imports.torch_names import (
     UnknownName,
     data_type,
     operation,
+    payload,
     transfers,
-    type_bytes,
     whole_numbers,
 )
 from probes.nccl.abi import Op
@@ -142,7 +142,7 @@ class _Trace:
             return
         kind = data_type(said.type_name)
         peer = said.rank if op in (Op.Send, Op.Recv) else None
-        made = transfers(op, said.sizes, peer)
+        made = [(one, payload(kind, one.elements)) for one in transfers(op, said.sizes, peer)]
         key = said.group, said.sizes.group
         if key not in self._instances:
             self._instances[key] = self._target.new_instance(self._node)
@@ -151,7 +151,7 @@ class _Trace:
         if peer is None and said.rank is not None:
             self._own[key] = said.rank
         self._count += 1
-        for one in made:
+        for one, size_bytes in made:
             self._target.add(
                 self._node,
                 ImportedCall(
@@ -159,7 +159,7 @@ class _Trace:
                     instance=self._instances[key],
                     op=one.op.name,
                     data_type=kind.name,
-                    payload_bytes=one.elements * type_bytes(kind),
+                    payload_bytes=size_bytes,
                     peer=one.peer,
                 ),
             )

@@ -37,8 +37,8 @@ from agent.imports.torch_names import (
     is_nccl_kernel,
     kernel_name,
     operation,
+    payload,
     transfers,
-    type_bytes,
     whole_numbers,
 )
 from probes.nccl.abi import Op
@@ -203,7 +203,7 @@ class _Trace:
                 stream=stream,
                 op=one.op.name,
                 data_type=kind.name,
-                payload_bytes=one.elements * type_bytes(kind),
+                payload_bytes=payload(kind, one.elements),
                 peer=one.peer,
                 sequence=sequence,
             )

@@ -19,7 +19,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from agent.imports.facts import (
+    MOST_RANKS,
+    ImportedCall,
+    ImportedEnd,
+    ImportedOperation,
+    Problems,
+)
 from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
 from agent.imports.sources import Source
 from agent.imports.target import ImportTarget
@@ -109,6 +116,8 @@ class _Reader:
             self._instances[key] = self._target.new_instance(key.host), "" if name == "unknown" else name
         instance, _ = self._instances[key]
         payload_bytes = _required(said, f"{kind}_msg_size_bytes")
+        if payload_bytes > LARGEST_PAYLOAD_BYTES:
+            raise _NotKnown(f"a size that cannot be: {payload_bytes} bytes")
         length_ns = _required(said, f"{kind}_exec_time_us") * 1000
         called_ns, end_ns = self._times(kind, said, _required(metadata, "dump_timestamp_us") * 1000, length_ns)
         sequence = whole_number(said.get(f"{kind}_sn"))

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
 from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
 from agent.imports.line_times import LineTimes
 from agent.imports.nccl_log_communicators import Communicators, Process, comm_id_of
@@ -77,7 +78,6 @@ _MOST_FRAGMENTS: Final = 64
 """Beginnings of calls that wait for the rest of their line; the oldest gives way."""
 _MOST_LINES_APART: Final = 1_000
 """Lines in which the rest of one may be."""
-_LARGEST: Final = (1 << 63) - 1
 
 
 def has_format(head: bytes) -> bool:
@@ -284,7 +284,7 @@ class _Log:
             self._skip(number, f"a data type that is not known: {type_number}")
             return
         payload_bytes = int(count) * kind[1]
-        if payload_bytes > _LARGEST:
+        if payload_bytes > LARGEST_PAYLOAD_BYTES:
             self._skip(number, f"a count that cannot be: {count}")
             return
         size = int(nranks)

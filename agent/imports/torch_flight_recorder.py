@@ -35,8 +35,8 @@ from agent.imports.torch_names import (
     UnknownName,
     data_type,
     operation,
+    payload,
     transfers,
-    type_bytes,
     whole_numbers,
 )
 from probes.nccl.abi import Op
@@ -169,9 +169,10 @@ class _Dump:
         group = self._group(entry)
         instance = self._instance(group.name)
         peers = _PEERS.search(name)
-        made = _transfers(op, entry, group, int(peers[2]) if peers is not None else None, self._problems)
+        named = int(peers[2]) if peers is not None else None
+        made = [(one, payload(kind, one.elements)) for one in _transfers(op, entry, group, named, self._problems)]
         sequence = None if op in (Op.Send, Op.Recv) else whole_number(entry.get("collective_seq_id"))
-        for one in made:
+        for one, size_bytes in made:
             self._target.add(
                 self._node,
                 ImportedCall(
@@ -180,7 +181,7 @@ class _Dump:
                     tid=whole_number(entry.get("thread_id")),
                     op=one.op.name,
                     data_type=kind.name,
-                    payload_bytes=one.elements * type_bytes(kind),
+                    payload_bytes=size_bytes,
                     peer=one.peer,
                     sequence=sequence,
                 ),
@@ -188,7 +189,7 @@ class _Dump:
         times = _times(entry)
         if times is None:
             return
-        alone = made[0] if len(made) == 1 else None
+        alone, alone_bytes = made[0] if len(made) == 1 else (None, None)
         self._target.add(
             self._node,
             ImportedOperation(
@@ -197,7 +198,7 @@ class _Dump:
                 end_ns=times[1],
                 op=op.name,
                 data_type=kind.name,
-                payload_bytes=None if alone is None else alone.elements * type_bytes(kind),
+                payload_bytes=alone_bytes,
                 peer=None if alone is None else alone.peer,
                 sequence=sequence,
                 source="cuda",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
 from agent.imports.json_stream import whole_number
 from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 
@@ -161,9 +162,16 @@ def data_type(name: str) -> DataType:
         raise UnknownName(f"a data type that is not known: {name[:60]!r}") from None
 
 
-def type_bytes(kind: DataType) -> int:
-    """Bytes of one element."""
-    return DATA_TYPE_BYTES[kind]
+def payload(kind: DataType, elements: int) -> int:
+    """Bytes of so many elements.
+
+    Raises:
+        UnknownName: no call can have so many.
+    """
+    size_bytes = elements * DATA_TYPE_BYTES[kind]
+    if not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
+        raise UnknownName(f"a size that cannot be: {elements} elements")
+    return size_bytes
 
 
 def transfers(op: Op, sizes: Sizes, peer: int | None) -> list[Transfer]:

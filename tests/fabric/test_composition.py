@@ -155,7 +155,9 @@ def test_decoding_is_tensor_parallelism(two_hosts: Fabric, tmp_path: Path) -> No
     run = observed(two_hosts, JobOptions("inference", iterations=3, ranks_per_host=2, hold=True), tmp_path)
     found = run.groups.parallelism
     assert found is not None
-    assert (found.pipeline, found.tensor, found.data, found.certain) == (1, 4, 1, True)
+    # A small model's gradients would look the same: by its calls alone, this is likely and not certain.
+    assert (found.pipeline, found.tensor, found.data, found.certain) == (1, 4, 1, False)
+    assert found.alternatives == ((1, 1, 4),)
     said = run.reports[0].totals()["AllReduce"]
     (role,) = run.composition.roles
     assert (role.role, role.rank_calls, role.rank_payload_bytes) == ("tp", said.calls, said.payload_bytes)

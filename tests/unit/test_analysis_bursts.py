@@ -123,6 +123,81 @@ def test_a_counter_that_began_anew_loses_no_rhythm() -> None:
     assert rhythm.period_ns / 1e9 == pytest.approx(0.5, rel=0.02)
 
 
+def steps(period: float, duty: float, seconds: float, every: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
+    """Even readings of a link that sends 1 GB/s in the first part of each period, and nothing else."""
+    moments = np.arange(0, seconds, every)
+    whole, part = np.divmod(moments + period / 3, period)
+    total = (whole * duty * period + np.minimum(part, duty * period)) * 1e9
+    return BEGAN_NS + np.rint(moments * 1e9).astype(np.int64), np.rint(total).astype(np.int64)
+
+
+@pytest.mark.parametrize("missing_seconds", [5, 60, 3600])
+def test_a_gap_in_the_readings_is_no_silence(missing_seconds: int) -> None:
+    # Readings that failed, or a clock that was set; nobody knows when what passed meanwhile did so.
+    moments, total = steps(1.0, 0.3, 20)
+    moments[800:] += missing_seconds * SECOND
+    rhythm = find_rhythm(moments, total)
+    assert isinstance(rhythm, Rhythm)
+    assert rhythm.duty_cycle == pytest.approx(0.3, abs=0.02)
+    assert rhythm.period_bytes == pytest.approx(0.3e9, rel=0.02)
+    assert rhythm.bursts_per_period == pytest.approx(1, rel=0.02)
+    assert rhythm.gaps == 1
+    assert rhythm.span_ns / 1e9 == pytest.approx(12, abs=0.02)
+    assert rhythm.last_begin_ns > moments[-1] - 1.1 * SECOND
+
+
+def test_pieces_between_gaps_that_are_all_too_short_are_said_to_be() -> None:
+    moments, total = steps(1.0, 0.3, 20)
+    moments += np.arange(len(moments)) // 30 * 60 * SECOND
+    assert find_rhythm(moments, total) == "it was read 30 times between 66 gaps, and 32 are needed: record longer"
+
+
+@pytest.mark.parametrize("duty", [0.3, 0.5, 0.75])
+@pytest.mark.parametrize("readings", [10, 14, 40])
+def test_slots_that_a_burst_fills_in_part_do_not_make_it_longer(duty: float, readings: int) -> None:
+    rhythm = find_rhythm(*steps(readings * 0.01003, duty, 20))
+    assert isinstance(rhythm, Rhythm)
+    assert rhythm.duty_cycle == pytest.approx(duty, abs=0.03)
+
+
+def test_a_burst_that_is_mostly_short_gaps_is_as_long_as_it_takes() -> None:
+    # Three blips of a reading each, 200 ms apart, begin each period of 5 s.
+    bursts = [(begin + offset, 0.01) for begin in np.arange(0.5, 60, 5.0).tolist() for offset in (0.0, 0.2, 0.4)]
+    rhythm = find_rhythm(*counter(bursts, 60))
+    assert isinstance(rhythm, Rhythm)
+    assert rhythm.bursts_per_period == pytest.approx(1, rel=0.01)
+    assert rhythm.duty_cycle == pytest.approx(0.41 / 5, abs=0.005)
+
+
+@pytest.mark.parametrize(("readings", "duty"), [(3, 0.5), (4, 0.3), (5, 0.5), (6, 0.5), (8, 0.85)])
+def test_too_few_readings_for_a_burst_are_said_to_be(readings: int, duty: float) -> None:
+    found = find_rhythm(*steps(readings * 0.01, duty, 20))
+    assert isinstance(found, str)
+    assert "--rail.sample-interval" in found or "busy all the time" in found
+
+
+@pytest.mark.parametrize("seconds", [30.2, 31.5, 32.9])
+def test_figures_are_of_whole_periods(seconds: float) -> None:
+    rhythm = find_rhythm(*steps(3.0, 0.6, seconds))
+    assert isinstance(rhythm, Rhythm)
+    assert rhythm.duty_cycle == pytest.approx(0.6, rel=0.01)
+    assert rhythm.period_bytes == pytest.approx(1.8e9, rel=0.01)
+    assert rhythm.burst_bytes == pytest.approx(1.8e9, rel=0.01)
+    assert rhythm.bursts_per_period == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.parametrize("seconds", [10.1, 10.5, 10.8])
+def test_of_unlike_bursts_in_a_period_as_many_of_each_count(seconds: float) -> None:
+    large = steps(1.0, 0.2, seconds)
+    small = steps(1.0, 0.1, seconds + 0.5)
+    total = large[1] + small[1][50:]
+    rhythm = find_rhythm(large[0], total)
+    assert isinstance(rhythm, Rhythm)
+    assert rhythm.bursts_per_period == pytest.approx(2, rel=0.01)
+    assert rhythm.period_bytes == pytest.approx(0.3e9, rel=0.01)
+    assert rhythm.duty_cycle == pytest.approx(0.3, abs=0.01)
+
+
 def two_jobs(
     folder: Path, second: Callable[[int], int], *, period: int = 400 * MS, own: int = 400 * MS
 ) -> BurstCalendar:
@@ -246,6 +321,22 @@ def with_rail(folder: Path, shuffle: int | None = None) -> JobDataset:
             row = {"rail_id": rail, "time_ns": moment, "transmit_bytes": 5, "receive_bytes": 5 if rail else count}
             job.row(0, "rail_samples", **row)
     return job
+
+
+def test_a_rail_says_of_which_readings_its_figures_are_and_leaves_out_those_that_failed(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (1,))
+    job.communicator("aa", (0,))
+    job.row(0, "rails", rail_id=0, rail="0", device="mlx5_0", speed_bytes_per_second=50_000_000_000)
+    moments, total = steps(1.0, 0.3, 20)
+    moments[800:] += 60 * SECOND
+    for number, (moment, count) in enumerate(zip(moments.tolist(), total.tolist(), strict=True)):
+        read = None if number == 1000 else count
+        job.row(0, "rail_samples", rail_id=0, time_ns=moment, transmit_bytes=read, receive_bytes=0)
+    (rail,) = find_bursts(job.open()).rails
+    assert rail.duty_cycle == pytest.approx(0.3, abs=0.02)
+    assert rail.basis == (
+        "readings of the port's byte counter, which have 1 gap: of the longest piece without any, 12 s"
+    )
 
 
 def test_the_command_shows_rails_jobs_and_what_it_declines(tmp_path: Path) -> None:

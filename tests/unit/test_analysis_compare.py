@@ -280,6 +280,32 @@ def test_measured_times_are_held_against_predicted_ones(sides: dict[str, Side], 
     assert figures["R_comm"]["a"] == pytest.approx(12 / 48, rel=0.1)
 
 
+def test_idle_time_is_not_taken_for_computing(tmp_path: Path) -> None:
+    # Simulated: of each 100 ms, 30 ms compute and 30 ms communicate, 20 ms of it at the same time; the rest is idle.
+    job = JobDataset(tmp_path / "job", (2, 2))
+    job.communicator("aa", (0, 1, 2, 3))
+    for number in range(12):
+        at = number * 100 * MS
+        for rank in range(4):
+            job.call("aa", rank, "AllReduce", 1 << 20, time_ns=BEGAN_NS + at)
+            job.operation("aa", rank, "AllReduce", 1 << 20, at, 30 * MS, source="kernel")
+            job.compute(rank, at + 5 * MS, 20 * MS)
+            job.compute(rank, at + 60 * MS, 10 * MS)
+    shape = tmp_path / "four.toml"
+    shape.write_text(TOML.replace("pp = 2", "pp = 1"))
+    figures = by_name(as_json(side_of(open_dataset([job.write()]), "job"), shape))
+    assert figures["T_iter"]["a"] == pytest.approx(0.1)
+    assert figures["T_comp"]["a"] == pytest.approx(0.03)
+
+
+def test_computing_without_recorded_kernels_is_not_known_and_the_reason_is_given(
+    sides: dict[str, Side], folders: dict[str, Path]
+) -> None:
+    content = as_json(sides["usual"], folders["toml"])
+    assert by_name(content)["T_comp"]["a"] is None
+    assert any("nobody knows how long it computes" in note for note in content["notes"])
+
+
 def test_an_estimate_of_another_job_compares_no_volumes_and_says_why(
     sides: dict[str, Side], folders: dict[str, Path]
 ) -> None:

@@ -124,10 +124,103 @@ def test_sharded_parameters_are_data_parallelism(tmp_path: Path) -> None:
     assert shape_of(groups)[:3] == (1, 1, 8)
 
 
-def test_small_messages_layer_after_layer_are_tensor_parallelism(tmp_path: Path) -> None:
+def test_small_messages_layer_after_layer_are_rather_tensor_parallelism(tmp_path: Path) -> None:
     groups = groups_of(inference_job(tmp_path))
     assert groups.roles == {"tp": "tp"}
-    assert shape_of(groups) == (1, 16, 1, 1, True)
+    assert shape_of(groups) == (1, 16, 1, 1, False)
+    assert groups.parallelism is not None
+    assert groups.parallelism.alternatives == ((1, 1, 16),)
+
+
+def check_doubted(groups: Groups, truth: tuple[int, int, int]) -> None:
+    """The truth is the shape or one of its alternatives, and nothing is claimed."""
+    found = groups.parallelism
+    assert found is not None
+    assert not found.certain
+    assert truth in {(found.pipeline, found.tensor, found.data), *found.alternatives}
+    assert "p={}, t={}, d={}".format(*found.alternatives[0]) in found.reason
+
+
+def test_a_small_model_s_gradients_are_not_claimed_to_be_activations(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (4, 4))
+    job.communicator("world", range(8))
+    job.collective("world", "AllReduce", 800_000, data_type="Bfloat16", times=150)
+    check_doubted(groups_of(job), (1, 1, 8))
+
+
+def test_equal_small_shards_are_not_claimed_to_be_activations(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (4, 4))
+    job.communicator("world", range(8))
+    job.collective("world", "AllGather", 40_000, data_type="Bfloat16", times=240)
+    job.collective("world", "ReduceScatter", 40_000, data_type="Bfloat16", times=120)
+    check_doubted(groups_of(job), (1, 1, 8))
+
+
+def test_long_sequences_of_many_lengths_are_not_claimed_to_be_shards(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (8,))
+    job.communicator("world", range(8))
+    for length in range(1, 31):
+        for op in ("AllGather", "ReduceScatter"):
+            job.collective("world", op, length * MIB // 4, data_type="Bfloat16", times=16)
+    check_doubted(groups_of(job), (1, 8, 1))
+
+
+def test_one_server_of_four_leaves_a_doubt_and_counts_the_gpus_of_all(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (8,) * 4, silent_servers=frozenset({1, 2, 3}))
+    for server in range(4):
+        job.communicator(f"tp{server}", range(8 * server, 8 * server + 8))
+    for place in range(8):
+        job.communicator(f"dp{place}", range(place, 32, 8))
+    for server in range(4):
+        job.collective(f"tp{server}", "AllReduce", 4 * MIB, times=60)
+    for place in range(8):
+        job.collective(f"dp{place}", "AllReduce", 13 * MIB, data_type="Float32", times=3)
+    groups = groups_of(job)
+    assert shape_of(groups) == (1, 8, 4, 1, False)
+    assert roles_of(groups) == {"tp": "tp", "dp": "dp"}
+    assert groups.parallelism is not None
+    assert "not all ranks of 8 communicators were recorded" in groups.parallelism.reason
+
+
+def test_experts_in_pairs_are_no_stages(tmp_path: Path) -> None:
+    groups = groups_of(uneven_pairs(tmp_path, every_size_twice=False))
+    assert roles_of(groups) == {"dp": "dp", "ep": "ep"}
+    assert shape_of(groups) == (1, 1, 8, 2, True)
+
+
+def uneven_pairs(folder: Path, *, every_size_twice: bool) -> JobDataset:
+    """Pairs of neighbours that send to each other in many sizes, and gradients of all."""
+    job = JobDataset(folder, (4, 4))
+    for pair in range(4):
+        job.communicator(f"ep{pair}", (2 * pair, 2 * pair + 1))
+        for place in range(20):
+            for source in (0, 1):
+                size = 4096 * (1 + place + (0 if every_size_twice else 50 * source))
+                job.call(f"ep{pair}", source, "Send", size, peer=1 - source)
+                job.call(f"ep{pair}", 1 - source, "Recv", size, peer=source)
+    job.communicator("dp", range(8))
+    job.collective("dp", "AllReduce", 13 * MIB, data_type="Float32", times=5)
+    return job
+
+
+def test_rings_of_two_that_reduce_gradients_together_are_no_stages(tmp_path: Path) -> None:
+    groups = groups_of(uneven_pairs(tmp_path, every_size_twice=True))
+    assert groups.pipelines.chains == ()
+    assert groups.pipelines.denied == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert shape_of(groups) == (1, 1, 8, 1, False)
+    check_doubted(groups, (2, 1, 4))
+
+
+def test_two_gpus_that_send_to_each_other_are_not_claimed_to_be_stages(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("all", (0, 1))
+    for source in (0, 1):
+        job.call("all", source, "Send", 2 * MIB, peer=1 - source, times=40)
+        job.call("all", 1 - source, "Recv", 2 * MIB, peer=source, times=40)
+    job.collective("all", "AllReduce", 13 * MIB, data_type="Float32", times=5)
+    groups = groups_of(job)
+    check_doubted(groups, (2, 1, 1))
+    check_doubted(groups, (1, 1, 2))
 
 
 @pytest.mark.parametrize("grouped", [True, False])

@@ -33,6 +33,28 @@ def regularity_of(job: JobDataset) -> Regularity:
     return regularity
 
 
+def test_calls_without_a_time_are_in_no_iteration_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = found_in(ddp(tmp_path / "whole", iterations=10))
+    job = ddp(tmp_path / "some", iterations=10)
+    job.communicator("untimed", (1,))
+    for _ in range(500):
+        job.row(0, "calls", instance=3, op="Broadcast", payload_bytes=8, time_ns=None)
+    assert found_in(job) == whole
+    assert "500 of the calls have no time: they are in no iteration" in caplog.text
+
+
+def test_a_job_none_of_whose_calls_has_a_time_has_no_iterations(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (1,))
+    job.communicator("aa", (0,))
+    for _ in range(50):
+        job.row(0, "calls", instance=1, op="Broadcast", payload_bytes=8, time_ns=None)
+    regularity, iterations, (unknown,) = found_in(job)
+    assert (regularity, iterations) == (None, ())
+    assert unknown.row == 9
+
+
 def test_a_period_of_half_a_second_is_found_through_warm_up_and_jitter(tmp_path: Path) -> None:
     regularity, iterations, _ = found_in(ddp(tmp_path, iterations=40))
     assert regularity is not None

@@ -88,9 +88,49 @@ def test_an_all_to_all_call_sends_its_payload_to_every_other_rank(tmp_path: Path
     (one, two, three), unknown = find_non_uniformity(dataset, find_gpus(dataset), iterations_of(3))
     assert not unknown
     assert one.all_to_all == NonUniformity(0, 1.0, 0.0, 12 * 4 * MIB)
-    # Only one rank has called: nine of the twelve pairs have sent nothing yet.
-    assert two.all_to_all == NonUniformity(MIB, None, 4.0, 3 * MIB)
+    # Everyone takes part in an AllToAll: where only one rank has called, the others' calls are not known.
+    assert two.all_to_all is None
     assert three.all_to_all is None
+
+
+@pytest.mark.parametrize("calls_of_late", [0, 1])
+def test_a_server_that_recorded_later_or_by_another_clock_makes_no_pair_uneven(
+    tmp_path: Path, calls_of_late: int
+) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("ep", (0, 1, 2, 3))
+    for place in range(3):
+        for rank in range(4):
+            for call in range(2):
+                if not place and rank > 1 and call >= calls_of_late:
+                    continue  # the second server's calls of the first iteration were not recorded, or only one
+                job.call("ep", rank, "AllToAll", MIB, time_ns=BEGAN_NS + (place * 100 + 10 + call) * MS)
+    dataset = job.open()
+    found, _ = find_non_uniformity(dataset, find_gpus(dataset), iterations_of(3))
+    even = NonUniformity(0, 1.0, 0.0, 12 * 2 * MIB)
+    assert [one.all_to_all for one in found] == [None, even, even]
+
+
+def test_sends_that_were_received_in_another_iteration_make_no_pair_uneven(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("ep", (0, 1, 2, 3))
+    for place in range(3):
+        for source in range(4):
+            for destination in range(4):
+                if source == destination:
+                    continue
+                for call in range(2):
+                    # The second server's clock is early: one of its two calls lies in the iteration before.
+                    sent, received = (
+                        BEGAN_NS + (place * 100 + 10 - (100 if rank > 1 and call else 0)) * MS
+                        for rank in (source, destination)
+                    )
+                    job.call("ep", source, "Send", MIB, peer=destination, time_ns=sent)
+                    job.call("ep", destination, "Recv", MIB, peer=source, time_ns=received)
+    dataset = job.open()
+    found, _ = find_non_uniformity(dataset, find_gpus(dataset), iterations_of(3))
+    even = NonUniformity(0, 1.0, 0.0, 12 * 2 * MIB)
+    assert [one.all_to_all for one in found] == [even, even, None]  # the last one lacks the calls that came too early
 
 
 def test_pairs_of_several_groups_are_looked_at_together(tmp_path: Path) -> None:

@@ -50,6 +50,22 @@ def test_communication_and_its_hidden_part_come_out_as_they_were_made(tmp_path: 
         assert one.non_overlapped_ratio == pytest.approx(0.01, rel=0.01)
 
 
+def test_computing_is_the_union_of_kernels_and_idle_time_is_none_of_it(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1))
+    job.operation("aa", 0, "AllReduce", 1 << 20, 0, 30 * MS, source="cuda")
+    # 5–25 and 60–70, what two kernels do at the same time once; the last one lies in both iterations.
+    for begin, took in ((5, 20), (10, 10), (60, 10), (95, 15)):
+        job.compute(0, begin * MS, took * MS)
+    dataset = job.open()
+    (one, two), unknown = find_overlap(
+        dataset, find_gpus(dataset), (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
+    )
+    assert not unknown
+    assert one.compute_seconds == pytest.approx(0.035)
+    assert two.compute_seconds == pytest.approx(0.010)
+
+
 def test_operations_at_the_same_time_count_once(tmp_path: Path) -> None:
     job = JobDataset(tmp_path)
     job.communicator("aa", (0, 1))
@@ -103,6 +119,7 @@ def test_without_recorded_kernels_nobody_knows_what_is_hidden(tmp_path: Path) ->
     (one,), unknown = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
     assert one.comm_ratio == pytest.approx(0.01)
     assert one.non_overlapped_seconds is None
+    assert one.compute_seconds is None
     assert [one.row for one in unknown] == [12]
     assert "Kineto" in unknown[0].reason
 
@@ -127,6 +144,19 @@ def test_kernels_of_a_process_with_several_gpus_are_nobodys(tmp_path: Path) -> N
     assert one.comm_seconds == pytest.approx(0.001)
     assert one.non_overlapped_seconds is None
     assert "a process a GPU" in unknown[0].reason
+
+
+def test_kernels_where_nobody_names_the_process_are_nobodys_and_the_reason_says_so(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1), pid=None)
+    job.operation("aa", 0, "AllReduce", 1 << 20, 0, MS, source="cuda")
+    job.compute(0, 0, MS)
+    dataset = job.open()
+    (one,), (unknown,) = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    assert one.non_overlapped_seconds is None
+    assert unknown.row == 12
+    assert "which process" in unknown.reason
+    assert "several GPUs" not in unknown.reason
 
 
 def test_a_pipeline_hides_nothing_of_its_receives(tmp_path: Path) -> None:

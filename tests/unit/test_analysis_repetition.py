@@ -185,6 +185,22 @@ def test_sizes_that_vary_hide_no_iteration(sizes: int) -> None:
     assert equal_to_most(found, repetition.starts, found.symbol)[0] <= 2 / 11
 
 
+@pytest.mark.parametrize(("kinds", "repeats"), [(12, True), (2, False)])
+def test_calls_of_many_kinds_in_one_order_are_iterations_at_any_distance(kinds: int, repeats: bool) -> None:
+    chance = random.Random(11)
+    calls: list[Call] = []
+    now = 0.0
+    for _ in range(200):
+        now += chance.choice((0.01, 0.01, 0.05))
+        for kind in range(kinds):
+            calls.append((now + kind * 1e-5, 0, f"Operation{kind:02}", chance.randrange(1, 5000) * 4096))
+    repetition = find_repetition(series(calls))
+    assert (repetition is not None) == repeats
+    if repetition is not None:
+        assert repetition.sizes_vary
+        assert np.unique(np.diff(repetition.starts)).tolist() == [kinds]
+
+
 @given(
     pattern=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=2, max_size=12),
     iterations=st.integers(5, 20),

@@ -21,6 +21,7 @@ from agent.dataset.schema import SCHEMA_VERSION, TABLES
 from agent.dataset.schema_page import schema_page
 from agent.dataset.writer import DatasetWriter, read_part
 from agent.recording_store import save
+from tests.unit.datasets import JobDataset
 from tests.unit.recordings import recording
 
 
@@ -142,8 +143,8 @@ def test_damage_that_shows_only_when_rows_are_read_is_one_line_too(job: Path) ->
     content = bytearray(file.read_bytes())
     content[4:800] = b"\xff" * 796
     file.write_bytes(bytes(content))
-    with open_dataset([job]) as dataset:
-        with pytest.raises(DatasetError, match="the dataset cannot be read: ") as caught:
+    with pytest.raises(DatasetError, match="the dataset cannot be read: ") as caught:
+        with open_dataset([job]) as dataset:
             dataset.rows(dataset["calls"])
     assert "\n" not in str(caught.value)
 
@@ -154,6 +155,29 @@ def test_a_part_that_goes_while_it_is_read_is_no_damage(job: Path) -> None:
             file.unlink()
         with pytest.raises(DatasetError, match=r"cannot be read: .*: if it is being written to, try again$"):
             dataset.rows(dataset["calls"])
+
+
+@pytest.mark.parametrize("payload", [-5, (1 << 50) + 1, 1 << 62])
+def test_payloads_that_cannot_be_are_left_out_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, payload: int
+) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("aa", (0, 1))
+    for size in (1 << 50, payload, None):
+        job.call("aa", 0, "AllReduce", size)
+        job.operation("aa", 0, "AllReduce", size, 0, 1000)
+    with job.open() as dataset:
+        for table in ("calls", "operations"):
+            found = dataset.rows(dataset[table].select("payload_bytes"))["payload_bytes"].to_pylist()
+            assert sorted(found, key=str) == [1 << 50, None]
+            assert f"1 of the {table} have a payload below 0 or above a PiB: they are left out" in caplog.text
+    assert "have no time" not in caplog.text
+
+
+def test_sound_payloads_are_not_remarked_on(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_dataset([job]) as dataset:
+        assert dataset.rows(dataset["calls"].count()).as_py() == 100
+    assert not caplog.records
 
 
 def test_what_is_no_dataset_is_refused_and_it_is_said_what_to_do(tmp_path: Path) -> None:

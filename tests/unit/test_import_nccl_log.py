@@ -193,6 +193,7 @@ def test_lines_that_only_look_like_calls_are_counted_with_their_number(tmp_path:
         "NCCL INFO AllReduce: opCount 0 nobody wrote this",
         call(count=1 << 63),
         "x" * 300_000 + " NCCL INFO ",
+        call(count=(1 << 50) // 4 + 1),
     ]
     result = imported(tmp_path, written(tmp_path, "log", "\n".join(lines)))
     assert len(result.calls()) == 1
@@ -201,6 +202,7 @@ def test_lines_that_only_look_like_calls_are_counted_with_their_number(tmp_path:
         (3, "a call without its process"),
         (4, "a count that cannot be: 9223372036854775808"),
         (5, "the line is too long to be one"),
+        (6, f"a count that cannot be: {(1 << 50) // 4 + 1}"),
     ]
 
 

@@ -269,6 +269,27 @@ def test_a_peer_that_the_communicator_does_not_have_is_left_out_with_its_line(tm
     assert result.skipped == [(2, f"Send with rank {peer!r} of 2")]
 
 
+def test_sizes_whose_sums_would_not_fit_are_left_out_with_their_line(tmp_path: Path) -> None:
+    line = json.loads(inspectors("a"))
+    more = copy.deepcopy(line)
+    more["coll_perf"]["coll_msg_size_bytes"] = (1 << 50) + 1
+    result = imported(tmp_path / "a", written(tmp_path, "log", f"{json.dumps(line)}\n{json.dumps(more)}\n"))
+    assert len(result.calls()) == 1
+    assert result.skipped == [(2, f"a size that cannot be: {(1 << 50) + 1} bytes")]
+
+    said = "comm op: broadcast | time (ms): 1.00 | msg size: {} | algbw (Gbps): 0.01 | busbw (Gbps): 0.01\n"
+    log = written(tmp_path, "ds.log", said.format("1.0 PB") + said.format("1.1 PB"))
+    result = imported(tmp_path / "b", log)
+    assert [row[2] for row in result.calls()] == [1 << 50]
+    assert result.skipped == [(2, "a size that cannot be")]
+
+    trace = (SAMPLES / "gpt.0.json").read_text()
+    large = written(tmp_path, "gpt.1.json", trace.replace('"16384"', f'"{(1 << 50) + 1}"'))
+    result = imported(tmp_path / "c", SAMPLES / "gpt.0.json", large)
+    assert len(result.calls()) == 1
+    assert {reason for _, reason in result.skipped} == {"a node whose comm_size cannot be"}
+
+
 ODD: tuple[Any, ...] = (
     None,
     True,

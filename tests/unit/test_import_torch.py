@@ -311,6 +311,23 @@ def test_an_event_whose_time_cannot_be_is_left_out(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("elements", [(1 << 48) + 1, 1 << 50])
+def test_sizes_whose_sums_would_not_fit_are_left_out(tmp_path: Path, elements: int) -> None:
+    reason = f"a size that cannot be: {elements} elements"
+    events = [host_side(**{"In msg nelems": number}) for number in (elements, 1 << 48)]
+    result = imported(tmp_path / "trace", written(tmp_path, "rank0.json", trace(*events)))
+    assert [row[2] for row in result.calls()] == [1 << 50]
+    assert [said for _, said in result.skipped] == [reason]
+    entry = {
+        "process_group": ["0", ""], "profiling_name": "nccl:send 0->1", "time_created_ns": BASE_NS,
+        "input_sizes": [[3, 4]], "input_dtypes": ["Float"], "output_sizes": [[3, 4]],
+    }  # fmt: skip
+    dump = {"pg_config": {}, "entries": [entry, {**entry, "input_sizes": [[elements, 1]]}]}
+    result = imported(tmp_path / "dump", written(tmp_path, "nccl_trace_rank_0.json", json.dumps(dump)))
+    assert [row[2] for row in result.calls()] == [48]
+    assert [said for _, said in result.skipped] == [reason]
+
+
 def test_execution_traces_of_both_kinds_give_their_calls_in_order(tmp_path: Path) -> None:
     new = imported(tmp_path / "new", SAMPLES / "pytorch_et_rank1.json")
     assert new.calls() == [(1, "AllReduce", 4096, None)]
