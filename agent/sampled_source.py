@@ -161,7 +161,13 @@ class SampledSource:
                 self.use.release()
 
     def schedule(self, started_ns: int, ended_ns: int) -> None:
-        """After a read: set the next beat, and count those that were missed or are spared."""
+        """After a read: set the next beat, and count those that were missed or are spared.
+
+        After the first read beats are at multiples of the period, so that one waking serves the sources of all network
+        namespaces: to wake costs more than to read.
+        """
+        if not self.reads:
+            self.due_ns = (self.due_ns + self.period_ns // 2) // self.period_ns * self.period_ns
         self.reads += 1
         duration_ns = self.duration_ns = ended_ns - started_ns
         if not self.consecutive_failures:

@@ -108,6 +108,21 @@ def test_totals_begin_with_what_the_device_shows_and_grow_by_differences() -> No
     assert totals.transmit_rate.sum == pytest.approx(10), "what was counted before is no rate"
 
 
+def test_sources_that_came_at_different_moments_are_read_together() -> None:
+    """So that a thread wakes once for them all, on nodes with a network namespace for every pod."""
+    bench = Bench(1.0)
+    late = Source(bench.clock, {"rail0": (0, 0, 0)})
+    bench.tick()
+    bench.tick(after_ms=3_370)
+    bench.sampler.add("late", 8, late, 1.0)
+    bench.tick()
+    reads = bench.source.reads - late.reads
+    for _ in range(5):
+        bench.clock.now_ns = bench.sampler.tick(bench.clock.now_ns) or 0
+        assert bench.source.reads - late.reads == reads
+    assert late.reads == 5
+
+
 def test_every_good_reading_is_shown_with_its_namespace() -> None:
     bench = Bench()
     shown: list[tuple[int, list[int]]] = []

@@ -131,10 +131,11 @@ def test_a_source_that_is_read_once_a_second_or_less_is_understood_at_once() -> 
     sampled = Sampled()
     slow = Deferring(sampled.clock)
     sampled.sampler.add("slow", 8, slow, 2.0)
-    for _ in range(4):
+    for _ in range(8):
         sampled.sampler.tick(sampled.clock.now_ns)
-        sampled.clock.now_ns += 2_000_000_000
-    assert slow.understood == [1, 1, 1]
+        sampled.clock.now_ns += 1_000_000_000
+    assert len(slow.understood) >= 3
+    assert set(slow.understood) == {1}
 
 
 steps = st.one_of(
