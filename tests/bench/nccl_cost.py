@@ -8,8 +8,9 @@ of an observer, and nobody scrapes meanwhile.  The job is stopped while an obser
 wait by yielding, which on two cores makes the kernel's grace periods, and so every detaching, take seconds.  Each rank
 keeps to its share of the cores, as launchers bind them: left to wander, a bare job's rate varies twice as much.
 
-The agent's default is measured once its governor has come to rest: before that the job pays, for seconds, for what is
-then taken back.
+Observers are measured once they have come to rest: an agent that has just come reads what there is, on cores that are
+all busy, and one that chooses its level first tries more, and takes it back within seconds.  A job of weeks pays for
+neither.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _BPFTRACE_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.0003
 _STALLED_SECONDS: Final = 20.0
 _REST_SECONDS: Final = 3.5
-"""A level that the governor kept for so long was within the budget for three of its ticks."""
+"""Between an observer's coming and its measurement; a level that the governor kept for so long was within the budget
+for three of its ticks."""
 _MOST_REST_SECONDS: Final = 30.0
 
 
@@ -240,7 +242,7 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
         if agent is not None and level is None:
             rested[_at_rest(agent, double.nccl)] += 1
         else:
-            time.sleep(_SETTLE_SECONDS)
+            time.sleep(_REST_SECONDS)
         yield
     if peer is not None and "@sends: " not in peer.said:
         raise BenchError(f"bpftrace's probes saw nothing: {peer.said[-200:].strip()}")
