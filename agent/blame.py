@@ -33,6 +33,7 @@ _PEER_LIMITED_RATIO: Final = 0.5
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
 _BUSY_RATIO: Final = 0.8
 _IDLE_RATIO: Final = 0.4
+"""Of a rail that holds nobody up; at the end of a slow one there is data under way nearly all the time."""
 
 
 def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
@@ -180,6 +181,8 @@ def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     usual = median([other.backlog_bytes or 0 for other in others]) if others else 0
     if rail.backlog_bytes < _BACKLOG_RATIO * usual:
         return []
+    if rail.connections and rail.busy_ratio < _IDLE_RATIO:
+        return []  # a queue that empties at once: whoever sends in bursts has one
     return [
         f"{rail.backlog_bytes >> 10} KiB wait in the queue of {_name(rail)}, {int(usual) >> 10} KiB in its siblings'"
     ]
@@ -262,7 +265,7 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
             sentences.append(f"its threads {_starving(process)}")
         elif process.computing:
             culprit, excused = False, process.writing
-            sentences.append(f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written")
+            sentences.append(_busy_with(process))
         else:
             sentences.append("it sleeps")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
@@ -347,6 +350,14 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         return Blame(
             Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
         )
+    unseen = _not_seen_to_enter(rank, evidence)
+    for peer in unseen:
+        writer = evidence.of_peer(peer.pid)
+        if writer is not None and writer.writing:
+            sentence = f"rank {peer.name} of this host was not seen to make this call"
+            return Blame(
+                Cause.RANK_BEHIND, (sentence, _busy_with(writer)), culprit=False, blamed_rank=peer.rank, excused=True
+            )
     whom = "ranks on other hosts"
     if _all_here(rank, evidence):
         silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
@@ -357,6 +368,8 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
             sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
             return Blame(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
         whom = "another rank of this host"
+    elif unseen:
+        whom = "other ranks, of this host or of others"
     if evidence.hidden:
         sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
     else:
@@ -365,6 +378,19 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _not_seen_to_enter(rank: RankFacts, evidence: Evidence) -> tuple[RankFacts, ...]:
+    """Ranks of this host of which nothing tells that they made the call too: those of comparable ones were counted."""
+    return tuple(
+        peer
+        for peer in evidence.peers
+        if not (rank.comparable and peer.comparable) and (peer.in_flight is None or peer.in_flight.strength == "weak")
+    )
+
+
+def _busy_with(process: ProcessFacts) -> str:
+    return f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written"
 
 
 def _all_here(rank: RankFacts, evidence: Evidence) -> bool:

@@ -20,7 +20,7 @@ from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from probes.netdev.connection_state import ConnectionState, ProcessConnections
 from probes.netdev.netlink import MalformedNetlink
-from probes.process_state import ProcessState, process_state, threads_waiting_for_network
+from probes.process_state import ProcessState, process_state, threads_waiting_for_network, written_bytes
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -88,6 +88,10 @@ class CloseLook:
             written_bytes=max(0, (last.written_bytes or 0) - (first.written_bytes or 0)),
             moved_bytes=self._moved(process),
         )
+
+    def written_bytes(self, pid: int) -> int | None:
+        """What a process gave to the storage layer so far; None: this cannot be known."""
+        return written_bytes(self._procfs, pid)
 
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
         """System calls in which threads that took part in collectives wait for the network, without a time limit.
@@ -275,6 +279,7 @@ class CloseLook:
             unread_bytes=sum(state.unread_bytes for state in own),
             losses=_losses(old[0] if old is not None else None, facts),
             port_bytes=_port_bytes(facts) - _port_bytes(old[0]) if old is not None else 0,
+            foreign_ratio=_foreign_ratio(old[0], facts, readings[-1][1], first) if own and old else 0.0,
             surely_used=surely_used,
         )
 
@@ -290,6 +295,25 @@ def _first(readings: Iterable[tuple[int, tuple[ConnectionState, ...]]]) -> dict[
 
 def _port_bytes(facts: RailFacts) -> int:
     return (facts.transmit_bytes or 0) + (facts.receive_bytes or 0)
+
+
+def _foreign_ratio(
+    before: RailFacts, now: RailFacts, states: Iterable[ConnectionState], first: Mapping[int, ConnectionState]
+) -> float:
+    """Bytes of others in the direction that has more of them, in parts of what the busier direction carried.
+
+    Of a direction by itself the ratio would say nothing: towards whoever only sends there are acknowledgements alone.
+    `states` are of all suspects, `first` by cookie.
+    """
+    pairs = [(first[state.cookie], state) for state in states if state.device == now.device]
+    transmitted = (now.transmit_bytes or 0) - (before.transmit_bytes or 0)
+    received = (now.receive_bytes or 0) - (before.receive_bytes or 0)
+    foreign = max(
+        0,
+        transmitted - sum(state.bytes_sent - then.bytes_sent for then, state in pairs),
+        received - sum(state.bytes_received - then.bytes_received for then, state in pairs),
+    )
+    return foreign / max(transmitted, received) if foreign else 0.0
 
 
 def _peer_limited_ratio(sending: Iterable[tuple[ConnectionState, ConnectionState]]) -> float:

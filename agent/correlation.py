@@ -124,15 +124,13 @@ def expected_bytes(
 
     Pass every kind of call ever seen, also of processes that ended, so that the totals do not fall.
     """
-    sums = {"transmit": _Sum(), "receive": _Sum()}
+    transmit, receive = _Sum(), _Sum()
     for call in calls:
         share = wire_share(call.placement, call.op, call.peer)
-        egress = None if share is None else share.egress_bytes(call.payload_bytes)
-        ingress = None if share is None else share.ingress_bytes(call.payload_bytes)
         small = call.largest_call_bytes <= small_payload_bytes
-        for direction, wire_bytes in (("transmit", egress), ("receive", ingress)):
-            sums[direction].add(call, wire_bytes, small)
-    return ExpectedBytes(rail_set, sums["transmit"].totals(), sums["receive"].totals())
+        transmit.add(call, None if share is None else share.egress_bytes(call.payload_bytes), small)
+        receive.add(call, None if share is None else share.ingress_bytes(call.payload_bytes), small)
+    return ExpectedBytes(rail_set, transmit.totals(), receive.totals())
 
 
 @dataclass(slots=True)

@@ -12,12 +12,14 @@ it did not enter the operation that the others wait in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agent.fleet_facts import Fleet, Rail, Rank
 
+WRITING: Final = "writing"
+"""No fault, and only the fleet shows it: the others wait for a rank that writes to storage, as for a checkpoint."""
 RANK_MISSING: Final = "rank_missing"
 """A cause that only the fleet shows: ranks that nobody sees."""
 
@@ -28,11 +30,12 @@ TIERS: Final[Mapping[str, int]] = {
     "rail_filtered": 1,
     "rail_lossy": 1,
     "rail_slow": 1,
-    "rank_behind": 2,
-    "gpu_not_progressing": 3,
-    RANK_MISSING: 4,
-    "unseen": 5,
-    "unknown": 6,
+    WRITING: 2,
+    "rank_behind": 3,
+    "gpu_not_progressing": 4,
+    RANK_MISSING: 5,
+    "unseen": 6,
+    "unknown": 7,
 }
 """Best evidence first; a cause that is not known here ranks with `unknown`."""
 
@@ -45,6 +48,8 @@ _UNEVEN: Final = 1.5
 """Mean call rates of ranks that differ more show that they do not all do the same."""
 _QUEUE_BYTES: Final = 16_384
 """Queues that differ by less are alike."""
+_MOST_RANKS: Final = 1 << 20
+"""A label that tells of more is not believed: those that nobody sees are listed one by one."""
 _CARRIED: Final = 1e5
 """Bytes per second: a rail that never carried more within the window did not serve the communicator."""
 
@@ -74,13 +79,17 @@ def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     """Everything that may have caused the stall of the communicator with these ranks; never empty."""
     present = [rank for rank in ranks if rank.present]
     missing = missing_ranks(ranks)
-    early = too_early(present)
+    early = frozenset(too_early(present))
+    settled = [rank for rank in present if rank not in early]
+    foremost = _foremost(present)
+    by_sequence = tuple(_by_sequence(settled))
     found = [
         *_said_of_processes(ranks, missing),
         *_said_of_rails(present, fleet.rails),
-        *_by_sequence([rank for rank in present if rank not in early]),
-        *_blamed_locally(present),
-        *_idle([rank for rank in present if rank not in early]),
+        *_writing(present, early, by_sequence, foremost),
+        *by_sequence,
+        *_blamed_locally(present, foremost),
+        *_idle(settled),
         *_said_of_gpus(present),
         *_by_completion(present, missing),
         *_said_before(ranks, missing),
@@ -114,7 +123,9 @@ def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
 
 
 def size_of(ranks: Iterable[Rank]) -> int | None:
-    return max((rank.nranks for rank in ranks if rank.nranks is not None), default=None)
+    """How many ranks the communicator has; None: not known."""
+    told = (rank.nranks for rank in ranks if rank.nranks is not None)
+    return max((nranks for nranks in told if nranks <= _MOST_RANKS), default=None)
 
 
 def stall_began(present: Iterable[Rank]) -> float | None:
@@ -236,7 +247,7 @@ def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     if not behind:
         return
     least = min(at.entered for _, at in behind)
-    last = [rank for rank, at in behind if at.entered - at.uncertainty <= least]
+    last = {rank: at for rank, at in behind if at.entered - at.uncertainty <= least}
     done = [
         at[1] - rank.position.uncertainty
         for rank in ranks
@@ -245,7 +256,7 @@ def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     if done:
         # What the others wait in is the first that not all of them completed; a rank inside it is not behind.
         waited_in = min(done) + 1
-        last = [rank for rank, at in behind if rank in last and at.entered + at.uncertainty < waited_in]
+        last = {rank: at for rank, at in last.items() if at.entered + at.uncertainty < waited_in}
     if not last:
         return
     # The host of such a rank may know better why.
@@ -257,20 +268,44 @@ def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
         yield Culprit("rank_behind", tuple(last), basis="sequence", strength=strength)
 
 
-def _blamed_locally(present: Sequence[Rank]) -> Iterable[Culprit]:
+def _writing(
+    present: Sequence[Rank], early: Collection[Rank], by_sequence: Iterable[Culprit], foremost: int | None
+) -> Iterable[Culprit]:
+    """Ranks that write to storage, if it is they that the others wait for."""
+    behind = frozenset(rank for found in by_sequence for rank in found.ranks)
+    # Who has just gone on is ahead of those whose hosts were scraped before.
+    writing = tuple(
+        rank
+        for rank in present
+        if rank.writing
+        and (rank.moving or rank in early or (rank in behind if behind else not _has_come(rank, foremost)))
+    )
+    if writing:
+        yield Culprit(WRITING, writing, basis="host", strength="strong")
+
+
+def _has_come(rank: Rank, foremost: int | None) -> bool:
+    """Whether it surely entered as many operations as any other."""
+    return foremost is not None and rank.position is not None and rank.position.entered >= foremost
+
+
+def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[Culprit]:
     """Ranks that somebody waits for; who waits for others himself, or has come as far as anybody, is not to blame."""
     said = [rank for rank in present if rank.stall and rank.stall.cause == "rank_behind" and rank.stall.blamed_rank]
     hosts_of: defaultdict[str, set[str]] = defaultdict(set)
     for rank in said:
         if rank.stall:
             hosts_of[rank.stall.blamed_rank].add(rank.host)
+    by_number: defaultdict[str, list[Rank]] = defaultdict(list)
+    for rank in present:
+        by_number[rank.rank].append(rank)
     blamed = [
         rank
         for number in hosts_of
-        for rank in present
-        if rank.rank == number
-        and (rank.stall is None or rank.stall.cause != "rank_behind" or rank.stall.blamed_rank == number)
-        and (rank.stall is not None or rank.host in hosts_of[number] or not _is_foremost(rank, present))
+        for rank in by_number[number]
+        if (rank.stall is None or rank.stall.cause != "rank_behind" or rank.stall.blamed_rank == number)
+        # A host that guesses at another's rank cannot know how far that came.
+        and (rank.stall is not None or rank.host in hosts_of[number] or not _has_come(rank, foremost))
     ]
     if blamed:
         named = {rank.rank for rank in blamed}
@@ -278,12 +313,12 @@ def _blamed_locally(present: Sequence[Rank]) -> Iterable[Culprit]:
         yield Culprit("rank_behind", tuple(blamed), basis="host", strength=_strength(because))
 
 
-def _is_foremost(rank: Rank, present: Sequence[Rank]) -> bool:
-    """Whether it surely entered as many operations as any other: a host that guesses at another's rank cannot know."""
-    positions = [one.position for one in present]
-    if rank.position is None or incomparable(present):
-        return False
-    return all(one is not None and not one.learnt and one.entered <= rank.position.entered for one in positions)
+def _foremost(present: Sequence[Rank]) -> int | None:
+    """How many operations the first of the ranks surely entered; None: that is not known of all."""
+    positions = [rank.position for rank in present]
+    if incomparable(present) or any(position is None or position.learnt for position in positions):
+        return None
+    return max((position.entered for position in positions if position is not None), default=None)
 
 
 def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:

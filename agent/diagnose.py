@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -30,6 +31,7 @@ from agent.prometheus_query import (
     moment_of,
     seconds_of,
 )
+from agent.text_tables import printable
 from agent.verdict_advice import Step
 from agent.verdict_recent import next_moment
 from agent.verdict_words import Finding, Verdict, verdict_of
@@ -42,6 +44,7 @@ _COLUMNS: Final = 80
 _SHORTEST_WINDOW_SECONDS: Final = 30.0
 _MOST_FINDINGS: Final = 5
 _MOST_WAITING: Final = 5
+_UNPRINTED: Final = re.compile("[\x7f-\x9f]")
 _RED, _GREEN, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[32m", "\x1b[1m", "\x1b[0m"
 
 
@@ -129,7 +132,9 @@ def diagnose(store: Store, question: Question) -> Verdict:
     earlier: list[Fleet] = []
     while (moment := next_moment(fleet, earlier)) is not None:
         earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
-    return verdict_of(fleet, question.comm, earlier)
+    verdict = verdict_of(fleet, question.comm, earlier)
+    # What is known in part only stands first: it limits every statement.
+    return replace(verdict, notes=(*store.reservations(), *verdict.notes))
 
 
 def as_json_text(verdict: Verdict) -> str:
@@ -138,7 +143,9 @@ def as_json_text(verdict: Verdict) -> str:
     for finding in content["findings"]:
         for name in ("ranks", "pids"):
             finding[name] = [number_of(label) for label in finding[name]]
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    # A terminal obeys these too, and JSON lets them stand.
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def as_text(verdict: Verdict, *, colour: bool = False) -> str:
@@ -147,7 +154,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
     lines: list[str] = []
 
     def headline(text: str, mark: str) -> None:
-        lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(text, _COLUMNS))
+        lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(printable(text), _COLUMNS))
 
     if not verdict.findings:
         headline(verdict.headline, green)
@@ -185,7 +192,7 @@ def _step(number: int, step: Step) -> Iterable[str]:
         return
     where = f"{step.host}: " if step.host else ""
     # A command stays on one line, so that it can be copied.
-    yield f"  {number}. {where}{step.command}"
+    yield printable(f"  {number}. {where}{step.command}")
     yield from _wrapped("   ", step.why)
 
 
@@ -202,4 +209,6 @@ def _section(title: str, sentences: Iterable[str], bold: str, plain: str) -> Ite
 
 def _wrapped(mark: str, text: str) -> list[str]:
     indent = " " * (2 + len(mark))
-    return textwrap.wrap(text, _COLUMNS, initial_indent=f"  {mark}", subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.wrap(
+        printable(text), _COLUMNS, initial_indent=f"  {mark}", subsequent_indent=indent, break_on_hyphens=False
+    )

@@ -30,6 +30,8 @@ class Agent:
     """The host's clock less the store's, as far as one scrape interval can tell; None: not known."""
     failing: tuple[str, ...] = ()
     """Collectors whose last run failed."""
+    mixed_by: tuple[str, ...] = ()
+    """Labels that alone tell several agents of this instance apart, as where stores of clusters are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Rank:
     on."""
     mean_calls_per_second: float | None = None
     stall: Stall | None = None
+    writing: bool = False
+    """Its process makes no call and writes to storage, or did so a moment ago."""
     last_said: Stall | None = None
     """What its host said of it when it was last seen, of a rank that is not any more."""
     stalled_seconds: float | None = None
@@ -148,6 +152,8 @@ class StallHistory:
     """The latest of its last moments at which the best founded cause was said by most."""
     said: tuple[tuple[str, str, Stall], ...]
     """(host, rank, what was said) at that moment."""
+    wrote: bool = False
+    """Within the window one of its ranks wrote to storage while it made no call."""
 
 
 @dataclass(frozen=True, slots=True)

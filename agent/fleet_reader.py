@@ -25,6 +25,7 @@ from agent.fleet_scrapes import (
 )
 from agent.fleet_sequences import RankKey, positions
 from agent.fleet_stalls import brief_questions, brief_stalls, stall_histories, stalls_now, with_details
+from agent.label_numbers import number_of
 from agent.prometheus_query import PrometheusError, Sample, Series, Store
 
 _LONG_SECONDS: Final = 30.0
@@ -54,11 +55,16 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         waiting=f"railscope_comm_inflight_seconds > {_LONG_SECONDS:g}",
         count="count(count by (comm) (railscope_comm_enqueued_total))",
         told=f"count(last_over_time(railscope_comm_stall_info[{looked_back:.0f}s]))",
+        wrote=f"max_over_time(railscope_comm_writing[{looked_back:.0f}s]) == 1",
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
     told = int(said["told"][0].value) if said["told"] else 0
-    history = stall_histories(ask, scrapes, told, looked_back, recent_seconds)
+    wrote = {sample.labels.get("comm", "") for sample in said["wrote"]}
+    history = tuple(
+        replace(one, wrote=one.comm in wrote)
+        for one in stall_histories(ask, scrapes, told, looked_back, recent_seconds)
+    )
     stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
     asked = stalled | ({comm} if comm else set())
     comms = asked | {one.comm for one in history if at - one.last <= recent_seconds}
@@ -131,6 +137,7 @@ def _ranks(
     """Every rank of these communicators that the store knows."""
     of = either("comm", comms)
     enqueued = f"railscope_comm_enqueued_total{{{of}}}"
+    interval_ms = 1000 * (scrapes.interval_seconds or 15.0)
     found = ask.all(
         info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
         enqueued=enqueued,
@@ -140,7 +147,11 @@ def _ranks(
         sequence=f"railscope_comm_sequence{{{of}}}",
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
-        moves=f"changes({enqueued}[{2500 * (scrapes.interval_seconds or 15.0):.0f}ms])",
+        # The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so
+        # that of a moment that is over the writer's next scrape counts too, though it be late.
+        writing=f"max_over_time(railscope_comm_writing{{{of}}}[{4 * interval_ms:.0f}ms] "
+        f"offset -{1.5 * interval_ms:.0f}ms)",
+        moves=f"changes({enqueued}[{2.5 * interval_ms:.0f}ms])",
     )
     numbers = {name: _by_rank(samples) for name, samples in found.items()}
     now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}
@@ -175,7 +186,7 @@ def _ranks(
                 comm=comm,
                 rank=rank,
                 host=scrapes.names.get(instance, instance or "unknown"),
-                nranks=int(labels["nranks"]) if labels.get("nranks", "").isdigit() else None,
+                nranks=number_of(labels.get("nranks", "")),
                 pid=labels.get("pid", ""),
                 gpu=labels.get("gpu", ""),
                 netns=labels.get("netns", ""),
@@ -193,6 +204,7 @@ def _ranks(
                     mean_rate(points.get(key, ())) if present and numbers["from_start"].get(key) != 0 else None
                 ),
                 stall=stalls.get(key),
+                writing=present and bool(numbers["writing"].get(key)),
                 stalled_seconds=lengths.get(key) if present else None,
                 scraped=scrapes.scraped.get(instance) if present else None,
             )
@@ -244,7 +256,8 @@ def _with_history(
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else -1
+    number = number_of(text)
+    return -1 if number is None else number
 
 
 def _instances_of(info: Iterable[Sample], ranks: Iterable[Rank], names: Mapping[str, str]) -> list[str]:

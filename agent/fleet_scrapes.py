@@ -22,6 +22,10 @@ REMEMBERED: Final = "1h"
 MOST_POINTS: Final = 200_000
 """Of one metric's history, over all its series."""
 _THREADS: Final = 6
+_SPAN_SECONDS: Final = 300.0
+"""Over which the time between two scrapes is taken."""
+_STEP: Final = "15s"
+"""A host that was heard for less before it fell silent may be one of which nobody knows for how long it is."""
 _HOST_LABELS: Final = ("node", "nodename", "hostname")
 
 
@@ -65,7 +69,11 @@ def scrapes_of(ask: Asker) -> Scrapes:
         up=f"up and on (job) group by (job) (last_over_time(railscope_build_info[{REMEMBERED}]))",
         stamp=stamp,
         scraped=f"timestamp({stamp})",
-        last=f"max_over_time({stamp}[{REMEMBERED}])",
+        # By the store's clock: the host's own time stamp less what its clock was off by when it was heard; of an agent
+        # that was silent again before it was asked by how much, as the host has it.
+        last=f"last_over_time({stamp}[{REMEMBERED}]) - "
+        f"last_over_time(({stamp} - timestamp({stamp}))[{REMEMBERED}:{_STEP}]) "
+        f"or last_over_time({stamp}[{REMEMBERED}])",
         scrapes=f"count_over_time({stamp}[5m])",
         span=f"max_over_time({stamp}[5m]) - min_over_time({stamp}[5m])",
         started="railscope_agent_start_time_seconds",
@@ -79,7 +87,13 @@ def scrapes_of(ask: Asker) -> Scrapes:
     last, count, span = _by_instance(found["last"]), _by_instance(found["scrapes"]), _by_instance(found["span"])
     answered, started = _by_instance(found["up"]), _by_instance(found["started"])
     names = _names([*found["ever"], *found["up"]])
-    intervals = {one: span[one] / (count[one] - 1) for one in span if count.get(one, 0) > 1}
+    # The stamps are the host's own: where its clock was set meanwhile, they may be a day apart.
+    intervals = {
+        one: min(seconds, _SPAN_SECONDS) / (count[one] - 1)
+        for one, seconds in span.items()
+        if seconds > 0 and count.get(one, 0) > 1
+    }
+    mixed = _mixed(found["started"])
     failing: dict[str, list[str]] = defaultdict(list)
     for sample in found["failing"]:
         failing[sample.labels.get("instance", "")].append(sample.labels.get("collector", ""))
@@ -100,6 +114,7 @@ def scrapes_of(ask: Asker) -> Scrapes:
             started=started.get(one),
             clock_offset_seconds=stamps[one] - scraped[one] if up and one in stamps else None,
             failing=tuple(sorted(failing[one])),
+            mixed_by=mixed.get(one, ()),
         )
 
     # Targets of the same scrape job that never answered may be agents too: they are down as well.
@@ -120,6 +135,20 @@ def _by_instance(samples: Iterable[Sample]) -> dict[str, float]:
     for sample in samples:
         instance = sample.labels.get("instance", "")
         found[instance] = max(found.get(instance, sample.value), sample.value)
+    return found
+
+
+def _mixed(started: Iterable[Sample]) -> dict[str, tuple[str, ...]]:
+    """Labels that differ between agents of one instance: told of twice, an agent started at the same moment."""
+    by_instance: dict[str, list[Sample]] = defaultdict(list)
+    for sample in started:
+        by_instance[sample.labels.get("instance", "")].append(sample)
+    found = {}
+    for instance, samples in by_instance.items():
+        if len({sample.value for sample in samples}) > 1:
+            labels = {label for sample in samples for label in sample.labels.items()}
+            times = Counter(name for name, _ in labels)
+            found[instance] = tuple(sorted(name for name, count in times.items() if count > 1))
     return found
 
 

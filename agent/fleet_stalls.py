@@ -95,7 +95,7 @@ def _history(comm: str, said: Sequence[Series], scrapes: Scrapes, recent_seconds
 
     def at(moment: float) -> list[_Saying]:
         # Until the next scrape of that host, which ends it, what its last one showed holds.
-        return [one for one in sayings if one.first <= moment < one.last + 0.9 * interval]
+        return [one for one in sayings if one.first <= moment <= one.last + 0.9 * interval]
 
     def told(moment: float) -> tuple[int, int, float]:
         tiers = [TIERS.get(one.series.labels.get("cause", ""), TIERS["unknown"]) for one in at(moment)]

@@ -9,6 +9,7 @@ fades: half of its weight is gone after some minutes of work.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class _Known:
     usual_ns: float = 0.0
     """Sum of durations, faded like the weight."""
     longest_ns: float = 0.0
+    slow_ns: float = math.inf
+    """Means from here on are slow compared with what is usual; infinite: not enough is known of that."""
     recent: deque[_Window] = field(default_factory=deque)
     held_back: list[_Window] = field(default_factory=list)
     """Older than those, and not known to be usual."""
@@ -72,19 +75,15 @@ class _Known:
             return
         self.longest_ns = max(_FADING * self.longest_ns, old.mean_ns)
         self.held_back.append(old)
-        if self._is_slow(old) and len(self.held_back) < _MOST_HELD_BACK:
+        if old.mean_ns >= self.slow_ns and len(self.held_back) < _MOST_HELD_BACK:
             return
         for window in self.held_back:
             self.seen += window.operations
             self.weight = _FADING * self.weight + window.operations
             self.usual_ns = _FADING * self.usual_ns + window.duration_ns
         self.held_back.clear()
-
-    def _is_slow(self, window: _Window) -> bool:
-        """Compared with what is usual, if enough is known of that."""
-        if self.seen < _LEAST_OPERATIONS:
-            return False
-        return window.mean_ns >= SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
+        if self.seen >= _LEAST_OPERATIONS:
+            self.slow_ns = SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
 
     def history(self, now_ns: int) -> OwnHistory | None:
         """None: it has none yet."""
@@ -108,7 +107,7 @@ class _Known:
     @property
     def may_be_slower(self) -> bool:
         """False: the last second alone says that it is not; told without looking at all that is known."""
-        return bool(self.recent) and self._is_slow(self.recent[-1])
+        return bool(self.recent) and self.recent[-1].mean_ns >= self.slow_ns
 
     def slower(self, history: OwnHistory) -> bool:
         """Whether every one of the last seconds was slower than usual."""
@@ -175,10 +174,9 @@ class Histories:
             history = known.history(now_ns)
             if history is None or history.recent_mean_ns is None:
                 continue
-            ratio = history.recent_mean_ns / history.mean_ns
             slow = known.still_slower(history) if stalled else known.slower(history)
-            if slow and (found is None or ratio > found[0]):
-                found = ratio, None if op < 0 else op, history
+            if slow and (found is None or history.ratio > found[0]):
+                found = history.ratio, None if op < 0 else op, history
         return None if found is None else found[1:]
 
     def forget(self, living: Container[int]) -> None:

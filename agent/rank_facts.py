@@ -186,6 +186,14 @@ class RankReader:
         """Those of one process."""
         return [self._fact(instance) for instance, row in self._rows.items() if row.communicator.tgid == pid]
 
+    def last_calls(self) -> dict[int, int]:
+        """When each process made its last call on any of its communicators, by pid."""
+        found: dict[int, int] = {}
+        for row in self._rows.values():
+            pid = row.communicator.tgid
+            found[pid] = max(row.last_call_ns, found.get(pid, 0))
+        return found
+
     def _is_well(self, now_ns: int, row: _Row) -> bool:
         """Whether nothing can be wrong with a rank yet, as far as the tables tell."""
         if row.operation is not None:

@@ -125,6 +125,14 @@ class CommunicatorStall:
 
 
 @dataclass(frozen=True, slots=True)
+class WritingRank:
+    """A rank whose process writes to storage while none of its communicators is called."""
+
+    comm: str
+    rank: str
+
+
+@dataclass(frozen=True, slots=True)
 class StallTotal:
     """Stalls that began on this node; never falls."""
 
@@ -419,6 +427,7 @@ class Snapshot:
     stall_totals: tuple[StallTotal, ...] = ()
     ended_stalls: tuple[Stall, ...] = ()
     """The last ones, oldest first."""
+    writing: tuple[WritingRank, ...] = ()
     arrivals: tuple[RankArrivals, ...] = ()
     rank_times: tuple[RankTimes, ...] = ()
     peers: tuple[PeerTotal, ...] = ()

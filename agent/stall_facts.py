@@ -34,6 +34,9 @@ class Cause(StrEnum):
 OF_A_PROCESS: Final[frozenset[str]] = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED})
 """Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
 
+LEAST_WRITTEN_BYTES: Final = 1 << 20
+"""To storage, within about a second: less is a log, and no checkpoint."""
+
 
 def rail_name(rail: str, device: str, netns: str) -> str:
     """`rail 1 (eth1)`, with the namespace's label where the device's name is in several; `rail 1` without a device."""
@@ -52,6 +55,12 @@ class OwnHistory:
     """The longest mean of any second of the last minutes."""
     recent_mean_ns: float | None
     """Over the last few seconds; None: too little happened in them."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as before they took of late; 1: not known to differ."""
+        # Clocks are read in whole nanoseconds: what took none before took less than one.
+        return 1.0 if self.recent_mean_ns is None else self.recent_mean_ns / max(self.mean_ns, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +139,7 @@ class ProcessFacts:
     @property
     def writing(self) -> bool:
         """To storage, and not a little: a checkpoint."""
-        return self.window_ns > 0 and self.written_bytes >= 1 << 20
+        return self.window_ns > 0 and self.written_bytes >= LEAST_WRITTEN_BYTES
 
     @property
     def computing(self) -> bool:
@@ -187,6 +196,8 @@ class RailSigns:
     """Error and loss counters that grew within the window, by how much."""
     port_bytes: int = 0
     """What the device counted within the window, in both directions, whoever moved it."""
+    foreign_ratio: float = 0.0
+    """Share of what the device carried within the window that suspected processes did not; 0 where they use no TCP."""
     surely_used: bool = True
     """False: it may as well carry nothing of this process."""
 

@@ -20,12 +20,13 @@ from agent.communicators import ObservedProcess
 from agent.label_numbers import number_of
 from agent.rank_facts import IDLE_NS, RankReader
 from agent.recording import read_clocks
-from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal
+from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
 from agent.stall_chains import Ranks, waiting_elsewhere
 from agent.stall_facts import Cause, Evidence, GonePeer, InFlight, ProcessFacts, RankFacts, Stall, rail_name
 from agent.stall_sources import InFlightTables, Known, Look
 from agent.stalls import StallLimits, Stalls
 from agent.stragglers import Stragglers
+from agent.writers import Writers
 from probes.bpf_syscall import KernelRefusal
 from probes.clock import Clock
 from probes.exit_status import ended_badly, exit_code
@@ -61,6 +62,7 @@ class StallWatch:
         self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
         self._stalls = Stalls(limits, self._realtime_offset_ns)
         self._stragglers = Stragglers()
+        self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._peers: dict[str, list[RankFacts]] | None = None
         """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
         self._processes: dict[int, ProcessFacts] = {}
@@ -104,6 +106,8 @@ class StallWatch:
             return
         self._processes.clear()
         self._peers = None
+        if self._writers.due(now_ns):
+            self._writers.look(now_ns, self._reader.last_calls())
         changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
@@ -117,6 +121,7 @@ class StallWatch:
         code = exit_code(status)
         badly = ended_badly(code)
         self._look.forget(pid)
+        self._writers.forget(pid)
         self._reader.forget_process(pid)
         try:
             self._reader.take_times()
@@ -164,10 +169,11 @@ class StallWatch:
         )
 
     def with_times(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with who arrives last, and with how long operations took."""
+        """The snapshot with who arrives last, who writes to storage, and with how long operations took."""
         times = self._reader.times
         return replace(
             snapshot,
+            writing=self._writing(),
             arrivals=self._stragglers.arrivals(),
             rank_times=times.by_rank(),
             completed=times.by_size(),
@@ -175,6 +181,18 @@ class StallWatch:
 
     def close(self) -> None:
         self._look.close()
+
+    def _writing(self) -> tuple[WritingRank, ...]:
+        """Ranks for which others may wait because their processes write.
+
+        Not those that are in an operation themselves: they write beside it, and wait as others do.
+        """
+        return tuple(
+            WritingRank(rank.comm, rank.name)
+            for pid in self._writers.writing(self._clock.monotonic_ns())
+            for rank in self._reader.of_process(pid)
+            if rank.comm != UNKNOWN and (rank.in_flight is None or rank.in_flight.strength == "weak")
+        )
 
     def _settle(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
         for stall in begun:

@@ -4,32 +4,40 @@ An operation stalls when it is in flight, its process moves no bytes, and it tak
 default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
 of its own history, and no less than `floor`, where somebody on this host is merely suspect.  It also stalls, though
 bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
-named that differs from its siblings, or its own threads wait for a processor.
+named that differs from its siblings, or its own threads wait for a processor, or its process is stopped again and
+again.
 
 What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
-checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`), a slow first
-operation (there is no history to hold it against, and `after` is long), a ring that is slow on all rails alike.
+checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`; hosts that wait for
+one elsewhere cannot know, but `railscope diagnose` and the alerts are told of it by agent/writers.py), a slow first
+operation (there is no history to hold it against, and `after` is long), a ring that is slow on all rails alike, a rail
+that is shared with others who fill it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.blame import blame_for
 from agent.snapshot import UNKNOWN
-from agent.stall_facts import Blame, Cause, Evidence, InFlight, RankFacts, Stall
+from agent.stall_facts import Blame, Cause, Evidence, InFlight, RailSigns, RankFacts, Stall
 
 _SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
 _BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})
 _LOOKS_IN_A_ROW: Final = 8
 """Two seconds: queues are read once a second."""
+_HELD_LOOKS: Final = 16
+"""Four seconds, in half of which a process is found stopped: that alone makes operations take twice as long, and a
+debugger that looks at it holds it for less."""
 _STARVED_NS: Final = 500_000_000
 _MOVING_BYTES_PER_SECOND: Final = 16 << 10
 """Less than this is no operation that moves: connections have a keep-alive, a window is asked for."""
 _BUSY_PORT_BYTES_PER_SECOND: Final = 16 << 20
+_MOSTLY_FOREIGN: Final = 0.5
+"""Share of what a rail carries, from which on it works for others."""
 _ORDER: Final = list(Cause)
 _LEAST_WATCHED_NS: Final = 450_000_000
 """Before that nobody can say whether a process computes, or moves bytes."""
@@ -86,6 +94,8 @@ class Stalls:
         """By instance: since when the operation in flight was, and when it was last excused."""
         self._insisted: dict[int, tuple[Cause, str, int]] = {}
         """By instance: what its slowness is put down to, and in how many looks in a row."""
+        self._held: dict[int, deque[bool]] = {}
+        """By instance, while it is slow: whether its process was found stopped in the last looks."""
         self._gone: dict[int, int] = {}
         """Those of them whose process ended, and when: nobody is left who could tell that they end."""
 
@@ -121,6 +131,7 @@ class Stalls:
                     begun.append(stall)
         self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
         self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
+        self._held = {instance: one for instance, one in self._held.items() if instance in seen}
         for instance in self._current.keys() - seen - self._gone.keys():
             ended.append(self._end(self._current[instance], now_ns))
         ended += self._of_nobody(now_ns)
@@ -183,8 +194,19 @@ class Stalls:
             return now_ns - excused_ns >= self.limits.after_ns
         return now_ns - flight.since_ns >= limit_ns
 
+    def _held_often(self, rank: RankFacts, blame: Blame) -> bool:
+        """Whether a process that runs now and then was found stopped in half of the looks since operations are slow."""
+        if rank.slow is None:
+            return False
+        looks = self._held.setdefault(rank.instance, deque(maxlen=_HELD_LOOKS))
+        looks.append(blame.cause is Cause.PROCESS_STOPPED)
+        return looks[-1] and looks.count(True) >= _HELD_LOOKS // 2
+
     def _insists(self, instance: int, blame: Blame) -> bool:
-        """Whether looks in a row found the same reason for slowness: one queue that was full once says nothing."""
+        """Whether looks in a row found the same reason for slowness: one queue that was full once says nothing.
+
+        What is plainly broken needs no more looks, and who is stopped was found so in many already.
+        """
         cause, device, looks = self._insisted.get(instance, (blame.cause, blame.device, 0))
         looks = looks + 1 if (cause, device) == (blame.cause, blame.device) else 1
         self._insisted[instance] = blame.cause, blame.device, looks
@@ -201,16 +223,19 @@ class Stalls:
         before = self._current.get(rank.instance)
         flight = rank.in_flight
         old = flight is not None and now_ns - flight.since_ns >= self.limits.suspicion_ns()
-        if not old and rank.slow is None:
-            return None
+        if rank.slow is None:
+            self._held.pop(rank.instance, None)
+            if not old:
+                return None
         evidence = evidence_of(rank)
         blame = blame_for(rank, evidence, now_ns)
+        held = self._held_often(rank, blame)
         same = before is not None and flight is not None and before.since_ns == flight.since_ns
         if old and flight is not None and not _moves(evidence):
             judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
             if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
                 return self._continued(before if same else None, rank, flight, blame, now_ns)
-        slows = _slows(rank, evidence, blame)
+        slows = _slows(rank, evidence, blame) or held
         if rank.slow is not None and before is not None and before.slow:
             # The signs come and go within an operation; that operations are slow does not.
             return self._continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
@@ -259,8 +284,21 @@ def _slows(rank: RankFacts, evidence: Evidence, blame: Blame) -> bool:
     """
     if rank.slow is None or rank.slow.recent_mean_ns is None:
         return False
+    if blame.cause is Cause.RAIL_SLOW and any(
+        rail.device == blame.device and _others_use(rail) for rail in evidence.rails
+    ):
+        return False
     starved = blame.cause is Cause.RANK_BEHIND and evidence.process.starved
     return blame.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
+
+
+def _others_use(rail: RailSigns) -> bool:
+    """Whether a rail carries much, and most of it not for these processes: it is shared, and not slow."""
+    return rail.foreign_ratio >= _MOSTLY_FOREIGN and _is_busy(rail)
+
+
+def _is_busy(rail: RailSigns) -> bool:
+    return rail.port_bytes > _BUSY_PORT_BYTES_PER_SECOND * rail.window_ns / 1_000_000_000
 
 
 def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
@@ -276,13 +314,11 @@ def _moves(evidence: Evidence) -> bool:
     if (process.moved_bytes or 0) > least_bytes or evidence.sends:
         return True
     # Others may use the port too, but hardly as much as collectives do.
-    busy_bytes = _BUSY_PORT_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
-    return any(not rail.connections and rail.port_bytes > busy_bytes for rail in evidence.rails)
+    return any(not rail.connections and _is_busy(rail) for rail in evidence.rails)
 
 
 def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:
     if rank.slow is None or rank.slow.recent_mean_ns is None:
         return blame
-    ratio = rank.slow.recent_mean_ns / rank.slow.mean_ns
-    sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {ratio:.1f} times as long as before"
+    sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {rank.slow.ratio:.1f} times as long as before"
     return replace(blame, evidence=(*blame.evidence, sentence))

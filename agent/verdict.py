@@ -59,9 +59,9 @@ def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     stalled = [
         _judged(comm, ranks, fleet)
         for comm, ranks in sorted(by_comm.items())
-        if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet)
+        if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet) and not is_idle(ranks)
     ]
-    return _grouped(stalled)
+    return _grouped(stalled, list(by_comm.values()))
 
 
 def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
@@ -69,12 +69,41 @@ def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
     silent = {agent.host for agent in fleet.agents if not agent.up}
     told_of = {rank.rank for rank in ranks if rank.host not in silent}
     here = [rank for rank in ranks if rank.present]
-    return (
-        bool(here)
-        and all(rank.stall and rank.stall.cause == "process_gone" for rank in here)
-        and all(rank.stall and rank.stall.blamed_rank == rank.rank for rank in here)
-        and told_of.issuperset(missing_ranks(ranks))
-    )
+    return bool(here) and all(_is_gone(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
+
+
+def _is_gone(rank: Rank) -> bool:
+    """Whether a rank's own process has ended, and not only that of a peer for which it waits.
+
+    A host blames the first that went for those that went after it.  Who waits has something in flight: either it is
+    seen, and the host tells for how long, or it follows from other signs, and the stall is weak.
+    """
+    if rank.stall is None or rank.stall.cause != "process_gone":
+        return False
+    waits = rank.inflight_seconds is not None or rank.stall.strength != "strong"
+    return rank.stall.blamed_rank == rank.rank or not waits
+
+
+def is_idle(ranks: Sequence[Rank]) -> bool:
+    """Whether nobody waits though a process is stopped: every rank completed all that any of them entered.
+
+    The host of a process that is stopped between operations cannot know whether ranks elsewhere went on without it.
+    """
+    here = [rank for rank in ranks if rank.present]
+    stalls = [rank.stall for rank in here if rank.stall]
+    if not stalls or missing_ranks(ranks) or size_of(ranks) != len(here):
+        return False
+    if any(stall.cause != "process_stopped" or stall.strength != "weak" for stall in stalls):
+        return False
+    if not all(stall.op for stall in stalls):
+        return False  # others may wait for it in another communicator: its host could not tell in which it was
+    # Where ranks entered operations a moment ago, one of them may have entered another since.
+    if any(rank.moving or rank.inflight_seconds for rank in here):
+        return False
+    if any(rank.completed is None or rank.completed != rank.enqueued for rank in here):
+        return False
+    entered = {rank.position.entered if rank.position and not rank.position.learnt else None for rank in here}
+    return len(entered) == 1 and None not in entered
 
 
 def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicator:
@@ -119,7 +148,8 @@ class _Link:
     """The process it waits for is itself waiting in the other."""
 
 
-def _grouped(stalled: Sequence[StalledCommunicator]) -> tuple[RootCause, ...]:
+def _grouped(stalled: Sequence[StalledCommunicator], communicators: Iterable[Sequence[Rank]]) -> tuple[RootCause, ...]:
+    """`communicators`: the ranks of each, stalled or not; they tell what belongs to one job."""
     by_comm = {one.comm: one for one in stalled}
     clearest = sorted(stalled, key=_clearest)
     links = {}
@@ -127,7 +157,7 @@ def _grouped(stalled: Sequence[StalledCommunicator]) -> tuple[RootCause, ...]:
         link = next((link for other in clearest if (link := _link(one, other)) is not None), None)
         if link is not None:
             links[one.comm] = link
-    links |= _within_jobs(clearest, links, by_comm)
+    links |= _within_jobs(clearest, communicators, links, by_comm)
     dependents: dict[str, list[Dependent]] = defaultdict(list)
     deadlocks = set()
     for one in stalled:
@@ -145,17 +175,16 @@ def _grouped(stalled: Sequence[StalledCommunicator]) -> tuple[RootCause, ...]:
 
 
 def _within_jobs(
-    clearest: Sequence[StalledCommunicator], links: Mapping[str, _Link], by_comm: Mapping[str, StalledCommunicator]
+    clearest: Sequence[StalledCommunicator],
+    communicators: Iterable[Sequence[Rank]],
+    links: Mapping[str, _Link],
+    by_comm: Mapping[str, StalledCommunicator],
 ) -> dict[str, _Link]:
-    """Links of stalls that nobody can explain to the clearest one of their job: of all that share processes."""
-    job_of: dict[tuple[str, str], int] = {}
-    members: dict[int, set[tuple[str, str]]] = {}
-    for number, one in enumerate(clearest):
-        merged = _processes(one.ranks)
-        for earlier in {job_of[process] for process in merged if process in job_of}:
-            merged |= members.pop(earlier)
-        members[number] = merged
-        job_of |= dict.fromkeys(merged, number)
+    """Links to the clearest stall of a job, of those that nobody can explain, and of processes that ended after it.
+
+    A job is all that shares processes.  When one of them ends, the others give up, often within milliseconds.
+    """
+    job_of = _jobs(communicators)
     first: dict[int, str] = {}
     found = {}
     for one in clearest:
@@ -163,9 +192,29 @@ def _within_jobs(
         if job is None or _root(one.comm, links, by_comm)[0] != one.comm:
             continue
         root = first.setdefault(job, one.comm)
-        if root != one.comm and one.culprit.tier >= TIERS["unseen"]:
+        if root == one.comm:
+            continue
+        if one.culprit.tier >= TIERS["unseen"]:
             found[one.comm] = _Link(root, "other communicators of the same job connect them")
+        elif one.culprit.cause == "process_gone":
+            ended = _processes(one.culprit.ranks)
+            found[one.comm] = _Link(
+                root, f"{_process_text(ended) if ended else 'a process of the same job'} ended then, or soon after"
+            )
     return found
+
+
+def _jobs(communicators: Iterable[Sequence[Rank]]) -> dict[tuple[str, str], int]:
+    """A number of its job for each process."""
+    job_of: dict[tuple[str, str], int] = {}
+    members: dict[int, set[tuple[str, str]]] = {}
+    for number, ranks in enumerate(communicators):
+        merged = _processes(ranks)
+        for earlier in {job_of[process] for process in merged if process in job_of}:
+            merged |= members.pop(earlier)
+        members[number] = merged
+        job_of |= dict.fromkeys(merged, number)
+    return job_of
 
 
 def _clearest(one: StalledCommunicator) -> tuple[int, int, str]:

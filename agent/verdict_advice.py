@@ -63,6 +63,7 @@ def _rail(cause: str, rail: Rail) -> Iterable[Step]:
         yield Step(rail.host, f"ethtool {device}", "whether a link is detected, and the module's state")
         yield Step("", "", "the switch port at the other end, and what was changed there")
     elif cause == "rail_filtered":
+        yield Step("", "", "whether the link at the other end of this rail is up: from here both look alike")
         yield Step(rail.host, "nft list ruleset", "a rule that drops the job's packets; also at the other end")
         yield Step(rail.host, f"tc -s filter show dev {device} ingress", "the same, in traffic control")
         yield Step("", "", "access lists on the way between the hosts")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agent.label_numbers import number_of
+
 
 def ranks_text(ranks: Iterable[str]) -> str:
     """`rank 3`, `ranks 0-2, 5`."""
-    numbers = sorted({int(rank) for rank in ranks if rank.isdigit()})
+    numbers = sorted({number for rank in ranks if (number := number_of(rank)) is not None})
     if not numbers:
         return "an unknown rank"
     spans: list[list[int]] = []

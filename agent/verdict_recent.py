@@ -21,6 +21,7 @@ from agent.verdict_quantities import duration
 _MOST_MOMENTS: Final = 3
 """Each takes as many questions as the verdict on now."""
 _MOST_LINES: Final = 4
+_WAITS: Final = frozenset({"rank_behind", "unseen", "unknown"})
 _PAST: Final = {
     "is": "was",
     "are": "were",
@@ -29,6 +30,8 @@ _PAST: Final = {
     "keeps": "kept",
     "loses": "lost",
     "wait": "waited",
+    "write": "wrote",
+    "writes": "wrote",
 }
 _VERB: Final = re.compile(rf"(?<= )(?:{'|'.join(_PAST)})(?= |$)")
 
@@ -121,8 +124,8 @@ def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
         moment = datetime.fromtimestamp(one.last, UTC).strftime("%H:%M:%S UTC")
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
-            f"communicator {one.comm} was stalled until {moment}, {duration(fleet.at - one.last)} ago{ended}: {who}; "
-            f"--time {asked} gives the verdict of then"
+            f"communicator {one.comm} {_state_of(one)} until {moment}, {duration(fleet.at - one.last)} ago{ended}: "
+            f"{who}; --time {asked} gives the verdict of then"
         )
     if len(over) > _MOST_LINES:
         yield f"{len(over) - _MOST_LINES} more were stalled within the last {duration(fleet.window_seconds)}"
@@ -155,6 +158,12 @@ def _ended(history: StallHistory, fleet: Fleet) -> bool:
         agent.host for agent in fleet.agents if agent.up and (agent.started is None or agent.started <= history.last)
     }
     return bool(ranks) and all(rank.host in watched for rank in ranks)
+
+
+def _state_of(history: StallHistory) -> str:
+    """What a stall that is over was, as far as one knows without the verdict of then."""
+    waited = history.wrote and all(stall.cause in _WAITS for _, _, stall in history.said)
+    return "waited, while one of its ranks wrote to storage," if waited else "was stalled"
 
 
 def _left_without_a_word(history: StallHistory) -> bool:

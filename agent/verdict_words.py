@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.culprits import RANK_MISSING, Culprit, entered_and_completed, incomparable
+from agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable
 from agent.fleet_facts import Agent, Fleet, Rail, Rank
 from agent.stall_facts import OF_A_PROCESS, rail_name
-from agent.verdict import RootCause, StalledCommunicator, has_ended, root_causes
+from agent.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
 from agent.verdict_advice import Step, next_steps
 from agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
 from agent.verdict_recent import RecentCause, length_of, notes_of, past, recent_causes, state_now, when
@@ -84,8 +84,11 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
 
     `earlier`: the fleet as it was at the moments that agent/verdict_recent.py asks for.
     """
-    causes = [cause for cause in root_causes(fleet) if comm is None or comm in _comms(cause)]
-    recent = [one for one in recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
+    found = [cause for cause in root_causes(fleet) if comm is None or comm in _comms(cause)]
+    ended = [one for one in recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
+    causes = [cause for cause in found if not _is_writing(cause)]
+    recent = [one for one in ended if not _is_writing(one.cause)]
+    writing = [_wait_for_writers(cause) for cause in found if _is_writing(cause)]
     findings = (
         *(_finding(cause, fleet) for cause in causes),
         *(_recent_finding(one, fleet) for one in recent),
@@ -96,19 +99,41 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
         if len(findings) > 1:
             more = f"{len(findings) - 1} more root cause{'s' if len(findings) > 2 else ''} below"
             headline = f"{headline.removesuffix('.')} ({more})."
+    elif writing:
+        headline = f"No stall: {writing.pop(0)}"
     else:
         what = f"communicator {comm}" if comm else f"any of {fleet.communicators} communicators"
         headline = f"No stall: no host calls {what} stalled"
         headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
         headline += "."
     asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
-    shown = [name for one in recent for name in _comms(one.cause)]
-    return Verdict(fleet.at, bool(findings), headline, findings, asked, (*_notes(fleet), *notes_of(fleet, shown)))
+    shown = [name for one in ended for name in _comms(one.cause)]
+    writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
+    notes = (*writing, *_notes(fleet), *notes_of(fleet, shown))
+    return Verdict(fleet.at, bool(findings), headline, findings, asked, notes)
 
 
 def _comms(cause: RootCause) -> tuple[str, ...]:
     """The communicators that stall because of it."""
     return (cause.stalled.comm, *(one.stalled.comm for one in cause.dependents))
+
+
+def _is_writing(cause: RootCause) -> bool:
+    """Whether everything waits for a rank that writes to storage: that is no stall."""
+    return cause.stalled.culprit.cause == WRITING
+
+
+def _wait_for_writers(cause: RootCause) -> str:
+    also = f" (and {', '.join(others)} because of it)" if (others := _comms(cause)[1:]) else ""
+    who, verb = _named(cause.stalled.culprit.ranks), "writes" if len(cause.stalled.culprit.ranks) == 1 else "write"
+    return f"communicator {cause.stalled.comm}{also} waits for {who}, which {verb} to storage: a checkpoint?"
+
+
+def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
+    stalled = recent.cause.stalled
+    ago = duration(fleet.at - recent.history.last)
+    who = _named(stalled.culprit.ranks)
+    return f"communicator {stalled.comm} waited until {ago} ago for {who}, which wrote to storage: a checkpoint?"
 
 
 def _finding(cause: RootCause, fleet: Fleet) -> Finding:
@@ -176,8 +201,7 @@ def _what(cause: RootCause) -> str:
 
 def _blame(culprit: Culprit) -> str:
     ranks, rails = culprit.ranks, culprit.rails
-    who = " and ".join(_rank_text(rank) for rank in ranks[:2]) if len(ranks) < 3 else _ranks_of(ranks)
-    who = who or "a peer that its host does not know"
+    who = _named(ranks) or "a peer that its host does not know"
     verb = "is" if len(ranks) < 2 else "are"
     rail = _rail_text(rails[0]) if rails else "a rail"
     where = "" if rails else ", which its host does not name"
@@ -185,9 +209,10 @@ def _blame(culprit: Culprit) -> str:
         "process_gone": f"{who} {verb} gone: the process ended",
         "process_stopped": f"{who} {verb} stopped (SIGSTOP or a debugger)",
         "rail_down": f"{rail} is down{where}",
-        "rail_filtered": f"packets on {rail} are dropped by a rule{where}",
+        "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
         "rail_lossy": f"{rail} loses packets{where}",
         "rail_slow": f"{rail} is slow{where}",
+        WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
         "rank_behind": f"{who} did not enter the operation that the others wait in",
         "gpu_not_progressing": f"the GPU of {who} does not progress",
         RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + _places(ranks),
@@ -208,9 +233,14 @@ def _blame(culprit: Culprit) -> str:
     return words.get(culprit.cause, "the cause is not known; no rank, rail or host stands out")
 
 
+def _named(ranks: Sequence[Rank]) -> str:
+    """The ranks with their hosts; empty where there are none."""
+    return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else _ranks_of(ranks)
+
+
 def _places(ranks: Iterable[Rank]) -> str:
-    hosts = list(dict.fromkeys(rank.host for rank in ranks))
-    return f" (last seen on {', '.join(hosts[:3])}{', …' if len(hosts) > 3 else ''})" if hosts else ""
+    hosts = dict.fromkeys(rank.host for rank in ranks)
+    return f" (last seen on {_hosts_text(hosts)})" if hosts else ""
 
 
 def _rank_text(rank: Rank) -> str:
@@ -219,8 +249,14 @@ def _rank_text(rank: Rank) -> str:
 
 
 def _ranks_of(ranks: Sequence[Rank]) -> str:
-    hosts = list(dict.fromkeys(rank.host for rank in ranks if rank.host))
-    return f"{ranks_text(rank.rank for rank in ranks)} (on {', '.join(hosts[:3])}{', …' if len(hosts) > 3 else ''})"
+    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
+    return f"{ranks_text(rank.rank for rank in ranks)} (on {_hosts_text(hosts)})"
+
+
+def _hosts_text(hosts: Iterable[str], most: int = 3) -> str:
+    """`host0, host1, host2, …`."""
+    named = list(hosts)
+    return ", ".join(named[:most]) + (", …" if len(named) > most else "")
 
 
 def _evidence(cause: RootCause) -> Iterable[str]:
@@ -233,14 +269,15 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     for said in causes:
         yield from _said(present, said)
     yield from _sequences(present)
-    waiting = [rank for rank in present if rank.stall and rank not in culprit.ranks]
+    blamed = frozenset(culprit.ranks)
+    waiting = [rank for rank in present if rank.stall and rank not in blamed]
     ops = {rank.stall.op for rank in present if rank.stall and rank.stall.op}
     if len(ops) > 1:
         yield (
             f"ranks wait in different operations ({', '.join(sorted(ops))}): the program may call collectives in "
             "another order on some ranks"
         )
-    for rank in culprit.ranks:
+    for rank in culprit.ranks[:_MOST_LINES]:
         if culprit.cause == "rank_behind" and culprit.basis == "sequence" and rank.present:
             if rank.stall is None and not rank.inflight_seconds:
                 yield f"rank {rank.rank} has no operation under way: its program is elsewhere"
@@ -251,7 +288,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     if waiting and culprit.cause not in ("rank_behind", "unknown") and (culprit.ranks or culprit.rails):
         yield f"{ranks_text(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
     for other in stalled.others[:2]:
-        if set(other.ranks) - set(culprit.ranks) or set(other.rails) - set(culprit.rails):
+        if set(other.ranks) - blamed or set(other.rails) - set(culprit.rails):
             yield f"also found: {_blame(other)}"
     if len({rail.host for rail in culprit.rails if rail.up is False}) > 1:
         yield "both ends of the link are down: look at the cable or the switch between them first"
@@ -295,7 +332,7 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
 def _rail_state(rail: Rail) -> str:
     """One rail's state in a line."""
     words = [] if rail.up is None else ["up" if rail.up else "DOWN"]
-    if rail.transmit is not None:
+    if rail.transmit is not None and rail.up is not False:  # the rate is that of the last seconds, as it was up
         usual = f" (at most {rate_text(rail.usual_transmit)} before)" if rail.usual_transmit else ""
         speed = f" of {rate_text(rail.speed)}" if rail.speed else ""
         words.append(f"sends {rate_text(rail.transmit)}{speed}{usual}")
@@ -348,9 +385,12 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]
     silent = {agent.host: agent for agent in fleet.agents if not agent.up}
     if stalled.missing:
         gone = {rank.rank: rank for rank in stalled.ranks if not rank.present}
-        for host in dict.fromkeys(gone[number].host for number in stalled.missing if number in gone):
-            ranks = ranks_text(number for number in stalled.missing if number in gone and gone[number].host == host)
-            yield f"{ranks} on {host}: {_silence(silent.get(host))}"
+        by_host: dict[str, list[str]] = defaultdict(list)
+        for number in stalled.missing:
+            if number in gone:
+                by_host[gone[number].host].append(number)
+        for host, numbers in by_host.items():
+            yield f"{ranks_text(numbers)} on {host}: {_silence(silent.get(host))}"
         never = [number for number in stalled.missing if number not in gone]
         if never:
             yield f"{ranks_text(never)}: no host told of them within the hour; {_silent_text(silent.values())}"
@@ -385,7 +425,7 @@ def _silent_text(agents: Iterable[Agent]) -> str:
     hosts = [agent.host for agent in agents]
     if not hosts:
         return "a host may not be scraped at all"
-    return f"silent now: {', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''}"
+    return f"silent now: {_hosts_text(hosts, most=5)}"
 
 
 def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
@@ -409,12 +449,22 @@ def _notes(fleet: Fleet) -> Iterable[str]:
         ranks = [rank for rank in fleet.ranks if rank.comm == comm]
         if has_ended(ranks, fleet):
             yield f"communicator {comm}: all its processes have ended, nobody waits any more"
+        elif is_idle(ranks):
+            stopped = ranks_text(rank.rank for rank in ranks if rank.stall)
+            yield f"communicator {comm}: nobody waits, every operation entered is complete; stopped: {stopped}"
     silent = [agent for agent in fleet.agents if not agent.up]
     if silent:
         for agent in silent[:_MOST_LINES]:
             yield f"{agent.host}: {_silence(agent)}: what happens there cannot be known"
         if len(silent) > _MOST_LINES:
             yield f"{len(silent) - _MOST_LINES} more hosts are silent"
+    mixed = [agent for agent in fleet.agents if agent.mixed_by]
+    if mixed:
+        labels = ", ".join(sorted({label for agent in mixed for label in agent.mixed_by}))
+        yield (
+            f"{_hosts_text(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
+            "what different hosts say may be mixed here: ask a store that holds one of them"
+        )
     slack = _CLOCK_SECONDS + (fleet.scrape_seconds or 0.0)
     for agent in fleet.agents:
         offset = agent.clock_offset_seconds

@@ -102,6 +102,14 @@ def _summary() -> list[AnyPanel]:
             f"comm_nranks:railscope_ranks:count{{{COMM}}}",
             value="seen",
         ),
+        table(
+            "Ranks that write",
+            "Ranks whose process makes no call and writes to storage, as for a checkpoint: the others may wait for "
+            "them, and that is no stall.",
+            "comm rank instance",
+            f"railscope_comm_writing{{{COMM}}}",
+            links={"instance": page.TO_HOST},
+        ),
         timeseries(
             "Stalled, by cause",
             "How many ranks were stalled at a time, by the cause that their host gave.",

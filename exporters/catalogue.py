@@ -133,6 +133,12 @@ COMM_STALL_SECONDS: Final = _counter(
     "comm rank cause",
     "Length in seconds of the stalls of this rank, the current one included.",
 )
+COMM_WRITING: Final = _gauge(
+    "comm_writing",
+    "comm rank",
+    "1 while this rank's process makes no call and writes to storage, as for a checkpoint, or did so a moment ago; "
+    "absent otherwise.",
+)
 STALLS: Final = _counter(
     "stalls",
     "op cause",

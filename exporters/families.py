@@ -174,7 +174,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
     ranks = [((one.comm, one.rank), one) for one in communicators]
     yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
-    yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if one.alive and not one.whole))
+    yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if not one.whole))
     yield Draft(catalogue.COMM_SEQUENCE, ((rank, one.position) for rank, one in ranks if one.position is not None))
     yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
     seen = [(rank, one) for rank, one in ranks if one.completed is not None]
@@ -232,6 +232,7 @@ def _stalls(snapshot: Snapshot) -> Iterator[Draft]:
     yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in snapshot.stalls]
     )
+    yield Draft(catalogue.COMM_WRITING, (((one.comm, one.rank), 1) for one in snapshot.writing))
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
 
 

@@ -85,7 +85,7 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
         condition = "traced"
     elif state in _SLEEPING and _frozen(folder, cgroups):
         condition = "frozen"
-    return ProcessState(now_ns, condition, _threads(folder), _written(folder))
+    return ProcessState(now_ns, condition, _threads(folder), written_bytes(procfs, identity.pid))
 
 
 def threads_waiting_for_network(procfs: Path, pid: int, tids: frozenset[int], machine: str) -> dict[int, str]:
@@ -145,9 +145,10 @@ def _threads(folder: str) -> tuple[ThreadTimes, ...]:
     return tuple(found)
 
 
-def _written(folder: str) -> int | None:
+def written_bytes(procfs: Path, pid: int) -> int | None:
+    """What a process gave to the storage layer so far; None: it has ended, or one is not allowed to know."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"{folder}/io").read_text().splitlines():
+        for line in Path(f"{procfs}/{pid}/io").read_text().splitlines():
             name, _, value = line.partition(":")
             if name == "write_bytes":
                 return int(value)

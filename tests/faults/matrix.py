@@ -21,6 +21,7 @@ from tests.faults.scenarios import (
     Scenario,
     control,
     fault,
+    long_checkpoint,
 )
 
 _BOTH: Final = (Library.WORKLOAD, Library.NCCL)
@@ -86,12 +87,10 @@ def _controls(library: Library) -> tuple[Scenario, ...]:
     return (
         control("idle after work", library, loads=(Load(pause=Moments(60, 600_000)),), fault_seconds=12),
         control("compute phases", library, loads=(Load(pause=Moments(40, 9000)),), fault_seconds=16),
-        control(
-            "checkpoint, 2 ranks a host",
-            library,
-            loads=(Load(checkpoint=Moments(40, 4000), ranks_per_host=2),),
-            fault_seconds=12,
-        ),
+        long_checkpoint("checkpoint, 2 ranks a host", library, Load(ranks_per_host=2)),
+        long_checkpoint("checkpoint, 1 rank a host", library, Load()),
+        control("short checkpoints", library, loads=(Load(checkpoint=Moments(40, 4000), ranks_per_host=2),),
+                fault_seconds=12),
         control("warm-up", library, loads=(Load(warm_up_ms=4000),), warm_seconds=0.5, fault_seconds=8),
         control("job end", library, loads=(end,), warm_seconds=1, fault_seconds=4),
         control("job end without destroy", library, loads=(replace(end, destroy=False),), warm_seconds=1,

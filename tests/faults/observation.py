@@ -54,6 +54,8 @@ class Observation:
 def expectation(scenario: Scenario) -> str:
     """What must be said, in few words."""
     expected: Expected = scenario.expected
+    if expected.writer is not None:
+        return f"no stall, rank {expected.writer} writes"
     if expected.silent:
         return "silence, or a flag that clears" if expected.flag_allowed else "silence"
     words = [" or ".join(sorted(expected.causes))]

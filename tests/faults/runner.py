@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
@@ -33,6 +35,8 @@ _CLEAR_SECONDS: Final = 30.0
 _QUIET_SECONDS: Final = 1.0
 _VERDICT_SECONDS: Final = 12.0
 _AGENT_AGAIN_SECONDS: Final = 8.0
+_ASKED_SECONDS: Final = 1.5
+_RULES: Final = Path(__file__).parents[2] / "dashboards/rules"
 
 
 @dataclass(slots=True)
@@ -58,6 +62,12 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
         if scenario.hide_host:
             stack.callback(cluster.prometheus.stop)
             cluster.prometheus.start([host for host in cluster.fabric.hosts if host.index != scenario.place])
+        if scenario.expected.writer is not None:
+            # From here on with rules: to other scenarios they are no matter.
+            cluster.prometheus.stop()
+            cluster.prometheus.start(cluster.fabric.hosts, _quick_rules(cluster.folder))
+            hosts = len(cluster.agents)
+            until(lambda: len(cluster.prometheus.query("railscope_build_info")) == hosts, "a scrape of every host")
         jobs = [stack.enter_context(job(cluster, scenario.library, load)) for load in scenario.loads]
         try:
             until(lambda: _comms(cluster, jobs[:1]) != frozenset(), "the agents see the job's communicator")
@@ -103,7 +113,10 @@ def _control(
     began = time.monotonic()
     breaker = _breaker(cluster, scenario, jobs[0])
     with breaker if breaker is not None else contextlib.nullcontext():
-        watcher.watch(scenario.fault_seconds)
+        if scenario.expected.writer is None:
+            watcher.watch(scenario.fault_seconds)
+        else:
+            problems += _while_one_writes(cluster, scenario, watcher)
     if scenario.loads[0].iterations is not None:
         jobs[0].wait()
         watcher.watch(scenario.fault_seconds)
@@ -112,11 +125,43 @@ def _control(
         if course.cleared_seconds is None:
             problems.append("it did not clear")
     said = watcher.since(began)
+    if scenario.expected.writer is not None:
+        said = frozenset(one for one in said if not (one.only_waits(scenario.expected) or _starves(one, scenario)))
     if said:
         course.first = min(said, key=str)
         allowed = scenario.expected.flag_allowed and not any(one.rail not in ("", str(scenario.rail)) for one in said)
         if not allowed:
             problems.append(f"false alarm: {_words(said)}")
+
+
+def _while_one_writes(cluster: Cluster, scenario: Scenario, watcher: Watcher) -> list[str]:
+    """Ask `railscope diagnose` again and again, and in the end which alerts there were: what they said wrongly."""
+    began = time.monotonic()
+    said: dict[str, None] = {}
+    while time.monotonic() - began < scenario.fault_seconds:
+        watcher.watch(_ASKED_SECONDS)
+        done = cluster.diagnose("--json")
+        # What came of the job before is no matter of this one.
+        findings = json.loads(done.stdout)["findings"] if done.stdout else [{"headline": done.stderr.strip()}]
+        wrong = [one["headline"] for one in findings if one.get("comm") in {None, *watcher.comms}]
+        said |= dict.fromkeys(f"diagnose: {headline}" for headline in wrong)
+    lasted = f"[{time.monotonic() - began:.0f}s]"
+    comms = "|".join(sorted(watcher.comms))
+    alerts = cluster.prometheus.query(f'max_over_time(ALERTS{{alertstate="firing",comm=~"{comms}"}}{lasted})')
+    said |= dict.fromkeys(f"alert: {one['metric']['alertname']} of {one['metric']['comm']}" for one in alerts)
+    writes = cluster.prometheus.query(f'max_over_time(railscope_comm_writing{{comm=~"{comms}"}}{lasted})')
+    if {one["metric"]["rank"] for one in writes} != {str(scenario.expected.writer)}:
+        said["its own host did not tell who writes"] = None
+    return list(said)
+
+
+def _quick_rules(folder: Path) -> list[Path]:
+    """The rules that are shipped, but for how long a condition must hold: scrapes are a second apart."""
+    quick = []
+    for file in sorted(_RULES.glob("*.yml")):
+        quick.append(folder / file.name)
+        quick[-1].write_text(re.sub(r"\bfor: \w+", "for: 2s", file.read_text()))
+    return quick
 
 
 def _fault(
@@ -161,9 +206,13 @@ def _fault(
 def _is_wrong(one: Accusation, scenario: Scenario, sick: frozenset[str]) -> bool:
     if one.comm not in sick and scenario.expected.rail is None:
         return True  # a rank's fault is no matter of another job, which only shares its rails
-    if one.cause == "rank_behind" and one.blamed_rank == one.rank and _overloaded(scenario):
+    if _starves(one, scenario):
         return False  # it is as it says
     return one.is_wrong(scenario.expected)
+
+
+def _starves(one: Accusation, scenario: Scenario) -> bool:
+    return one.cause == "rank_behind" and one.blamed_rank == one.rank and _overloaded(scenario)
 
 
 def _overloaded(scenario: Scenario) -> bool:

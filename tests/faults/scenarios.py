@@ -103,6 +103,9 @@ class Expected:
     """To blame; None: none."""
     flag_allowed: bool = False
     """With no causes: a flag that clears by itself is no error, if it names the right one."""
+    writer: int | None = None
+    """With no causes: this rank, on host 0, writes to storage for longer than a wait may take.  Other hosts cannot know
+    and may say that they wait, for it or for nobody; its own host, `railscope diagnose` and the alerts say nothing."""
     clears: bool = True
 
     @property
@@ -185,6 +188,13 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
         clears=usual.clears,
     )
     return replace(scenario, expected=expected)
+
+
+def long_checkpoint(name: str, library: Library, load: Load) -> Scenario:
+    """Rank 0 writes for longer than the limit of a mere wait, at least once from its beginning to its end."""
+    writes = replace(load, checkpoint=Moments(40, 14_000))
+    expected = Expected(frozenset(), writer=0)
+    return Scenario(name, library, 2, Kind.NOTHING, expected, loads=(writes,), warm_seconds=0.5, fault_seconds=20)
 
 
 def control(name: str, library: Library, hosts: int = 2, kind: Kind = Kind.NOTHING, **settings: Any) -> Scenario:

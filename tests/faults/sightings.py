@@ -53,6 +53,16 @@ class Accusation:
             rank = True
         return rank and (expected.rail is None or self.rail == str(expected.rail))
 
+    def only_waits(self, expected: Expected) -> bool:
+        """Whether it is a host's word that its rank waits where another one writes: it cannot know why."""
+        return (
+            expected.writer is not None
+            and self.host != 0
+            and self.cause == "rank_behind"
+            and self.rail == ""
+            and self.blamed_rank in ("", str(expected.writer))
+        )
+
     def is_wrong(self, expected: Expected) -> bool:
         """Whether it accuses somebody innocent."""
         if expected.rank is not None:

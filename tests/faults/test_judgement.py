@@ -9,7 +9,7 @@ from tests.faults.cluster import Cluster
 from tests.faults.matrix import MATRIX
 from tests.faults.observation import Observation, expectation, summary, table, write_json
 from tests.faults.randomised import random_scenarios
-from tests.faults.scenarios import Expected, Kind, Library, fault
+from tests.faults.scenarios import Expected, Kind, Library, Load, fault, long_checkpoint
 from tests.faults.short_table import controls_table, faults_table, last_line, read
 from tests.faults.sightings import Accusation, Moment, Watcher, job_rank
 from tests.faults.web import samples_of
@@ -47,6 +47,17 @@ def test_whoever_accuses_another_rank_or_a_rail_accuses_the_innocent() -> None:
 
 def test_where_nobody_may_be_accused_everybody_is_innocent() -> None:
     assert accusation(0, "0", "unknown").is_wrong(Expected(frozenset()))
+
+
+def test_other_hosts_may_say_that_they_wait_while_one_writes_and_its_own_host_may_not() -> None:
+    writes = long_checkpoint("checkpoint", Library.NCCL, Load()).expected
+    assert accusation(1, "1", "rank_behind").only_waits(writes)
+    assert accusation(1, "1", "rank_behind", "0").only_waits(writes)
+    assert not accusation(1, "1", "rank_behind", "1").only_waits(writes)
+    assert not accusation(0, "1", "rank_behind", "0").only_waits(writes)
+    assert not accusation(1, "1", "unknown").only_waits(writes)
+    assert not accusation(1, "1", "rail_slow", rail="0").only_waits(writes)
+    assert not accusation(1, "1", "rank_behind").only_waits(Expected(frozenset())), "every other control is silent"
 
 
 def test_a_skipped_collective_is_told_by_those_who_wait() -> None:

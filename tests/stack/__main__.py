@@ -18,7 +18,7 @@ from urllib.parse import quote
 from testbed.faults import Fault, LinkDown, Stopped
 from testbed.hosts import TestbedError
 from testbed.job import Job, JobOptions
-from tests.faults.cluster import ClusterError
+from tests.faults.cluster import AGENT_PORT, ClusterError
 from tests.faults.web import WebError
 from tests.stack.stack import Pace, Stack
 from tests.stack.webhook import Notified
@@ -62,6 +62,8 @@ def _pages(stack: Stack) -> str:
     def graph(expression: str) -> str:
         return f"{stack.prometheus_url}/graph?g0.tab=0&g0.range_input=5m&g0.expr={quote(expression)}"
 
+    first = stack.fabric.hosts[0]
+    agent_url = f"http://{first.management_address}:{AGENT_PORT}"
     return f"""
 Prometheus    {stack.prometheus_url}
   targets     {stack.prometheus_url}/targets
@@ -70,7 +72,9 @@ Prometheus    {stack.prometheus_url}
   rails       {graph("rail:railscope_transmit_bytes:rate1m")}
 Alertmanager  {stack.alertmanager_url}
 
-Who is stuck, and why:  railscope diagnose --prometheus {stack.prometheus_url}
+Who is stuck, and why:  .venv/bin/railscope diagnose --prometheus {stack.prometheus_url}
+One host, live:         ip netns exec {first.namespace} .venv/bin/railscope top --url {agent_url}
+Its stalls:             ip netns exec {first.namespace} curl --silent {agent_url}/stalls
 Dashboards:             a Grafana on this machine, with that Prometheus as data source (deploy/grafana)
 """
 

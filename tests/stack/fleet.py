@@ -34,6 +34,8 @@ class SimulatedFleet:
     """What each host says of its rank: labels of `comm_stall_info` after rank and cause, as `cause;more labels`."""
     rails_down: set[tuple[int, int]] = field(default_factory=set)
     """(host, rail)."""
+    writing: int | None = None
+    """The rank whose process writes to storage."""
     silent: set[int] = field(default_factory=set)
     """Hosts whose agent does not answer."""
     lossy: set[tuple[int, int]] = field(default_factory=set)
@@ -59,7 +61,7 @@ class SimulatedFleet:
         """Go on with the operation after the one that the others had entered: counters never fall."""
         if self.stalled_at is not None:
             self.began += time.time() - self.stalled_at - 1 / OPERATIONS_PER_SECOND
-        self.stalled_at, self.behind, self.causes = None, None, {}
+        self.stalled_at, self.behind, self.writing, self.causes = None, None, None, {}
         self.rails_down.clear()
         self.lossy.clear()
         self.slow.clear()
@@ -88,6 +90,8 @@ class SimulatedFleet:
             'railscope_events_lost_total{reason="ring"} 0',
             'railscope_probe_attached{library="libnccl.so.2",nccl_version="2.32.3",program="enqueue"} 1',
         ]
+        if self.writing == host:
+            lines.append(f"railscope_comm_writing{{{comm}}} 1")
         if stalled:
             cause, _, more = self.causes[host].partition(";")
             details = {"strength": "strong", "blamed_rank": "", "rail": "", "device": "", "netns": ""}

@@ -25,7 +25,7 @@ HISTORY_SECONDS = 12
 
 @dataclass
 class Cluster:
-    """Seven jobs on hosts of their own; each will get a fault, but for one."""
+    """Jobs on hosts of their own; each will get a fault, but for `fine`, `save` and `pack`."""
 
     url: str
     jobs: dict[str, SimulatedFleet]
@@ -52,6 +52,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     names = {"stop": 2, "gone": 4, "down": 2, "slow": 2, "skip": 4, "lost": 4, "late": 2, "fine": 2}
+    names |= {"save": 2, "pack": 2}
     jobs = {name: SimulatedFleet(name, hosts) for name, hosts in names.items()}
     with served(list(jobs.values())) as scrapes:
         with prometheus(tmp_path_factory.mktemp("prometheus"), scrapes) as url:
@@ -67,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_a_healthy_cluster_is_fine(cluster: Cluster) -> None:
     status, text = cluster.diagnose()
     assert status == 0
-    assert text.startswith("No stall: no host calls any of 8 communicators stalled.\n")
+    assert text.startswith("No stall: no host calls any of 10 communicators stalled.\n")
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +164,41 @@ def test_the_healthy_job_is_not_among_the_findings_and_can_be_asked_for(cluster:
 def test_the_past_can_be_asked_for(cluster: Cluster) -> None:
     assert cluster.diagnose("--time", str(cluster.before))[0] == 0
     assert cluster.diagnose()[0] == 1
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_a_checkpoint_is_no_stall_while_it_lasts_nor_when_it_has_just_ended(cluster: Cluster) -> None:
+    job, store = cluster.jobs["save"], PrometheusStore(Endpoint(cluster.url))
+    flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
+    job.behind = job.writing = 0
+    job.stall(rank1="rank_behind;blamed_rank=0")
+    writes = f'railscope_comm_writing{{comm="{job.comm}"}}'
+    until(lambda: store.query(flags) != () and store.query(writes) != (), "both hosts to tell of it")
+    status, text = cluster.diagnose("--comm", job.comm)
+    said = " ".join(text.split())
+    assert (status, said.partition(" As of")[0].partition(" - ")[0]) == (
+        0,
+        f"No stall: communicator {job.comm} waits for rank 0 (pid 4000, save0), which writes to storage: a checkpoint?",
+    )
+    job.recover()
+    until(lambda: store.query(flags) == (), "nobody to call it stalled any more")
+    status, text = cluster.diagnose("--comm", job.comm)
+    assert (status, "which wrote to storage" in " ".join(text.split())) == (0, True)
+
+
+@pytest.mark.usefixtures("seconds_until_named")
+def test_a_checkpoint_is_no_stall_where_the_host_that_writes_was_scraped_last(cluster: Cluster) -> None:
+    job, store = cluster.jobs["pack"], PrometheusStore(Endpoint(cluster.url))
+    flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
+    job.behind = 0
+    job.stall(rank1="rank_behind;blamed_rank=0")
+    until(lambda: store.query(flags) != (), "the host that waits to tell of it")
+    job.causes, job.writing = {}, 0
+    until(lambda: store.query(f'railscope_comm_writing{{comm="{job.comm}"}}') != (), "the other one to tell why")
+    job.recover()
+    until(lambda: store.query(flags) == (), "nobody to call it stalled any more")
+    status, text = cluster.diagnose("--comm", job.comm)
+    assert (status, "which wrote to storage" in " ".join(text.split())) == (0, True)
 
 
 def test_a_store_without_railscope_and_an_unknown_communicator_are_one_line(cluster: Cluster) -> None:

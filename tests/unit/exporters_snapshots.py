@@ -31,6 +31,7 @@ from agent.snapshot import (
     RankTimes,
     Snapshot,
     StallTotal,
+    WritingRank,
 )
 from agent.stall_facts import Blame, Cause, Stall
 
@@ -184,6 +185,7 @@ def full_snapshot() -> Snapshot:
         stall_totals=(StallTotal("AllReduce", "rail_down", 1),),
         ended_stalls=(stall(ended_ns=7_000_000_000),),
         monotonic_ns=8_500_000_000,
+        writing=(WritingRank("00c0ffee00c0ffee", "0"),),
         arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
         rank_times=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
         peers=(

@@ -102,6 +102,11 @@ class Fleets:
         self.history.append(StallHistory(comm, times, last - for_, last, last, (("host1", "1", by),)))
         return self
 
+    def wrote(self, comm: str) -> Fleets:
+        """Within the window one of its ranks wrote to storage and made no call."""
+        self._change(self.history, lambda one: one.comm == comm, {"wrote": True})
+        return self
+
     def rail(self, host: int, rail: int, **changes: Any) -> Fleets:
         self._change(self.rails, lambda one: (one.host, one.rail) == (f"host{host}", str(rail)), changes)
         return self

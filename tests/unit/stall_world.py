@@ -97,6 +97,8 @@ class Rank:
     """Calls made since the one in flight."""
     sent_ns: int = 0
     """When the last of them was handed over."""
+    written_bytes: int = 0
+    """To storage, since it began."""
     ended: bool = False
     gone: bool = False
 
@@ -187,6 +189,8 @@ class World:
         """Let a quarter of a second pass, and look."""
         for _ in range(looks):
             self.clock.now_ns += LOOK_NS
+            for rank in self.ranks:
+                rank.written_bytes += rank.process.written_bytes * LOOK_NS // _WINDOW_NS
             self.watch.look()
 
     def train(self, seconds: float, operations: int = 8, each_s: float = 0.005) -> None:
@@ -298,6 +302,9 @@ class World:
 
     def hidden(self, process: ObservedProcess) -> str:
         return self._of(process).hidden
+
+    def written_bytes(self, pid: int) -> int | None:
+        return next((rank.written_bytes for rank in self.ranks if rank.pid == pid and not rank.gone), None)
 
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
         return self._of(process).waits_in

@@ -271,6 +271,32 @@ def test_where_all_ranks_are_here_and_made_the_call_none_is_said_to_be_behind_or
     assert found(here, RANK).cause is Cause.RANK_BEHIND, "six more are elsewhere"
 
 
+def test_a_rank_of_this_host_that_was_not_seen_to_make_the_call_may_be_the_one_that_is_missing() -> None:
+    vague = replace(PEER, comparable=False, in_flight=None)
+    beside = replace(CALM, peers=(vague,), peer_processes=((PEER.pid, PROCESS),))
+    here_or_elsewhere = (
+        "this rank's process runs and its rails work: it waits for other ranks, of this host or of others",
+    )
+    elsewhere = ("this rank's process runs and its rails work: it waits for ranks on other hosts",)
+    assert found(beside).evidence == here_or_elsewhere
+    assert found(replace(beside, peers=(replace(vague, in_flight=WEAK),))).evidence == here_or_elsewhere
+    assert found(replace(beside, peers=(PEER,)), replace(RANK, comparable=False)).evidence == elsewhere
+    assert found(replace(beside, peers=(replace(PEER, in_flight=None),))).evidence == elsewhere, "it was counted"
+
+
+def test_a_rank_of_this_host_that_cannot_be_compared_and_writes_is_excused() -> None:
+    writes = replace(PROCESS, written_bytes=100 * MIB)
+    vague = replace(PEER, comparable=False, in_flight=None)
+    beside = replace(CALM, peers=(vague,), peer_processes=((PEER.pid, writes),))
+    for rank in (RANK, replace(RANK, nranks=2)):
+        blame = found(beside, rank)
+        assert (blame.cause, blame.blamed_rank, blame.culprit, blame.excused) == (Cause.RANK_BEHIND, 4, False, True)
+        assert "bytes written" in blame.evidence[-1]
+    waits = found(replace(beside, peers=(replace(vague, in_flight=FLIGHT),)))
+    assert not waits.excused, "it made the call, and writes beside it"
+    assert not found(replace(beside, peer_processes=((PEER.pid, PROCESS),))).excused
+
+
 def test_a_rail_is_named_with_its_namespace_where_its_device_name_is_in_several() -> None:
     for netns, name in (("pod7", "rail 1 (rail1 in pod7)"), ("", "rail 1 (rail1)")):
         assert found(with_rail1(up=False, netns=netns)).evidence == (f"{name} has no carrier or is switched off",)

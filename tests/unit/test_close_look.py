@@ -152,6 +152,34 @@ def test_a_rail_s_signs_are_those_of_the_suspect_s_connections_and_of_the_device
     assert signs.surely_used
 
 
+@pytest.mark.parametrize(
+    ("transmitted", "received", "ratio"),
+    [(2000, 1000, 0.0), (10_000, 1000, 0.8), (2000, 11_000, 10 / 11), (2000, 1100, 0.05), (0, 0, 0.0)],
+    ids=["its own", "others send", "others receive", "acknowledgements", "idle"],
+)
+def test_what_a_rail_carries_for_others_is_held_against_its_busier_direction(
+    world: World, transmitted: int, received: int, ratio: float
+) -> None:
+    suspects = [world.process(5), world.process(6)]
+    for moved in (0, 1000):
+        world.connections = [
+            connection(1, moved, bytes_received=moved // 2),
+            connection(2, moved, pid=6, bytes_received=moved // 2),
+        ]
+        for process in suspects:
+            world.look.rails(process, frozenset())
+        world.wait()
+        world.rails = [
+            replace(
+                ETHERNET,
+                transmit_bytes=(ETHERNET.transmit_bytes or 0) + transmitted,
+                receive_bytes=(ETHERNET.receive_bytes or 0) + received,
+            )
+        ]
+    (signs,) = world.look.rails(suspects[0], frozenset())
+    assert signs.foreign_ratio == pytest.approx(ratio)
+
+
 def test_a_rail_that_a_process_does_not_use_is_not_shown(world: World) -> None:
     assert world.look.rails(world.process(), frozenset()) == ()
     infiniband = replace(ETHERNET, device="mlx5_0", link_layer="InfiniBand")

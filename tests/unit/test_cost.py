@@ -69,6 +69,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stall_info",
         "comm_stall_seconds_total",
         "comm_stalled",
+        "comm_writing",
         "gpu_fabric_unhealthy",
         "nvlink_errors_total",
         "nvlink_speed_bytes_per_second",

@@ -14,11 +14,12 @@ from hypothesis import given
 
 from agent import diagnose as command
 from agent.cli import main
-from agent.diagnose import as_json_text, as_text, endpoint_of, question_from, run_diagnose
+from agent.diagnose import as_json_text, as_text, diagnose, endpoint_of, question_from, run_diagnose
 from agent.diagnose_options import add_diagnose_arguments
 from agent.prometheus_query import PrometheusError
 from agent.verdict_words import Verdict, verdict_of
 from tests.unit.fleets import COMM, OTHER, Fleets, stall
+from tests.unit.test_fleet_facts import NOW, CannedStore, agent
 from tests.unit.test_verdict import fleets_of_any_kind
 
 
@@ -83,6 +84,29 @@ def test_colour_only_changes_how_it_looks() -> None:
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
 
+@pytest.mark.parametrize("name", ["host\x1b[31m", "host\x9b2J", "host\x7f\r"])
+def test_what_hosts_are_called_commands_no_terminal(name: str) -> None:
+    fleets = Fleets().communicator().all_say("rank_behind").rank(1, stall=stall("process_stopped"), host=name)
+    verdict = replace(verdict_of(fleets.made()), notes=(f"note of {name}",))
+    assert any(name in step.host for finding in verdict.findings for step in finding.next_steps)
+    text, document = as_text(verdict), as_json_text(verdict)
+    assert all(line.isprintable() for text in (text, document) for line in text.split("\n"))
+    assert json.loads(document)["findings"][0]["hosts"] == [name]
+
+
+def test_what_limits_the_store_s_answers_is_the_first_note() -> None:
+    class Partial(CannedStore):
+        def reservations(self) -> tuple[str, ...]:
+            return ("answers are partial",)
+
+    store = Partial()
+    agent(store, "host0:9779")
+    agent(store, "host1:9779", scraped=NOW - 40, up=0)
+    verdict = diagnose(store, question_from(parsed()))
+    assert verdict.notes[0] == "answers are partial"
+    assert any("host1" in note for note in verdict.notes[1:])
+
+
 def test_json_holds_everything_by_name() -> None:
     verdict = json.loads(as_json_text(stopped()))
     assert verdict["problem"] is True
@@ -133,7 +157,15 @@ def test_options_are_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--time", "noon"), ("--window", "soon"), ("--window", "0s"), ("--basic-auth", "me")]
+    ("option", "value"),
+    [
+        ("--time", "noon"),
+        ("--time", "1e18"),
+        ("--window", "soon"),
+        ("--window", "s"),
+        ("--window", "0s"),
+        ("--basic-auth", "me"),
+    ],
 )
 def test_values_that_make_no_sense_name_their_option(
     option: str, value: str, capsys: pytest.CaptureFixture[str]

@@ -59,6 +59,13 @@ def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_ide
     assert [labels["pid"] for labels, _ in samples(shown, "comm_info")] == ["1", "2"]
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_rank_counted_late_says_so_also_once_its_process_is_gone(alive: bool) -> None:
+    late = replace(communicator(), whole=False, alive=alive)
+    shown = families(replace(EMPTY, communicators=(late,)))
+    assert samples(shown, "comm_counted_from_start") == [({"comm": late.comm, "rank": late.rank}, 0)]
+
+
 def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
     shown = families(replace(EMPTY, communicators=(communicator(), communicator())))
     assert len(samples(shown, "comm_info")) == 1

@@ -15,9 +15,16 @@ from agent.fleet_facts import Fleet, Rank
 from agent.fleet_reader import read_fleet
 from agent.fleet_sequences import Position, difference, positions
 from agent.prometheus_query import PrometheusError, Sample, Series
+from agent.verdict_words import verdict_of
 
 NOW = 1_000_000.0
 COMM = "00000000000000aa"
+HEARD = (
+    "last_over_time(railscope_snapshot_timestamp_seconds)-last_over_time("
+    "(railscope_snapshot_timestamp_seconds-timestamp(railscope_snapshot_timestamp_seconds)))"
+    "orlast_over_time(railscope_snapshot_timestamp_seconds)"
+)
+"""When a host was heard for the last time, by the store's clock."""
 
 Labels = dict[str, str]
 
@@ -50,14 +57,25 @@ class CannedStore:
         metric = selector.partition("{")[0]
         return tuple(one for one in self.history if one.labels.get("__for__", metric) == metric)
 
+    def reservations(self) -> tuple[str, ...]:
+        return ()
 
-def agent(store: CannedStore, instance: str, *, scraped: float = NOW - 0.5, up: int | None = 1, **labels: str) -> None:
-    """A host with an agent that was last scraped then."""
+
+def agent(
+    store: CannedStore,
+    instance: str,
+    *,
+    scraped: float = NOW - 0.5,
+    up: int | None = 1,
+    stamps_span: float = 300,
+    **labels: str,
+) -> None:
+    """A host with an agent that was last scraped then; `stamps_span`: its time stamps of five minutes, by its clock."""
     store.say("last_over_time(railscope_build_info)", 1, instance=instance, **labels)
-    store.say("max_over_time(railscope_snapshot_timestamp_seconds)", scraped, instance=instance)
+    store.say(HEARD, scraped, instance=instance)
     store.say("count_over_time(railscope_snapshot_timestamp_seconds)", 301, instance=instance)
     span = "max_over_time(railscope_snapshot_timestamp_seconds)-min_over_time(railscope_snapshot_timestamp_seconds)"
-    store.say(span, 300, instance=instance)
+    store.say(span, stamps_span, instance=instance)
     if up is not None:
         found = "upandon(job)groupby(job)(last_over_time(railscope_build_info))"
         store.say(found, up, instance=instance, **labels)
@@ -126,6 +144,51 @@ def test_a_failed_scrape_makes_a_host_silent_and_its_ranks_history(store: Canned
     assert (silent.up, silent.silent_seconds) == (False, 40.0)
     assert not ranks_of(fleet)["2"].present
     assert ranks_of(fleet)["2"].pid == "102"
+
+
+@pytest.mark.parametrize("stamps_span", [86_700.0, 3_900.0, 0.0, -5.0])
+def test_a_clock_that_was_set_within_five_minutes_changes_no_interval(stamps_span: float) -> None:
+    store = CannedStore()
+    agent(store, "host0:9779")
+    agent(store, "host1:9779", stamps_span=stamps_span)
+    agent(store, "host2:9779", stamps_span=stamps_span, scraped=NOW - 40)
+    fleet = read(store)
+    assert fleet.scrape_seconds == 1.0
+    assert [one.up for one in fleet.agents] == [True, True, False]
+
+
+@pytest.mark.parametrize("nranks", ["²", "", "unknown", "-2", "9" * 5000])
+def test_a_count_of_ranks_that_is_no_number_is_not_known(store: CannedStore, nranks: str) -> None:
+    store.canned["last_over_time(railscope_comm_info)"].clear()
+    rank(store, "host0:9779", 0, nranks=nranks)
+    stalled(store, "host1:9779", 1, "unknown")
+    assert {one.nranks for one in read(store).ranks} == {None}
+
+
+@given(st.text(max_size=12))
+def test_whatever_a_rank_is_called_it_is_read_and_judged(name: str) -> None:
+    store = CannedStore()
+    agent(store, "host0:9779")
+    rank(store, "host0:9779", 0)
+    labels = {"instance": "host0:9779", "comm": COMM, "rank": name}
+    store.say("railscope_comm_enqueued_total", 3, **labels)
+    store.say("railscope_comm_stalled==1", 1, cause="unknown", **labels)
+    verdict = verdict_of(read(store))
+    assert verdict.problem
+
+
+def test_agents_of_one_instance_are_told_apart_by_when_they_started(store: CannedStore) -> None:
+    started = "railscope_agent_start_time_seconds"
+    for replica in ("a", "b"):
+        store.say(started, NOW - 100, instance="host0:9779", replica=replica)
+    assert {one.mixed_by for one in read(store).agents} == {()}, "two replicas of one store"
+    for cluster in ("east", "west"):
+        store.say(started, NOW - 100 - len(store.asked), instance="host1:9779", job="railscope", cluster=cluster)
+        store.asked.append("another")
+    fleet = read(store)
+    assert [one.mixed_by for one in fleet.agents] == [(), ("cluster",)]
+    (note,) = (note for note in verdict_of(fleet).notes if "tells apart" in note)
+    assert note.startswith("host1: agents that only cluster tells apart")
 
 
 def test_series_that_were_pushed_and_are_old_count_as_silent(store: CannedStore) -> None:

@@ -44,6 +44,16 @@ def test_a_stall_that_was_on_and_off_began_as_often_as_a_scrape_showed_none_befo
     assert all(one.stall is None for one in fleet.ranks)
 
 
+def test_a_stall_of_hosts_whose_time_stamps_stand_still_has_a_telling_moment() -> None:
+    store = CannedStore()
+    for number in (0, 1):
+        agent(store, f"host{number}:9779", stamps_span=1e-9)
+        rank(store, f"host{number}:9779", number)
+    said(store, 0, "rail_slow", [4.5], rail="1", device="eth1")
+    (history,) = read(store).history
+    assert (history.telling, len(history.said)) == (NOW - 4.5, 1)
+
+
 def test_the_telling_moment_is_the_latest_at_which_the_best_founded_cause_was_said() -> None:
     store = heard()
     said(store, 0, "rank_behind", [9.5, 8.5, 7.5, 6.5, 5.5, 4.5])

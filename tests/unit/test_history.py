@@ -105,6 +105,15 @@ def test_very_short_operations_are_never_slow() -> None:
     assert kernel.slow() is None
 
 
+def test_operations_that_took_no_time_by_the_clock_may_become_slow() -> None:
+    kernel = Kernel()
+    for _ in range(10):
+        kernel.second(each_ms=0)
+    for _ in range(3):
+        kernel.second(each_ms=5)
+    assert kernel.slow() == Op.AllReduce
+
+
 def test_what_happened_in_a_stall_does_not_become_usual() -> None:
     kernel = Kernel()
     for _ in range(10):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -118,7 +119,7 @@ def test_without_a_moment_the_store_s_own_now_is_asked_for(answers: Answers, url
 def test_scrapes_are_points_without_what_is_not_a_number(answers: Answers, url: str) -> None:
     answers.result("matrix", [{"metric": {"rank": "1"}, "values": [[1, "1"], [2, "NaN"], [3, "+Inf"]]}])
     (series,) = PrometheusStore(Endpoint(f"{url}/")).scrapes('x{rank="1"}', 90.0, 3)
-    assert (series.labels, series.points) == ({"rank": "1"}, ((1.0, 1.0), (3.0, float("inf"))))
+    assert (series.labels, series.points) == ({"rank": "1"}, ((1.0, 1.0),))
     assert answers.asked[0][1] == "/api/v1/query"
     assert answers.asked[0][2]["query"] == ['x{rank="1"}[90s]']
 
@@ -156,7 +157,17 @@ def test_refused_credentials_say_which_option_gives_them(answers: Answers, url: 
 
 
 @pytest.mark.parametrize(
-    "body", [b"<html>hello</html>", b"", b"[]", b'{"ok":true}', b'{"status":"fine","data":1}', b"\xff\xfe"]
+    "body",
+    [
+        b"<html>hello</html>",
+        b"",
+        b"[]",
+        b'{"ok":true}',
+        b'{"status":"fine","data":1}',
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b"1" * 5000,
+    ],
 )
 def test_what_is_no_prometheus_is_called_so(answers: Answers, url: str, body: bytes) -> None:
     answers.status, answers.body = 404, body
@@ -200,12 +211,121 @@ def test_a_store_that_never_answers_times_out() -> None:
         assert "did not answer within 0.2 s" in refusal(PrometheusStore(Endpoint(url, timeout_seconds=0.2)))
 
 
+@pytest.mark.parametrize("at_once", [0, 41], ids=["from the head on", "from the body on"])
+def test_a_store_that_drips_times_out_as_one_that_says_nothing(at_once: int) -> None:
+    body = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    stop = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(whole[:at_once])
+            for letter in whole[at_once:]:
+                if stop.wait(0.05):
+                    break
+                connection.sendall(bytes([letter]))
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        said = refusal(PrometheusStore(Endpoint(url, timeout_seconds=0.4)))
+        stop.set()
+        thread.join()
+    assert "did not answer within 0.4 s" in said
+
+
+def test_an_answer_of_many_pieces_is_read_whole(answers: Answers, url: str) -> None:
+    labels = {"instance": "x" * 100_000}
+    answers.result("vector", [{"metric": labels, "value": [1, str(value)]} for value in range(30)])
+    assert [one.value for one in PrometheusStore(Endpoint(url)).query("up")] == list(range(30))
+
+
+def test_partial_answers_and_warnings_are_kept_once_for_the_verdict(answers: Answers, url: str) -> None:
+    store = PrometheusStore(Endpoint(url))
+    store.query("up")
+    assert store.reservations() == ()
+    answer = json.loads(answers.body)
+    remark = "PromQL info: metric might not be a counter"
+    answers.body = json.dumps(answer | {"isPartial": True, "warnings": ["no\nStoreAPI \x1b[31m", remark]}).encode()
+    store.query("up")
+    store.query("up")
+    answers.body = json.dumps(answer | {"isPartial": False, "infos": [remark]}).encode()
+    store.query("up")
+    partial, warned = store.reservations()
+    assert "partial" in partial
+    assert warned == f"{url} warns: no StoreAPI \N{REPLACEMENT CHARACTER}[31m"
+
+
+@pytest.mark.parametrize("warnings", [None, "text", 7, {"a": 1}, [None, 1, ["x"]]])
+def test_warnings_of_another_kind_are_none(answers: Answers, url: str, warnings: object) -> None:
+    answers.body = json.dumps(json.loads(answers.body) | {"warnings": warnings, "isPartial": "yes"}).encode()
+    store = PrometheusStore(Endpoint(url))
+    store.query("up")
+    assert store.reservations() == ()
+
+
+def test_what_a_store_writes_commands_no_terminal(answers: Answers, url: str) -> None:
+    answers.status, answers.headers = 302, {"Location": "http://evil/\x1b[31m"}
+    assert "\x1b" not in refusal(PrometheusStore(Endpoint(url)))
+    answers.status, answers.body = 429, b'{"status":"error","error":"too many \\u001b[31m"}'
+    assert "\x1b" not in refusal(PrometheusStore(Endpoint(url)))
+
+
+def test_what_is_not_http_is_told_without_commands_for_the_terminal() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"\x1b[2J hello\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        said = refusal(PrometheusStore(Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}")))
+        thread.join()
+    assert "cannot reach" in said
+    assert "\x1b" not in said
+
+
 def test_a_plain_url_may_leave_the_scheme_out(server: ThreadingHTTPServer, answers: Answers) -> None:
     PrometheusStore(Endpoint(f"127.0.0.1:{server.server_port}")).query("up")
     assert len(answers.asked) == 1
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://[::1"])
+def test_a_path_and_a_user_may_hold_any_letters(answers: Answers, url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("pässword")
+    PrometheusStore(Endpoint(f"{url}/pröm a", basic(f"m\udcffe:{secret}"))).query("up")
+    _, path, _, headers = answers.asked[0]
+    assert path == "/pr%C3%B6m%20a/api/v1/query"
+    assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"m\xffe:" + "pässword".encode()
+
+
+def test_a_token_with_letters_of_prose_names_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("abc\N{EN DASH}def")
+    with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*token holds letters that are in no token"):
+        bearer(file)
+
+
+def test_a_question_that_is_no_text_is_one_line(url: str) -> None:
+    with pytest.raises(PrometheusError, match="no text"):
+        PrometheusStore(Endpoint(url)).query("\udcff")
+
+
+LONG_NAME = f"http://{'a' * 64}:9090"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "http://", "http://host:port", "http://[::1", "http://a..b", LONG_NAME, "http://h/\udcff"]
+)
 def test_what_is_no_url_is_called_so(url: str) -> None:
     with pytest.raises(PrometheusError, match="is no URL"):
         PrometheusStore(Endpoint(url))
@@ -265,20 +385,42 @@ def test_moments_and_lengths_of_time_as_people_write_them() -> None:
     assert [seconds_of(text) for text in ("90s", "5m", "1h30m", "250ms", "1.5m")] == [90, 300, 5400, 0.25, 90]
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "5x", "-5m", "0s", "5m3", "1..5s"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "m", "s", "5x", "-5m", "0s", "5m3", "1..5s", f"{'9' * 400}w", "99999999999w"]
+)
 def test_what_is_no_length_of_time_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises(ValueError, match="is no length of time: write 90s, 5m or 1h30m"):
         seconds_of(text)
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "yesterday", "nan", "inf", "1e18", "-1e18", "0001-01-01T00:00:00Z", "1" * 5000])
 def test_what_is_no_moment_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         moment_of(text)
 
 
+@pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN", "1e300"])
+def test_what_cannot_be_counted_is_no_value(value: str) -> None:
+    assert samples_of({"resultType": "scalar", "result": [1, value]}, "store") == ()
+    values = [[1, value], [2, "7"]]
+    (series,) = series_of({"resultType": "matrix", "result": [{"metric": {}, "values": values}]}, "store")
+    assert series.points == ((2.0, 7.0),)
+
+
+@pytest.mark.parametrize("t", ["NaN", "inf", 1e18, -1, 10**400])
+def test_a_point_at_no_moment_is_an_error(t: object) -> None:
+    with pytest.raises(PrometheusError, match="no Prometheus matrix"):
+        series_of({"resultType": "matrix", "result": [{"metric": {}, "values": [[t, "7"]]}]}, "store")
+
+
+def test_a_label_that_cannot_be_written_is_an_error() -> None:
+    with pytest.raises(PrometheusError, match="no Prometheus vector"):
+        samples_of({"resultType": "vector", "result": [{"metric": {"a": "\ud800"}, "value": [1, "7"]}]}, "store")
+
+
+NUMBERS = st.integers() | st.floats() | st.sampled_from(["+Inf", "-Inf", "1e308", 10**400, "1e29"])
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | NUMBERS | st.text(st.characters(), max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["resultType", "result", "metric", "value", "values"]), inner, max_size=4)
@@ -291,3 +433,15 @@ def test_whatever_a_store_answers_it_is_samples_or_one_error(result: object, kin
     for read in (samples_of, series_of):
         with suppress(PrometheusError):
             read({"resultType": kind, "result": result}, "store")
+
+
+@given(NUMBERS, NUMBERS)
+def test_whatever_is_read_can_be_counted_and_dated(t: float | str, value: float | str) -> None:
+    found = {"metric": {}, "value": [t, value], "values": [[t, value]]}
+    with suppress(PrometheusError):
+        for sample in samples_of({"resultType": "vector", "result": [found]}, "store"):
+            int(sample.value)
+        for series in series_of({"resultType": "matrix", "result": [found]}, "store"):
+            for moment, one in series.points:
+                assert datetime.fromtimestamp(moment, UTC).year >= 1970
+                int(one)

@@ -189,32 +189,6 @@ def test_a_sick_rail_under_a_standing_operation_is_named(fault: str) -> None:
     assert world.stall is None
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
-def test_a_rail_at_a_tenth_of_its_speed_is_named_though_bytes_move(seen: bool) -> None:
-    world = World(seen=seen, nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    rank.process = MOVING
-    rank.rails = (
-        replace(RAILS[0], round_trip_ns=1_600_000, busy_ratio=0.1, sent_bytes=5 * MIB),
-        replace(RAILS[1], round_trip_ns=63_000_000, busy_ratio=1.0, sent_bytes=5 * MIB),
-    )
-    for look in range(40):
-        if look % 2:
-            rank.work(1, 0.1)
-        world.step()
-        if world.stall is not None:
-            break
-    assert look <= 24, "three seconds of slowness, and up to three to begin with them"
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.device, stall.op) == (Cause.RAIL_SLOW, "rail1", "AllReduce")
-    rank.rails = RAILS
-    world.train(10)
-    assert world.stall is None
-    assert len(world.begun) == 1
-
-
 def test_a_starved_rank_is_behind() -> None:
     world = World(nranks=8)
     steady(world)

@@ -174,8 +174,10 @@ def test_an_operation_whose_process_moves_bytes_is_no_stall(evidence: Evidence, 
 
 
 MOVING = replace(CALM, process=replace(PROCESS, moved_bytes=1 << 30))
-QUEUE = replace(MOVING, rails=(RAIL, replace(RAIL, rail="1", device="rail1", backlog_bytes=1 << 20)))
-OTHER_QUEUE = replace(MOVING, rails=(replace(RAIL, backlog_bytes=1 << 20), replace(RAIL, rail="1", device="rail1")))
+QUEUE = replace(MOVING, rails=(RAIL, replace(RAIL, rail="1", device="rail1", backlog_bytes=1 << 20, busy_ratio=0.9)))
+OTHER_QUEUE = replace(
+    MOVING, rails=(replace(RAIL, backlog_bytes=1 << 20, busy_ratio=0.9), replace(RAIL, rail="1", device="rail1"))
+)
 SLOW = replace(RANK, in_flight=None, slow=replace(USUAL, recent_mean_ns=20e6), slow_op="AllReduce")
 
 
@@ -208,6 +210,19 @@ def test_a_queue_that_is_full_now_and_then_is_no_slow_rail() -> None:
     assert begun_in(([QUEUE] * 4 + [OTHER_QUEUE] * 4) * 5) == []
 
 
+def test_a_queue_of_a_rail_that_is_not_busy_is_no_slow_rail() -> None:
+    bursts = replace(QUEUE, rails=(RAIL, replace(QUEUE.rails[1], busy_ratio=0.15)))
+    assert begun_in([bursts] * 20) == []
+
+
+def test_a_rail_that_works_for_others_is_shared_and_not_slow() -> None:
+    """As measured: 50 MB/s of another TCP stream on a rail of as much, 80 % of what the port carried."""
+    shared = replace(QUEUE.rails[1], port_bytes=75_000_000, foreign_ratio=0.8)
+    assert begun_in([replace(QUEUE, rails=(RAIL, shared))] * 20) == []
+    for slow in (replace(shared, foreign_ratio=0.1), replace(shared, port_bytes=75_000)):
+        assert begun_in([replace(QUEUE, rails=(RAIL, slow))] * 20), "its own load, or hardly any"
+
+
 def test_a_rail_once_found_slow_is_so_until_operations_are_fast_again() -> None:
     stalls = Stalls(LIMITS, lambda: 0)
     for at in range(12):
@@ -215,3 +230,38 @@ def test_a_rail_once_found_slow_is_so_until_operations_are_fast_again() -> None:
     assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
     (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
     assert ended.blame.cause is Cause.RAIL_SLOW
+
+
+HELD = replace(CALM, process=replace(PROCESS, condition="stopped"))
+
+
+def test_a_process_that_is_stopped_again_and_again_makes_operations_slow() -> None:
+    """No operation stands for long: it is stopped for 1.5 s, and runs for half of one."""
+    (stall,) = begun_in(([HELD] * 6 + [MOVING] * 2) * 3)
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.slow) == (Cause.PROCESS_STOPPED, RANK.rank, True)
+    assert "4.0 times as long" in stall.blame.evidence[-1]
+
+
+def test_a_process_that_is_held_now_and_then_does_not_explain_slow_operations() -> None:
+    assert begun_in(([HELD] * 3 + [MOVING] * 5) * 6) == []
+    assert begun_in([HELD] * 7 + [MOVING] * 20) == []
+
+
+def test_looks_from_before_operations_became_slow_do_not_count() -> None:
+    stalls = Stalls(LIMITS, lambda: 0)
+    for at, rank in enumerate([SLOW] * 7 + [replace(SLOW, slow=None)] + [SLOW] * 7):
+        assert not stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _: HELD).begun
+
+
+def test_a_process_that_is_stopped_again_and_again_stalls_until_operations_are_fast_again() -> None:
+    stalls = Stalls(LIMITS, lambda: 0)
+    for at in range(12):
+        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: HELD)
+    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
+    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
+    assert ended.blame.cause is Cause.PROCESS_STOPPED
+
+
+def test_operations_that_took_no_time_before_can_be_told_to_be_slow() -> None:
+    (stall,) = begun_in([QUEUE] * 20, replace(SLOW, slow=OwnHistory(1000, 0.0, 0.0, 20e6)))
+    assert "operations take 20.0 ms" in stall.blame.evidence[-1]

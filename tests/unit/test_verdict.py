@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agent.culprits import RANK_MISSING, TIERS, culprits_of
 from agent.fleet_facts import Agent, LongWait, Rank
 from agent.fleet_sequences import Position
-from agent.verdict import has_ended, root_causes
+from agent.verdict import has_ended, is_idle, root_causes
 from agent.verdict_words import verdict_of
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
@@ -114,7 +114,11 @@ def fleets_of_any_kind(draw: st.DrawFn) -> Fleets:
 def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None:
     fleet = fleets.made()
     by_comm = {comm: [one for one in fleet.ranks if one.comm == comm] for comm in sorted({r.comm for r in fleet.ranks})}
-    stalled = [c for c, ranks in by_comm.items() if any(r.stall for r in ranks) and not has_ended(ranks, fleet)]
+    stalled = [
+        comm
+        for comm, ranks in by_comm.items()
+        if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet) and not is_idle(ranks)
+    ]
     shown = [
         comm
         for cause in root_causes(fleet)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from agent.fleet_facts import Rank
 from agent.fleet_sequences import Position
-from tests.unit.fleets import Fleets, only, stall, waiting
+from tests.unit.fleets import NOW, Fleets, only, stall, waiting
 
 SIZES = pytest.mark.parametrize("hosts", [2, 4])
 
@@ -53,6 +57,36 @@ def test_a_peer_that_is_gone_and_not_named_is_the_one_that_nobody_sees_any_more(
     fleets.rank(1, stall=stall("process_gone")).rank(3, stall=stall("process_gone"))
     finding = only(fleets)
     assert (finding.cause, finding.ranks, finding.hosts) == ("process_gone", ("2",), ("host2",))
+
+
+@pytest.mark.parametrize("early", [0, 500])
+def test_thousands_of_ranks_are_not_compared_each_with_each(early: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleets = Fleets(64, 16).communicator().all_say("rank_behind", blamed_rank="1023")
+    before: dict[str, Any] = {
+        "enqueued": 1204,
+        "completed": 1204,
+        "position": Position(1204),
+        "inflight_seconds": 0.0,
+        "stall": None,
+    }
+    for number, rank in enumerate(fleets.ranks):
+        if number < 500:
+            fleets.ranks[number] = replace(rank, **before)
+        elif number < 500 + early:
+            fleets.ranks[number] = replace(rank, **before, scraped=NOW - 45)
+    compared = 0
+    equal = Rank.__eq__
+
+    def counted(one: Rank, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Rank, "__eq__", counted)
+    finding = only(fleets)
+    assert finding.ranks == tuple(map(str, range(500)))
+    assert len(finding.evidence) < 20
+    assert compared < 10 * len(fleets.ranks)
 
 
 def test_two_ranks_that_wait_for_each_other_are_both_not_to_blame() -> None:

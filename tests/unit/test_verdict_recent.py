@@ -171,4 +171,4 @@ def test_what_was_so_is_told_as_past() -> None:
     assert past("ranks 1-3 (on wait-1, is, b) keep the others waiting") == (
         "ranks 1-3 (on wait-1, is, b) kept the others waiting"
     )
-    assert past("packets on rail 1 are dropped by a rule") == "packets on rail 1 were dropped by a rule"
+    assert past("packets on rail 1 are dropped on the way") == "packets on rail 1 were dropped on the way"

@@ -104,3 +104,37 @@ def test_a_healthy_job_beside_the_sick_one_is_shown() -> None:
     fleets = waiting().rank(1, stall=stall("process_stopped", blamed_rank="1"))
     fleets.moving.append(Moving("00000000000000ff", "host1", 900.0))
     assert "communicator 00000000000000ff goes on at 900.0 calls/s on host1" in only(fleets).healthy
+
+
+THIRD = "00000000000000cc"
+
+
+def one_job() -> Fleets:
+    """Two pairs of processes that a third communicator joins, which does not stall."""
+    fleets = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
+    fleets.communicator(THIRD, hosts=[1, 2])
+    return fleets.rank(1, COMM, pid="11").rank(0, THIRD, pid="11").rank(0, OTHER, pid="22").rank(1, THIRD, pid="22")
+
+
+def test_a_stall_without_a_cause_is_put_under_that_of_its_job_though_what_joins_them_does_not_stall() -> None:
+    fleets = one_job().all_say("rank_behind", COMM).rank(0, COMM, stall=stall("process_stopped", blamed_rank="0"))
+    fleets.all_say("unknown", OTHER)
+    finding = only(fleets)
+    assert (finding.comm, finding.cause) == (COMM, "process_stopped")
+    assert [one.comm for one in finding.waiting] == [OTHER]
+    apart = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
+    apart.all_say("rank_behind", COMM).rank(0, COMM, stall=stall("process_stopped", blamed_rank="0"))
+    assert len(verdict_of(apart.all_say("unknown", OTHER).made()).findings) == 2, "another job"
+
+
+def test_processes_that_end_after_the_first_of_their_job_are_no_causes_of_their_own() -> None:
+    fleets = one_job()
+    for comm, seconds in ((COMM, 20.0), (OTHER, 19.0)):
+        fleets.all_say("rank_behind", comm)
+        fleets.rank(0, comm, stall=stall("process_gone", blamed_rank="0"), inflight_seconds=None)
+        fleets.rank(0, comm, stalled_seconds=seconds).rank(1, comm, inflight_seconds=seconds)
+    finding = only(fleets)
+    assert (finding.comm, finding.cause) == (COMM, "process_gone")
+    (later,) = finding.waiting
+    assert later.comm == OTHER
+    assert "pid 22 on host2 ended then, or soon after" in later.why

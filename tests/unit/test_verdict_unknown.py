@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.culprits import RANK_MISSING
-from agent.fleet_facts import Agent
+from agent.fleet_facts import Agent, Stall
 from agent.fleet_sequences import Position
 from agent.verdict_words import verdict_of
 from tests.unit.fleets import NOW, Fleets, only, stall, waiting
@@ -47,6 +47,20 @@ def test_a_rail_of_a_host_that_fell_silent_is_named_as_it_was_last_told() -> Non
     assert (finding.cause, finding.hosts, finding.devices) == ("rail_down", ("host1",), ("eth0",))
 
 
+def test_a_count_of_ranks_that_no_job_has_is_not_believed() -> None:
+    fleets = waiting()
+    for number in (0, 1):
+        fleets.rank(number, nranks=(1 << 20) + 1)
+    finding = only(fleets)
+    assert (finding.nranks, finding.cause) == (None, "unknown")
+    assert any("how many ranks the communicator has is not known" in line for line in finding.unknown)
+
+
+def test_ranks_of_hosts_that_fell_silent_stand_in_a_line_for_each_host() -> None:
+    finding = only(Fleets(4, 2).communicator().all_say("rank_behind").lose_host(1).lose_host(3))
+    assert [line.partition(":")[0] for line in finding.unknown[:2]] == ["ranks 2-3 on host1", "ranks 6-7 on host3"]
+
+
 def test_a_job_whose_processes_have_all_ended_is_not_stalled() -> None:
     fleets = waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).lose_host(1)
     fleets.agents[1] = Agent("host1", up=True)
@@ -57,6 +71,93 @@ def test_a_job_whose_processes_have_all_ended_is_not_stalled() -> None:
     fleets.agents[1] = Agent("host1", up=False)
     assert verdict_of(fleets.made()).problem
     assert verdict_of(waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).made()).problem
+
+
+def gone(blaming: int) -> Stall:
+    return stall("process_gone", blamed_rank=str(blaming))
+
+
+def killed(*first: int) -> Fleets:
+    """A job with two ranks a host whose processes are all gone; of each host, the rank that went first."""
+    fleets = Fleets(len(first), 2).communicator()
+    for number in range(2 * len(first)):
+        fleets.rank(number, stall=gone(first[number // 2]), inflight_seconds=None)
+    return fleets
+
+
+@pytest.mark.parametrize("first", [(0, 2), (1, 2), (1, 3)])
+def test_a_job_with_two_ranks_a_host_has_ended_though_hosts_blame_only_the_first_that_went(
+    first: tuple[int, int],
+) -> None:
+    verdict = verdict_of(killed(*first).made())
+    assert not verdict.problem
+    assert any("all its processes have ended" in note for note in verdict.notes)
+
+
+def test_whoever_waits_for_a_rank_that_is_gone_keeps_the_job_stalled() -> None:
+    seen = only(killed(1, 2).rank(0, inflight_seconds=4.0))
+    assert (seen.cause, seen.ranks) == ("process_gone", ("1", "2"))
+    # At the level of counts its operation is not seen, and that it waits follows from other signs.
+    signs = replace(gone(1), strength="weak")
+    assert verdict_of(killed(1, 2).rank(0, stall=signs, completed=None).made()).problem
+    assert verdict_of(killed(1, 2).rank(0, stall=None).made()).problem
+
+
+def idle(**changes: Any) -> Fleets:
+    """Every rank completed its 1,205 operations, and then the process of rank 1 was stopped."""
+    fleets = Fleets(2).communicator()
+    for number in (0, 1):
+        fleets.rank(number, completed=1205, inflight_seconds=0.0)
+    return fleets.rank(1, stall=stall("process_stopped", blamed_rank="1", strength="weak")).rank(0, **changes)
+
+
+def test_a_process_that_is_stopped_while_nobody_waits_is_no_stall() -> None:
+    verdict = verdict_of(idle().made())
+    assert not verdict.problem
+    assert any("nobody waits" in note and "stopped: rank 1" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"enqueued": 1206, "position": Position(1206), "inflight_seconds": 3.0},
+        {"enqueued": 1206, "completed": 1206, "position": Position(1206)},
+        {"completed": 1204},
+        {"completed": None, "inflight_seconds": None},
+        {"position": None},
+        {"position": Position(1205, 3, learnt=True)},
+        {"moving": True},
+        {"stall": stall("rank_behind", blamed_rank="1", strength="weak")},
+        {"nranks": 3},
+        {"nranks": None},
+    ],
+    ids=[
+        "waits",
+        "went on",
+        "incomplete",
+        "unseen",
+        "nowhere",
+        "about there",
+        "a moment ago",
+        "says so",
+        "missing",
+        "how many",
+    ],
+)
+def test_a_process_that_is_stopped_is_to_blame_where_anybody_may_wait(changes: dict[str, object]) -> None:
+    fleets = idle(**changes)
+    if "nranks" in changes:
+        fleets.rank(1, nranks=changes["nranks"])
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks) == ("process_stopped", ("1",))
+
+
+@pytest.mark.parametrize("more", [{"strength": "strong"}, {"strength": "weak", "op": ""}], ids=["within", "elsewhere"])
+def test_a_process_that_is_stopped_within_an_operation_or_perhaps_in_another_communicator_is_to_blame(
+    more: dict[str, str],
+) -> None:
+    said = stall("process_stopped", blamed_rank="1", **more)
+    assert only(idle().rank(1, stall=said)).cause == "process_stopped"
 
 
 def test_a_named_culprit_stays_named_while_another_host_is_silent() -> None:

@@ -19,6 +19,11 @@ def test_ranks_are_written_so_that_they_can_be_read_back(numbers: set[int]) -> N
     assert read == numbers
 
 
+@given(st.lists(st.text(max_size=4) | st.just("²") | st.just("9" * 5000)))
+def test_whatever_ranks_are_called_they_can_be_written(names: list[str]) -> None:
+    assert ranks_text(names).startswith(("rank ", "ranks ", "an unknown rank"))
+
+
 def test_amounts_are_written_as_link_speeds_are() -> None:
     assert [decimal_bytes(x) for x in (0, 999, 1e3, 1.25e9)] == ["0 B", "999 B", "1 kB", "1.25 GB"]
 

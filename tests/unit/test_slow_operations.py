@@ -1,0 +1,62 @@
+"""Operations that complete, and take longer than they used to, are put down to who makes them slow.
+
+Simulated: see stall_world.  Where completion is seen, and where only calls are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.stall_facts import Cause
+from tests.unit.stall_world import MIB, MOVING, RAILS, STOPPED, World, steady
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rail_at_a_tenth_of_its_speed_is_named_though_bytes_move(seen: bool) -> None:
+    world = World(seen=seen, nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.process = MOVING
+    rank.rails = (
+        replace(RAILS[0], round_trip_ns=1_600_000, busy_ratio=0.1, sent_bytes=5 * MIB),
+        replace(RAILS[1], round_trip_ns=63_000_000, busy_ratio=1.0, sent_bytes=5 * MIB),
+    )
+    for look in range(40):
+        if look % 2:
+            rank.work(1, 0.1)
+        world.step()
+        if world.stall is not None:
+            break
+    assert look <= 24, "three seconds of slowness, and up to three to begin with them"
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.device, stall.op) == (Cause.RAIL_SLOW, "rail1", "AllReduce")
+    rank.rails = RAILS
+    world.train(10)
+    assert world.stall is None
+    assert len(world.begun) == 1
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rank_that_is_stopped_again_and_again_is_named_though_no_operation_takes_long(seen: bool) -> None:
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    for _ in range(8):
+        if seen:
+            rank.begin()
+        rank.process = STOPPED
+        world.step(6)
+        rank.process = MOVING
+        if seen:
+            rank.complete()
+        rank.work(10, 0.005)
+        world.step()
+    stall = world.stall
+    assert stall is not None
+    assert (stall.blame.cause, stall.blame.blamed_rank, stall.slow) == (Cause.PROCESS_STOPPED, 0, True)
+    world.train(20)
+    assert world.stall is None
+    assert len(world.begun) == 1

@@ -1,0 +1,160 @@
+"""Who is seen to write to storage while nobody calls its communicators, and what is told of it.
+
+Simulated: see stall_world.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.snapshot import Snapshot, WritingRank
+from agent.writers import PERIOD_NS, Writers
+from probes.process_state import written_bytes
+from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
+
+WRITES = replace(RUNNING, written_bytes=3 * MIB // 2)
+"""A MiB a second."""
+LOGS = replace(RUNNING, written_bytes=MIB)
+SECOND_LOOKS = int(1 / LOOK_S)
+
+
+def shown(world: World) -> tuple[WritingRank, ...]:
+    snapshot = Snapshot(realtime_ns=0, version="0", kernel="0")
+    return world.watch.with_times(snapshot).writing
+
+
+WRITER = WritingRank(f"{COMM_HASH:016x}", "0")
+
+
+def writer() -> tuple[World, Rank]:
+    """A rank that works, falls silent, and is seen to write."""
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.process = WRITING
+    world.step(4 * SECOND_LOOKS)
+    assert shown(world) == (WRITER,)
+    return world, rank
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+def test_a_rank_that_makes_no_call_and_writes_is_told_within_seconds(seen: bool) -> None:
+    world = World(seen=seen, ranks=2)
+    steady(world)
+    assert shown(world) == ()
+    world.ranks[0].process = WRITES
+    world.step(4 * SECOND_LOOKS)
+    assert shown(world) == (WRITER,)
+
+
+def test_whoever_works_is_not_asked_and_whoever_hardly_writes_is_not_told() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    for _ in range(40):
+        rank.process = WRITING
+        rank.work(1, 0.005)
+        world.step()
+        assert shown(world) == ()
+    rank.process = LOGS
+    world.step(40)
+    assert shown(world) == ()
+
+
+def test_who_pauses_counts_as_writing_as_long_as_it_is_excused_and_no_longer() -> None:
+    world, rank = writer()
+    rank.process = RUNNING
+    world.step(int((AFTER_S - 2) * SECOND_LOOKS))
+    assert shown(world)
+    world.step(3 * SECOND_LOOKS)
+    assert shown(world) == ()
+
+
+def test_with_its_next_call_a_rank_writes_no_more_though_it_falls_silent_again() -> None:
+    world, rank = writer()
+    rank.process = RUNNING
+    rank.work(1, 0.005)
+    world.step(SECOND_LOOKS)
+    assert shown(world) == ()
+    world.step(4 * SECOND_LOOKS)
+    assert shown(world) == ()
+
+
+def test_a_rank_that_waits_in_an_operation_itself_and_writes_beside_it_keeps_nobody_waiting() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = WRITING
+    world.step(8 * SECOND_LOOKS)
+    assert shown(world) == ()
+
+
+def test_a_process_that_has_ended_writes_no_more() -> None:
+    world, rank = writer()
+    rank.gone = True
+    world.watch.process_gone(rank.pid, 0)
+    assert shown(world) == ()
+
+
+def test_a_checkpoint_that_lasts_minutes_is_told_to_its_end() -> None:
+    world, _ = writer()
+    for _ in range(20 * 60):
+        world.step(SECOND_LOOKS)
+        assert shown(world)
+    assert world.watch.current == ()
+
+
+def asked(writers: Writers, at_s: float, calls: Callable[[], dict[int, int]]) -> None:
+    now_ns = int(at_s * 1e9)
+    if writers.due(now_ns):
+        writers.look(now_ns, calls())
+
+
+def test_each_process_is_asked_once_a_second_while_it_is_silent_and_an_idle_one_not_at_all() -> None:
+    questions: list[int] = []
+
+    def written(pid: int) -> int:
+        questions.append(pid)
+        return 0
+
+    writers = Writers(written, PERIOD_NS, 30 * PERIOD_NS)
+    for look in range(4 * 10):
+        asked(writers, 1000 + look * LOOK_S, lambda: {1: 999 * PERIOD_NS, 2: 1010 * PERIOD_NS})
+    assert questions == [1] * 10
+    questions.clear()
+    for look in range(40):
+        asked(writers, 2000 + look, lambda: {1: 999 * PERIOD_NS})
+    assert questions == []
+
+
+def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
+    total = iter(range(0, 100 * MIB, MIB))
+    writers = Writers(lambda _pid: next(total), PERIOD_NS, 30 * PERIOD_NS)
+    for second in range(5):
+        asked(writers, 1000 + second, lambda: {1: 990 * PERIOD_NS})
+    assert writers.writing(1005 * PERIOD_NS) == (1,)
+    assert writers.writing(1010 * PERIOD_NS) == ()
+
+
+def test_what_cannot_be_known_is_no_writing() -> None:
+    writers = Writers(lambda _pid: None, PERIOD_NS, 30 * PERIOD_NS)
+    for second in range(5):
+        asked(writers, 1000 + second, lambda: {1: 990 * PERIOD_NS})
+    assert writers.writing(1004 * PERIOD_NS) == ()
+    assert written_bytes(Path("/proc"), 2**30) is None
+
+
+def test_what_a_process_gives_to_storage_is_read_from_the_kernel(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/io").write_text("rchar: 9\nwchar: 8\nread_bytes: 5\nwrite_bytes: 4096\ncancelled_write_bytes: 3\n")
+    assert written_bytes(tmp_path, 7) == 4096
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert written_bytes(Path("/proc"), child.pid) is not None
+        child.communicate(b"\n")
