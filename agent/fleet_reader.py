@@ -77,8 +77,10 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     instances = _instances_of(said["info"], ranks, scrapes.names)
     rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
     hosts = either("instance", instances)
-    going = f"max by (comm, instance) (rate(railscope_comm_enqueued_total{{{hosts}}}[{rate_seconds:.0f}s])) > 0"
-    moving = ask(going) if ranks else ()
+    enqueued, lately_ms = f"railscope_comm_enqueued_total{{{hosts}}}", 2500 * (scrapes.interval_seconds or 15.0)
+    # What stopped within the range of the rate does not go on.
+    lately = f"changes({enqueued}[{lately_ms:.0f}ms]) > 0"
+    moving = ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0") if ranks else ()
     return Fleet(
         at=at,
         window_seconds=window_seconds,

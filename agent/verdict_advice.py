@@ -28,7 +28,7 @@ def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
     if culprit.cause in ("process_stopped", "process_gone"):
         steps = [step for rank in culprit.ranks[:2] for step in _process(culprit.cause, rank)]
     elif culprit.cause.startswith("rail_"):
-        steps = [step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail)]
+        steps = [step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail, _inside(rail, stalled))]
         steps += [] if culprit.rails else _every_host(stalled)
     elif culprit.cause == "rank_behind":
         steps = [step for rank in culprit.ranks[:2] for step in _behind(rank)]
@@ -56,27 +56,40 @@ def _process(cause: str, rank: Rank) -> Iterable[Step]:
     yield Step(rank.host, f"kill -CONT {pid}", "lets it go on, once you know who stopped it")
 
 
-def _rail(cause: str, rail: Rail) -> Iterable[Step]:
+def _inside(rail: Rail, stalled: StalledCommunicator) -> str:
+    """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
+    if not rail.netns:
+        return ""
+    there = (rank.pid for rank in stalled.ranks if (rank.host, rank.netns) == (rail.host, rail.netns) and rank.pid)
+    return f"nsenter -t {next(there, 'PID')} -n "
+
+
+def _rail(cause: str, rail: Rail, inside: str) -> Iterable[Step]:
+    """`inside`: enters the namespace that the rail is in."""
     device = rail.device or "DEVICE"
     if cause == "rail_down":
-        yield Step(rail.host, f"ip -s link show {device}", "NO-CARRIER: cable, module or switch; DOWN: somebody did it")
-        yield Step(rail.host, f"ethtool {device}", "whether a link is detected, and the module's state")
+        yield Step(
+            rail.host, f"{inside}ip -s link show {device}", "NO-CARRIER: cable, module, switch; DOWN: somebody did it"
+        )
+        yield Step(rail.host, f"{inside}ethtool {device}", "whether a link is detected, and the module's state")
         yield Step("", "", "the switch port at the other end, and what was changed there")
     elif cause == "rail_filtered":
         yield Step("", "", "whether the link at the other end of this rail is up: from here both look alike")
-        yield Step(rail.host, "nft list ruleset", "a rule that drops the job's packets; also at the other end")
-        yield Step(rail.host, f"tc -s filter show dev {device} ingress", "the same, in traffic control")
+        yield Step(rail.host, f"{inside}nft list ruleset", "a rule that drops the job's packets; also at the other end")
+        yield Step(rail.host, f"{inside}tc -s filter show dev {device} ingress", "the same, in traffic control")
         yield Step("", "", "access lists on the way between the hosts")
     elif cause == "rail_lossy":
         yield Step(
-            rail.host, f"ethtool -S {device}", "which error or discard counter grows (CRC, FEC: cable or module)"
+            rail.host,
+            f"{inside}ethtool -S {device}",
+            "which error or discard counter grows (CRC, FEC: cable or module)",
         )
-        yield Step(rail.host, f"tc -s qdisc show dev {device}", "drops on this host")
+        yield Step(rail.host, f"{inside}tc -s qdisc show dev {device}", "drops on this host")
         yield Step("", "", "discards and errors of the switch port at the other end")
     else:
-        yield Step(rail.host, f"tc -s qdisc show dev {device}", "a shaper, and how much waits in it")
-        yield Step(rail.host, f"ethtool {device}", "whether the link came up slower than it should")
-        yield Step(rail.host, f"ethtool -S {device}", "pauses and congestion marks: the network holds it back")
+        yield Step(rail.host, f"{inside}tc -s qdisc show dev {device}", "a shaper, and how much waits in it")
+        yield Step(rail.host, f"{inside}ethtool {device}", "whether the link came up slower than it should")
+        yield Step(rail.host, f"{inside}ethtool -S {device}", "pauses and congestion marks: the network holds it back")
 
 
 def _behind(rank: Rank) -> Iterable[Step]:

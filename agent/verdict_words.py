@@ -208,7 +208,7 @@ def _blame(culprit: Culprit) -> str:
     words = {
         "process_gone": f"{who} {verb} gone: the process ended",
         "process_stopped": f"{who} {verb} stopped (SIGSTOP or a debugger)",
-        "rail_down": f"{rail} is down{where}",
+        "rail_down": f"{rail} was down and is up again" if rails and rails[0].up else f"{rail} is down{where}",
         "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
         "rail_lossy": f"{rail} loses packets{where}",
         "rail_slow": f"{rail} is slow{where}",

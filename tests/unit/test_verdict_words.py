@@ -50,9 +50,28 @@ def test_a_stopped_process_is_strong_evidence_whatever_the_stall_is_known_by() -
 
 def test_a_rail_whose_device_name_is_in_several_namespaces_is_named_with_its_own() -> None:
     where = {"rail": "0", "device": "eth0"}
-    fleets = waiting().rail(1, 0, netns="pod7").rank(1, stall=stall("rail_down", netns="pod7", **where))
+    fleets = waiting().rail(1, 0, netns="pod7", up=False).rank(1, stall=stall("rail_down", netns="pod7", **where))
     assert "rail 0 (eth0 in pod7) of host1 is down" in only(fleets).headline
-    assert "rail 0 (eth0) of host1 is down" in only(waiting().rank(1, stall=stall("rail_down", **where))).headline
+    plain = waiting().rail(1, 0, up=False).rank(1, stall=stall("rail_down", **where))
+    assert "rail 0 (eth0) of host1 is down" in only(plain).headline
+
+
+def test_commands_for_a_device_in_a_namespace_enter_it() -> None:
+    on_rail = stall("rail_slow", rail="0", device="eth0", netns="pod7")
+    fleets = waiting().rail(1, 0, netns="pod7").rank(1, netns="pod7", pid="4711", stall=on_rail)
+    commands = [step.command for step in only(fleets).next_steps if step.command]
+    assert commands
+    assert all(command.startswith("nsenter -t 4711 -n ") for command in commands)
+    elsewhere = only(fleets.rank(1, netns="", pid="4711", stall=on_rail))
+    assert elsewhere.next_steps[0].command.startswith("nsenter -t PID -n ")
+    usual = only(waiting().rail(1, 0).rank(1, stall=stall("rail_slow", rail="0", device="eth0")))
+    assert not any("nsenter" in step.command for step in usual.next_steps)
+
+
+def test_a_link_that_is_back_while_the_others_still_wait_was_down() -> None:
+    was_down = waiting().rank(1, stall=stall("rail_down", rail="0", device="eth0"))
+    assert "rail 0 (eth0) of host1 was down and is up again" in only(was_down.rail(1, 0, up=True)).headline
+    assert "rail 0 (eth0) of host1 is down" in only(was_down.rail(1, 0, up=False)).headline
 
 
 def test_lengths_of_time_are_short() -> None:
