@@ -20,6 +20,8 @@ from probes.maps import Records
 from probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
 from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 
+NOT_SEEN: Final = "completion was not observed (probe level counts, or no network part)"
+"""Where a recording has no operations that completed and none that did not."""
 FORMAT_VERSION: Final = 1
 """Of the file; another dtype or another meaning of a field is another version."""
 STALL: Final = "stall"
@@ -244,6 +246,11 @@ class Recording:
         kinds, instances = self.lifecycle["kind"], self.lifecycle["instance"]
         late = dict.fromkeys(instances[kinds == LifecycleKind.SEEN].tolist(), False)
         return late | dict.fromkeys(instances[np.isin(kinds, _BIRTHS)].tolist(), True)
+
+    def completion_seen(self) -> bool:
+        """Whether anything told which operations completed, so that none unfinished means none."""
+        told = not self.communicators or any(one.completed is not None for one in self.communicators)
+        return told or bool(len(self.open_operations) or len(self.completions))
 
     def overwritten_seconds(self) -> dict[str, float]:
         """By kind: so much of the window's beginning is missing, since memory was short; only kinds with any."""

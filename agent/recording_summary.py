@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from agent.label_numbers import number_of
-from agent.recording import RecordedCommunicator, Recording
+from agent.recording import NOT_SEEN, RecordedCommunicator, Recording
 from agent.snapshot import UNKNOWN
 from agent.text_tables import printable
 from probes.maps import Records
@@ -79,8 +79,8 @@ class RecordingSummary:
     """How far these times may be off; None: not known."""
     calls: tuple[CallsSummary, ...]
     completions: tuple[CompletionsSummary, ...]
-    open_operations: int
-    """Handed over and not complete at the end."""
+    open_operations: int | None
+    """Handed over and not complete at the end; None: nobody saw what completes."""
     rails: tuple[RailSummary, ...]
     lost: dict[str, int]
     """By kind: the kernel had no room for them."""
@@ -103,7 +103,7 @@ def summarise(recording: Recording) -> RecordingSummary:
         realtime_error_ns=recording.realtime_error_ns(),
         calls=tuple(_calls(recording.calls, communicators)),
         completions=tuple(_completions(recording.completions, communicators)),
-        open_operations=len(recording.open_operations),
+        open_operations=len(recording.open_operations) if recording.completion_seen() else None,
         rails=tuple(_rails(recording)),
         lost=recording.lost(),
         overwritten_seconds=recording.overwritten_seconds(),
@@ -154,7 +154,9 @@ def _lines(summary: RecordingSummary) -> Iterator[str]:
                 f"{one.comm:<18} {rank:>9} {one.pid:>8}  {one.op:<14} {one.operations:>10,} "
                 f"{one.mean_seconds * 1e3:>10.3f} {one.longest_seconds * 1e3:>11.3f}"
             )
-    yield f"operations handed over and not complete at the end: {summary.open_operations}"
+    known = summary.open_operations is not None
+    unfinished = summary.open_operations if known else f"not known: {NOT_SEEN}"
+    yield f"operations handed over and not complete at the end: {unfinished}"
     if summary.rails:
         yield ""
         yield (

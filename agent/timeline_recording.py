@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from agent.recording import ClockReading, RecordedStall, Recording
+from agent.recording import NOT_SEEN, ClockReading, RecordedStall, Recording
 from agent.snapshot import UNKNOWN
 from agent.timeline import (
     CALL,
@@ -111,6 +111,8 @@ def _timeline(file: RecordingFile, clock: ClockReading, error_ns: int | None) ->
 
 
 def _missing(one: Recording) -> Iterable[str]:
+    if not one.completion_seen():
+        yield NOT_SEEN
     for kind, count in one.lost().items():
         if count:
             yield f"{count:,} {kind} were lost: the kernel had no room for them"

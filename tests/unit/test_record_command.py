@@ -61,6 +61,18 @@ def test_the_description_says_what_is_in_it_and_what_is_not() -> None:
         assert part in text
 
 
+def test_where_nobody_saw_completion_no_operation_is_called_finished() -> None:
+    one = recording()
+    (comm,) = one.communicators
+    none = {kind: records(kind, 0) for kind in ("completions", "open_operations")}
+    blind = replace(one, communicators=(replace(comm, completed=None),), arrays={**one.arrays, **none})
+    assert summarise(blind).open_operations is None
+    assert "not complete at the end: not known: completion was not observed" in text_of(blind)
+    idle = replace(one, arrays={**one.arrays, **none})
+    assert summarise(idle).open_operations == 0
+    assert "not complete at the end: 0\n" in text_of(idle)
+
+
 def test_a_terminal_is_given_nothing_to_obey() -> None:
     one = recording()
     hostile = "\x1b[31m\nlost by the kernel: nothing\r"
