@@ -138,10 +138,10 @@ def diagnose(store: Store, question: Question) -> Verdict:
 
 
 def as_json_text(verdict: Verdict) -> str:
-    """One JSON object for programs; ranks and pids are numbers, null where they are not known."""
+    """One JSON object for programs; ranks, world_ranks and pids are numbers, null where they are not known."""
     content = asdict(verdict)
     for finding in content["findings"]:
-        for name in ("ranks", "pids"):
+        for name in ("ranks", "world_ranks", "pids"):
             finding[name] = [number_of(label) for label in finding[name]]
     text = json.dumps(content, indent=2, ensure_ascii=False)
     # A terminal obeys these too, and JSON lets them stand.

@@ -61,6 +61,8 @@ class Rank:
     gpu: str = ""
     netns: str = ""
     job: str = ""
+    world_rank: str = ""
+    """Its rank in the whole job, as launchers number them; empty: not known."""
     present: bool = True
     """False: it was seen within the hour, and is not any more."""
     enqueued: int | None = None

@@ -193,6 +193,7 @@ def _ranks(
                 gpu=labels.get("gpu", ""),
                 netns=labels.get("netns", ""),
                 job=labels.get("exported_job", ""),
+                world_rank=labels.get("world_rank", ""),
                 present=present,
                 enqueued=whole("enqueued", key) if present else None,
                 completed=whole("completed", key) if present else None,

@@ -47,13 +47,20 @@ def _process(cause: str, rank: Rank) -> Iterable[Step]:
     if cause == "process_gone":
         if rank.host:
             yield Step(rank.host, "dmesg --ctime | tail -50", "the OOM killer, a GPU's Xid or a signal that ended it")
-        yield Step("", "", f"the job's log of rank {rank.rank}: why it left; the others wait until they are ended too")
+        yield Step(
+            "", "", f"the job's log of rank {_in_logs(rank)}: why it left; the others wait until they are ended too"
+        )
         return
     pid = rank.pid or "PID"
     yield Step(
         rank.host, f"grep -E 'State|TracerPid' /proc/{pid}/status", "T: stopped; a TracerPid: a debugger holds it"
     )
     yield Step(rank.host, f"kill -CONT {pid}", "lets it go on, once you know who stopped it")
+
+
+def _in_logs(rank: Rank) -> str:
+    """The number that a job's logs have."""
+    return rank.world_rank or rank.rank
 
 
 def _inside(rail: Rail, stalled: StalledCommunicator) -> str:
@@ -98,7 +105,7 @@ def _behind(rank: Rank) -> Iterable[Step]:
     yield Step(rank.host, f"cat /proc/{pid}/stack", "what it waits for in the kernel: disk, a lock, nothing")
     yield Step(rank.host, f"top -H -b -n 1 -p {pid}", "busy, or kept from the CPU by others")
     yield Step(
-        "", "", f"the job's log of rank {rank.rank}: an exception, a checkpoint, a branch the others do not take"
+        "", "", f"the job's log of rank {_in_logs(rank)}: an exception, a checkpoint, a branch the others do not take"
     )
 
 

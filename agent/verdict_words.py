@@ -45,6 +45,8 @@ class Finding:
     """The ranks blamed."""
     hosts: tuple[str, ...]
     """Where they, or the blamed rails, are."""
+    world_ranks: tuple[str, ...]
+    """Their ranks in the whole job, of those where it is known."""
     pids: tuple[str, ...]
     rails: tuple[str, ...]
     devices: tuple[str, ...]
@@ -154,6 +156,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         basis=culprit.basis,
         ranks=culprit.missing or tuple(rank.rank for rank in culprit.ranks),
         hosts=tuple(dict.fromkeys(places)),
+        world_ranks=tuple(rank.world_rank for rank in culprit.ranks if rank.world_rank),
         pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
@@ -244,7 +247,9 @@ def _places(ranks: Iterable[Rank]) -> str:
 
 
 def _rank_text(rank: Rank) -> str:
-    known = ", ".join(word for word in (f"pid {rank.pid}" if rank.pid else "", rank.host) if word)
+    # Logs of the job number its ranks through; a communicator of some of them has numbers of its own.
+    of_job = f"rank {rank.world_rank} of the job" if rank.world_rank not in ("", rank.rank) else ""
+    known = ", ".join(word for word in (of_job, f"pid {rank.pid}" if rank.pid else "", rank.host) if word)
     return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
 
 

@@ -136,6 +136,14 @@ def test_ranks_have_host_process_sequence_and_what_is_said_of_them(store: Canned
     assert (fleet.at, fleet.scrape_seconds) == (NOW, 1.0)
 
 
+def test_a_ranks_number_in_its_job_is_read() -> None:
+    store = CannedStore()
+    agent(store, "host0:9779")
+    rank(store, "host0:9779", 0, world_rank="8")
+    stalled(store, "host0:9779", 0, "unknown")
+    assert [one.world_rank for one in read(store).ranks] == ["8"]
+
+
 def test_a_failed_scrape_makes_a_host_silent_and_its_ranks_history(store: CannedStore) -> None:
     agent(store, "host2:9779", scraped=NOW - 40, up=0)
     rank(store, "host2:9779", 2, enqueued=None)

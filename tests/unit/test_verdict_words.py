@@ -56,6 +56,16 @@ def test_a_rail_whose_device_name_is_in_several_namespaces_is_named_with_its_own
     assert "rail 0 (eth0) of host1 is down" in only(plain).headline
 
 
+def test_a_rank_is_named_as_the_logs_of_its_job_number_it_too() -> None:
+    stopped = only(waiting().rank(1, world_rank="9", stall=stall("process_stopped")))
+    assert "rank 1 (rank 9 of the job, pid 101, host1) is stopped" in stopped.headline
+    assert stopped.world_ranks == ("9",)
+    gone = only(waiting().rank(1, world_rank="9", stall=stall("process_gone", blamed_rank="1")))
+    assert any("log of rank 9:" in step.why for step in gone.next_steps)
+    same = only(waiting().rank(1, world_rank="1", stall=stall("process_stopped")))
+    assert "rank 1 (pid 101, host1) is stopped" in same.headline
+
+
 def test_commands_for_a_device_in_a_namespace_enter_it() -> None:
     on_rail = stall("rail_slow", rail="0", device="eth0", netns="pod7")
     fleets = waiting().rail(1, 0, netns="pod7").rank(1, netns="pod7", pid="4711", stall=on_rail)
