@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.dataset.files import table_files
 from agent.dataset.replacement import settle_replacements
 from agent.imports import (
     chakra,
@@ -62,6 +63,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     problems = Problems()
     paths = list(dict.fromkeys(paths))
     settle_replacements(folder)
+    there = set(table_files(folder, "recordings"))
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
         nodes: list[ImportedNode] = []
@@ -110,6 +112,10 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     if not nodes and not recordings and not kept:
         reason = f" ({problems.first[0]})" if problems.first else ""
         raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
+    others = len(there.intersection(table_files(folder, "recordings"))) if nodes or recordings else 0
+    if others:
+        what = "another recording or import is" if others == 1 else f"{others} other recordings or imports are"
+        problems.note(f"{what} in the folder too: a report tells of all of it together")
     return Imported(
         folder=folder,
         files=tuple((source.name, name) for name, own in by_format.items() for source in own),

@@ -343,8 +343,13 @@ def test_a_second_job_of_the_same_shape_has_communicators_of_its_own(tmp_path: P
     both = imported(tmp_path, *dumps(tmp_path / "second", 5))
     assert [len(ranks) for ranks in jobs(both).values()] == [2, 2]
     assert any("another job whose communicators are called the same" in note for note in both.imported.problems.notes)
+    beside = "another recording or import is in the folder too: a report tells of all of it together"
+    assert not any("in the folder too" in note for note in first.imported.problems.notes)
+    assert beside in both.imported.problems.notes
     again = imported(tmp_path, *sorted((tmp_path / "first").iterdir()))
     assert set(jobs(again)) == set(jobs(both))
+    # What it replaces is not beside it.
+    assert beside in again.imported.problems.notes
 
 
 def test_hosts_of_a_job_that_are_imported_one_by_one_join_also_beside_another_job(tmp_path: Path) -> None:
