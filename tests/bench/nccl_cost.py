@@ -11,6 +11,9 @@ keeps to its share of the cores, as launchers bind them: left to wander, a bare 
 Observers are measured once they have come to rest: an agent that has just come reads what there is, on cores that are
 all busy, and one that chooses its level first tries more, and takes it back within seconds.  A job of weeks pays for
 neither.
+
+How far a level can come at all, two figures tell: what a program that does nothing costs where calls are counted, and
+what the agent's process takes of cores that the job keeps busy to the last.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -29,11 +33,14 @@ from typing import Final, Self
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from probes.elf import Elf
 from probes.nccl.internal_functions import Level
+from probes.nccl.library import probe_points
 from testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
-from tests.bench.cpu_time import DISTURBED, Others
+from tests.bench.cpu_time import DISTURBED, Others, cpu_ns
 from tests.bench.many_communicators import pause, resume
+from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
@@ -49,6 +56,8 @@ _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
 _AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
 _LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
+_EMPTY: Final = "an empty uprobe at each call"
+"""What no accounting can do better than."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -62,6 +71,10 @@ _REST_SECONDS: Final = 3.5
 """Between an observer's coming and its measurement; a level that the governor kept for so long was within the budget
 for three of its ticks."""
 _MOST_REST_SECONDS: Final = 30.0
+
+
+_Floor = Callable[[], AbstractContextManager[None]]
+"""Attaches the program that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ _CASES: Final = (
     _Case(
         "1 KiB",
         1 << 10,
-        (*_LEVELS, _COUNTS, _AUTO, _BPFTRACE),
+        (*_LEVELS, _COUNTS, _AUTO, _EMPTY, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
     ),
     _Case("16 MiB", 16 << 20, (_AUTO,), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
@@ -96,6 +109,8 @@ class _Samples:
     """Percent of the machine's time that others than the job took meanwhile."""
     kept: dict[str, list[float]] = field(default_factory=dict)
     """By observer: rate beside it over the bare rate around it."""
+    agent: dict[str, list[float]] = field(default_factory=dict)
+    """By observer that is an agent: what its process took meanwhile, % of a core."""
     rested: Counter[str] = field(default_factory=Counter)
     """At which level the governor came to rest, and how often."""
 
@@ -152,7 +167,7 @@ class CallCounter:
         return int.from_bytes(number, "little")
 
 
-def measure(_built: Built, rounds: int) -> list[Line]:
+def measure(built: Built, rounds: int) -> list[Line]:
     """Let every observer have its turn beside each job, `rounds` times; every second round backwards.
 
     Raises:
@@ -160,16 +175,18 @@ def measure(_built: Built, rounds: int) -> list[Line]:
     """
     try:
         double = build()
+        with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
+            floor = partial(empty_probe, built, double.nccl, probe_points(elf, 0))
     except (LibraryMissing, BuildError) as error:
         return [Omission(PART, "all", str(error))]
     lines: list[Line] = []
     with Fabric(hosts=2, rails=2) as fabric:
         for case in _CASES:
-            lines += _lines(case, _measure(case, fabric, double, rounds))
+            lines += _lines(case, _measure(case, fabric, double, rounds, floor))
     return lines
 
 
-def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int) -> _Samples:
+def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int, floor: _Floor) -> _Samples:
     samples = _Samples(kept={name: [] for name in case.observers})
     with (
         tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory,
@@ -186,8 +203,12 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int) -> _Sampl
             before = counter.rate(_WINDOW_SECONDS)
             for turn in range(rounds):
                 for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
-                    with _observed(name, pids, double, samples.rested):
+                    with _observed(name, pids, double, samples.rested, floor) as agent:
+                        before_ns, began_ns = 0 if agent is None else cpu_ns(agent.process.pid), time.monotonic_ns()
                         beside = counter.rate(_WINDOW_SECONDS)
+                        if agent is not None:
+                            took = (cpu_ns(agent.process.pid) - before_ns) / (time.monotonic_ns() - began_ns)
+                            samples.agent.setdefault(name, []).append(took * 100)
                     time.sleep(_SETTLE_SECONDS)
                     others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)
@@ -210,7 +231,13 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = f"the governor came to rest at {rests}"
         elif name == _COUNTS:
             note = _PEERS
+        elif name == _EMPTY:
+            note = "no accounting can do better"
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
+    for name in (_COUNTS, _AUTO):
+        if name in samples.agent:
+            note = "the job keeps both cores busy, and waits for whichever rank is held up"
+            lines.append(figure(PART, f"{case.name}, {name}: the agent", "% of a core", samples.agent[name], note=note))
     if _BPFTRACE in samples.kept:
         over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])
         lines.append(figure(PART, f"{case.name}, {_RAILS} / bpftrace", "×", over_peer))
@@ -218,8 +245,10 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
 
 
 @contextmanager
-def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[str]) -> Iterator[None]:
-    """Attach an observer to the job, and let it settle.
+def _observed(
+    name: str, pids: tuple[int, ...], double: Double, rested: Counter[str], floor: _Floor
+) -> Iterator[AgentProcess | None]:
+    """Attach an observer to the job, and let it settle; yields the agent, if it is one.
 
     Raises:
         BenchError: bpftrace is missing, or its probes saw nothing.
@@ -233,6 +262,8 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
             peer = Bpftrace(_SCRIPT.read_text(encoding="utf-8").replace("LIBRARY", str(double.nccl)))
             stack.enter_context(peer)
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
+        elif name == _EMPTY:
+            stack.enter_context(floor())
         else:
             option = "auto" if level is None else level.name.lower()
             agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))
@@ -243,7 +274,7 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
             rested[_at_rest(agent, double.nccl)] += 1
         else:
             time.sleep(_REST_SECONDS)
-        yield
+        yield agent
     if peer is not None and "@sends: " not in peer.said:
         raise BenchError(f"bpftrace's probes saw nothing: {peer.said[-200:].strip()}")
 

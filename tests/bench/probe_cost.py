@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 from probes import libbpf
 from probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
 from probes.links import AttachKind, Links
+from probes.nccl.library import ProbePoints
 from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
 from probes.nccl.records import Stat
 from tests.bench.bpftrace import Bpftrace
@@ -40,12 +42,12 @@ _ACCOUNTING: Final = {
 
 
 @contextmanager
-def empty_probe(built: Built, target: Target) -> Iterator[None]:
-    """Attach the program that does nothing."""
+def empty_probe(built: Built, library: Path, points: ProbePoints) -> Iterator[None]:
+    """Attach the program that does nothing to what a library's calls go through."""
     loaded = libbpf.load(built.empty_object, attach_types={"empty": BPF_TRACE_UPROBE_MULTI}, map_entries={})
     links = Links()
     try:
-        links.attach(AttachKind.MULTI, loaded.program_fds["empty"], str(target.library), target.points().calls)
+        links.attach(AttachKind.MULTI, loaded.program_fds["empty"], str(library), points.calls)
         yield
     finally:
         links.close()
@@ -76,7 +78,7 @@ def measure(built: Built, rounds: int) -> list[Line]:
             for i, name in enumerate(_VARIANTS)
         }
         programs: dict[str, NcclPrograms] = {}
-        stack.enter_context(empty_probe(built, targets[_EMPTY]))
+        stack.enter_context(empty_probe(built, targets[_EMPTY].library, targets[_EMPTY].points()))
         for name, enqueue_time in _ACCOUNTING.items():
             try:
                 programs[name] = stack.enter_context(accounting(targets[name], enqueue_time))

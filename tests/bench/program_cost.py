@@ -195,7 +195,7 @@ def _run(agent: AgentProcess, fabric: Fabric, double: Double, pattern: _Pattern,
 
 def _empty_run(built: Built, name: str) -> RunTime:
     """What the kernel's account shows of a program that does nothing, called in short bursts."""
-    with Target(built, name) as target, empty_probe(built, target):
+    with Target(built, name) as target, empty_probe(built, target.library, target.points()):
         before = _own_empty()
         for _ in range(_BURSTS):
             target.call(_BURST_CALLS)

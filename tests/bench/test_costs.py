@@ -11,7 +11,7 @@ import pytest
 
 from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
-from tests.bench.cpu_time import ThreadTime, thread_time
+from tests.bench.cpu_time import ThreadTime, cpu_ns, cpu_seconds, thread_time
 from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
@@ -24,6 +24,17 @@ REFERENCE = Calibration(REFERENCE_TRAP_NS, Source.MEASURED)
 def figures(lines: list[Line]) -> dict[str, Figure]:
     """By the first word of their names."""
     return {line.name.split(",")[0]: line for line in lines if isinstance(line, Figure)}
+
+
+def test_a_process_clock_is_what_the_kernel_accounts_to_it() -> None:
+    before = cpu_ns(os.getpid())
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    assert cpu_ns(os.getpid()) - before >= 50_000_000
+    assert abs(cpu_ns(os.getpid()) / 1e9 - cpu_seconds(os.getpid())) < 0.1
+    with pytest.raises(OSError, match="Invalid argument"):
+        cpu_ns(2**22 + 1)
 
 
 def test_a_share_is_cpu_time_over_time() -> None:
@@ -113,7 +124,7 @@ def test_only_descriptors_of_programs_count(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_the_kernel_tells_how_often_a_program_ran(tmp_path: Path) -> None:
     built = build(tmp_path)
-    with Target(built, "counted") as target, empty_probe(built, target):
+    with Target(built, "counted") as target, empty_probe(built, target.library, target.points()):
         with counted():
             target.call(100)
         target.call(100)
