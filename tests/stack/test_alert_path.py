@@ -6,7 +6,7 @@ condition needs to hold for a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -40,9 +40,11 @@ def store(stack: Stack) -> PrometheusStore:
 
 
 @contextmanager
-def moving(stack: Stack, store: PrometheusStore, load: Load) -> Iterator[tuple[Job, str]]:
+def moving(
+    stack: Stack, store: PrometheusStore, load: Load, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Job, str]]:
     """A job that is observed from its first call on, and the hash of its communicator."""
-    with Job(stack.fabric.hosts, replace(load.options(), hold=True)) as job:
+    with Job(stack.fabric.hosts, replace(load.options(), hold=True, environment=environment or {})) as job:
         until(lambda: [one.value for one in store.query("railscope_processes_observed")] == [1, 1], "both to be seen")
         job.release()
         pids = "|".join(map(str, job.pids))
@@ -68,7 +70,8 @@ def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_
     stack: Stack, store: PrometheusStore
 ) -> None:
     # Mostly between two calls: the rank is then stopped before it enters the one that the other one waits in.
-    with moving(stack, store, Load(size_bytes=1 << 16, pace_us=300_000)) as (job, comm):
+    load = Load(size_bytes=1 << 16, pace_us=300_000)
+    with moving(stack, store, load, {"SLURM_JOB_ID": "4711"}) as (job, comm):
         assert not standing(stack, comm)
         both = {"CollectiveStalled", "RankBehindCommunicator"}
         with Stopped(job.pids[1]):
@@ -77,12 +80,12 @@ def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_
         until(lambda: not standing(stack, comm), "notifications of its end")
         until(goes_on(store, comm), "the job to go on")
     stalled, behind = alerts["CollectiveStalled"], alerts["RankBehindCommunicator"]
-    known = {"comm": comm, "severity": "critical"}
+    known = {"comm": comm, "severity": "critical", "exported_job": "4711"}
     assert stalled.labels == {"alertname": "CollectiveStalled", "cause": "process_stopped", **known}
     rank = {"job": "railscope", "instance": "host1", "rank": "1"}
     assert behind.labels == {"alertname": "RankBehindCommunicator", **rank, **known}
-    # One page for both.
-    assert [(one.receiver, one.group) for one in alerts.values()] == [("on-call", {"comm": comm})] * 2
+    # One page for both, as for everything of that job.
+    assert [(one.receiver, one.group) for one in alerts.values()] == [("on-call", {"exported_job": "4711"})] * 2
     assert stalled.annotations["summary"] == f"Communicator {comm} is stalled: process_stopped"
     assert "host1 says process_stopped of rank 1, blaming rank 1." in stalled.annotations["description"]
     assert f"It is process {job.pids[1]}." in behind.annotations["description"]
@@ -120,4 +123,7 @@ def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_
         "device": "rail1",
         "severity": "critical",
     }
-    assert "host1 says rail_down of rank 1, blaming rail1." in alerts["CollectiveStalled"].annotations["description"]
+    stalled = alerts["CollectiveStalled"]
+    assert "host1 says rail_down of rank 1, blaming rail1." in stalled.annotations["description"]
+    # Nobody knows of a job: the communicator has a page of its own.
+    assert (stalled.receiver, stalled.group) == ("on-call", {"comm": comm})
