@@ -196,7 +196,7 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int, floor: _F
             pids = job.ready()
         except JobError as error:
             raise BenchError(str(error)) from None
-        _share_cores(pids)
+        share_cores(pids)
         job.start()
         with CallCounter(pids[0], double.driver) as counter:
             counter.rate(_WINDOW_SECONDS)  # the first calls warm up
@@ -271,7 +271,7 @@ def _observed(
         stack.callback(pause, pids)
         resume(pids)
         if agent is not None and level is None:
-            rested[_at_rest(agent, double.nccl)] += 1
+            rested[at_rest(agent, double.nccl)] += 1
         else:
             time.sleep(_REST_SECONDS)
         yield agent
@@ -286,7 +286,7 @@ def _await_level(agent: AgentProcess, library: Path, processes: int, level: Leve
         agent.until(lambda: _level(agent, library) == level)
 
 
-def _at_rest(agent: AgentProcess, library: Path) -> str:
+def at_rest(agent: AgentProcess, library: Path) -> str:
     """Wait until the governor keeps a level; returns which.
 
     While it takes probes back on cores that are all busy, the agent may leave a scrape unanswered for seconds.
@@ -313,7 +313,7 @@ def _level(agent: AgentProcess, library: Path) -> Level:
     return Level(int(levels[0][1])) if levels else Level.COUNTS
 
 
-def _share_cores(pids: tuple[int, ...]) -> None:
+def share_cores(pids: tuple[int, ...]) -> None:
     """Give each process, with the threads that it has and will have, cores of its own, where there are enough."""
     cores = sorted(os.sched_getaffinity(0))
     for number, pid in enumerate(pids):
