@@ -67,9 +67,9 @@ _SETTLE_SECONDS: Final = 0.5
 _BPFTRACE_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.0003
 _STALLED_SECONDS: Final = 20.0
-_REST_SECONDS: Final = 3.5
-"""Between an observer's coming and its measurement; a level that the governor kept for so long was within the budget
-for three of its ticks."""
+_REST_SECONDS: Final = 8.0
+"""Between an observer's coming and its measurement, or since the governor last changed its mind: an agent takes up to
+twice as much of a core in the first six seconds."""
 _MOST_REST_SECONDS: Final = 30.0
 
 
