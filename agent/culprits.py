@@ -176,7 +176,7 @@ def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[C
             if stall is None or not (stall.device or stall.rail):
                 continue
             rail = known.get((rank.host, stall.device, stall.netns)) or next(
-                (one for one in rails if one.host == rank.host and one.device == stall.device),
+                (one for one in rails if (one.host, one.device) == (rank.host, stall.device) and not stall.netns),
                 Rail(rank.host, stall.rail, stall.device, stall.netns),
             )
             key = rail.host, rail.device, rail.netns

@@ -179,7 +179,8 @@ class Fleet:
     """The longest usual time between two scrapes of a host."""
     agents: tuple[Agent, ...]
     ranks: tuple[Rank, ...] = ()
-    """Of communicators that are stalled, or were a moment ago, and of the one asked for."""
+    """Of communicators that are stalled, or were a moment ago, and of the one asked for; where there are such, of those
+    with a rank that writes to storage, too."""
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()

@@ -56,6 +56,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         count="count(count by (comm) (railscope_comm_enqueued_total))",
         told=f"count(last_over_time(railscope_comm_stall_info[{looked_back:.0f}s]))",
         wrote=f"max_over_time(railscope_comm_writing[{looked_back:.0f}s]) == 1",
+        writes=_writing("", scrapes),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -68,6 +69,8 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
     asked = stalled | ({comm} if comm else set())
     comms = asked | {one.comm for one in history if at - one.last <= recent_seconds}
+    if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
+        comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
     rate_seconds = rate_seconds_of(scrapes.interval_seconds)
     ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
     if comm and not any(rank.comm == comm for rank in ranks):
@@ -127,6 +130,16 @@ def _by_rank(samples: Iterable[Sample]) -> dict[RankKey, float]:
     return found
 
 
+def _writing(selector: str, scrapes: Scrapes) -> str:
+    """Who writes to storage, as a question.
+
+    The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so that
+    of a moment that is over the writer's next scrape counts too, though it be late.
+    """
+    interval_ms = 1000 * (scrapes.interval_seconds or 15.0)
+    return f"max_over_time(railscope_comm_writing{selector}[{4 * interval_ms:.0f}ms] offset -{1.5 * interval_ms:.0f}ms)"
+
+
 def _ranks(
     ask: Asker,
     scrapes: Scrapes,
@@ -139,7 +152,6 @@ def _ranks(
     """Every rank of these communicators that the store knows."""
     of = either("comm", comms)
     enqueued = f"railscope_comm_enqueued_total{{{of}}}"
-    interval_ms = 1000 * (scrapes.interval_seconds or 15.0)
     found = ask.all(
         info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
         enqueued=enqueued,
@@ -149,11 +161,8 @@ def _ranks(
         sequence=f"railscope_comm_sequence{{{of}}}",
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
-        # The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so
-        # that of a moment that is over the writer's next scrape counts too, though it be late.
-        writing=f"max_over_time(railscope_comm_writing{{{of}}}[{4 * interval_ms:.0f}ms] "
-        f"offset -{1.5 * interval_ms:.0f}ms)",
-        moves=f"changes({enqueued}[{2.5 * interval_ms:.0f}ms])",
+        writing=_writing(f"{{{of}}}", scrapes),
+        moves=f"changes({enqueued}[{2500 * (scrapes.interval_seconds or 15.0):.0f}ms])",
     )
     numbers = {name: _by_rank(samples) for name, samples in found.items()}
     now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}

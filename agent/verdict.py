@@ -11,7 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.culprits import RANK_MISSING, TIERS, Culprit, culprits_of, missing_ranks, size_of, stall_began, too_early
+from agent.culprits import (
+    RANK_MISSING,
+    TIERS,
+    WRITING,
+    Culprit,
+    culprits_of,
+    missing_ranks,
+    size_of,
+    stall_began,
+    too_early,
+)
 from agent.fleet_facts import Fleet, Rail, Rank
 
 
@@ -61,7 +71,24 @@ def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
         for comm, ranks in sorted(by_comm.items())
         if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet) and not is_idle(ranks)
     ]
-    return _grouped(stalled, list(by_comm.values()))
+    held_up = [
+        one
+        for comm, ranks in sorted(by_comm.items())
+        if not any(rank.stall for rank in ranks) and _awaits_writer(ranks)
+        if (one := _judged(comm, ranks, fleet)).culprit.cause == WRITING
+    ]
+    found = _grouped([*stalled, *held_up], list(by_comm.values()))
+    # One that no host calls stalled is told of only where others wait because of it.
+    silent = {one.comm for one in held_up}
+    return tuple(cause for cause in found if cause.stalled.comm not in silent or cause.dependents)
+
+
+def _awaits_writer(ranks: Sequence[Rank]) -> bool:
+    """Whether somebody entered an operation that one which writes did not: its own host calls nobody stalled who
+    waits for it there."""
+    placed = [(rank, rank.position.entered) for rank in ranks if rank.present and rank.position]
+    writers = [entered for rank, entered in placed if rank.writing]
+    return bool(writers) and max(entered for _, entered in placed) > min(writers)
 
 
 def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
@@ -252,7 +279,11 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     if its.tier == 0 and (blamed := _processes(its.ranks) & here):
         return _Link(other.comm, f"its member is to blame there: {_process_text(blamed)}")
     waits_for = _processes(mine.ranks)
-    stuck_there = _processes(rank for rank in other.ranks if rank.stall and rank not in its.ranks)
+    stuck_there = _processes(
+        rank
+        for rank in other.ranks
+        if rank not in its.ranks and (rank.stall or (its.cause == WRITING and _has_come(rank, its.ranks)))
+    )
     if (elsewhere := waits_for & stuck_there) and not same_process:
         return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which is stuck there", elsewhere=True)
     if waits_for and mine.basis in ("sequence", "host", "idle"):
@@ -272,6 +303,12 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
         host, gpu = min(gpus)
         return _Link(other.comm, f"both use GPU {gpu} of {host}")
     return None
+
+
+def _has_come(rank: Rank, others: Iterable[Rank]) -> bool:
+    """Whether it entered an operation that none of these others did."""
+    entered = [other.position.entered for other in others if other.position]
+    return bool(entered) and rank.present and rank.position is not None and rank.position.entered > max(entered)
 
 
 def _processes(ranks: Iterable[Rank]) -> set[tuple[str, str]]:

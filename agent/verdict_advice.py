@@ -67,7 +67,8 @@ def _inside(rail: Rail, stalled: StalledCommunicator) -> str:
     """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
     if not rail.netns:
         return ""
-    there = (rank.pid for rank in stalled.ranks if (rank.host, rank.netns) == (rail.host, rail.netns) and rank.pid)
+    here = [rank for rank in stalled.ranks if rank.present and rank.pid]
+    there = (rank.pid for rank in here if (rank.host, rank.netns) == (rail.host, rail.netns))
     return f"nsenter -t {next(there, 'PID')} -n "
 
 

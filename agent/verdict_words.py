@@ -46,7 +46,7 @@ class Finding:
     hosts: tuple[str, ...]
     """Where they, or the blamed rails, are."""
     world_ranks: tuple[str, ...]
-    """Their ranks in the whole job, of those where it is known."""
+    """Their ranks in the whole job; empty where it is not known."""
     pids: tuple[str, ...]
     rails: tuple[str, ...]
     devices: tuple[str, ...]
@@ -141,6 +141,8 @@ def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
 def _finding(cause: RootCause, fleet: Fleet) -> Finding:
     stalled, culprit = cause.stalled, cause.stalled.culprit
     places = [rank.host for rank in culprit.ranks if rank.host] + [rail.host for rail in culprit.rails]
+    blamed = culprit.missing or tuple(rank.rank for rank in culprit.ranks)
+    in_job = {rank.rank: rank.world_rank for rank in stalled.ranks}
     history = next((one for one in fleet.history if one.comm == stalled.comm), None)
     evidence = list(_evidence(cause))
     if history is not None and history.times > 1:
@@ -154,9 +156,9 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         seconds=stalled.seconds,
         strength=culprit.strength,
         basis=culprit.basis,
-        ranks=culprit.missing or tuple(rank.rank for rank in culprit.ranks),
+        ranks=blamed,
         hosts=tuple(dict.fromkeys(places)),
-        world_ranks=tuple(rank.world_rank for rank in culprit.ranks if rank.world_rank),
+        world_ranks=tuple(in_job.get(number, "") for number in blamed),
         pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
@@ -211,7 +213,7 @@ def _blame(culprit: Culprit) -> str:
     words = {
         "process_gone": f"{who} {verb} gone: the process ended",
         "process_stopped": f"{who} {verb} stopped (SIGSTOP or a debugger)",
-        "rail_down": f"{rail} was down and is up again" if rails and rails[0].up else f"{rail} is down{where}",
+        "rail_down": f"{rail} went down and is back" if rails and rails[0].up else f"{rail} is down{where}",
         "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
         "rail_lossy": f"{rail} loses packets{where}",
         "rail_slow": f"{rail} is slow{where}",

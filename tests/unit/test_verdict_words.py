@@ -60,6 +60,8 @@ def test_a_rank_is_named_as_the_logs_of_its_job_number_it_too() -> None:
     stopped = only(waiting().rank(1, world_rank="9", stall=stall("process_stopped")))
     assert "rank 1 (rank 9 of the job, pid 101, host1) is stopped" in stopped.headline
     assert stopped.world_ranks == ("9",)
+    both = waiting().all_say("process_stopped", blamed_rank="").rank(1, world_rank="9")
+    assert (only(both).ranks, only(both).world_ranks) == (("0", "1"), ("", "9"))
     gone = only(waiting().rank(1, world_rank="9", stall=stall("process_gone", blamed_rank="1")))
     assert any("log of rank 9:" in step.why for step in gone.next_steps)
     same = only(waiting().rank(1, world_rank="1", stall=stall("process_stopped")))
@@ -72,6 +74,8 @@ def test_commands_for_a_device_in_a_namespace_enter_it() -> None:
     commands = [step.command for step in only(fleets).next_steps if step.command]
     assert commands
     assert all(command.startswith("nsenter -t 4711 -n ") for command in commands)
+    gone = only(fleets.rank(0, host="host1", netns="pod7", pid="17", present=False))
+    assert all(step.command.startswith("nsenter -t 4711 -n ") for step in gone.next_steps if step.command)
     elsewhere = only(fleets.rank(1, netns="", pid="4711", stall=on_rail))
     assert elsewhere.next_steps[0].command.startswith("nsenter -t PID -n ")
     usual = only(waiting().rail(1, 0).rank(1, stall=stall("rail_slow", rail="0", device="eth0")))
@@ -80,8 +84,11 @@ def test_commands_for_a_device_in_a_namespace_enter_it() -> None:
 
 def test_a_link_that_is_back_while_the_others_still_wait_was_down() -> None:
     was_down = waiting().rank(1, stall=stall("rail_down", rail="0", device="eth0"))
-    assert "rail 0 (eth0) of host1 was down and is up again" in only(was_down.rail(1, 0, up=True)).headline
+    assert "rail 0 (eth0) of host1 went down and is back" in only(was_down.rail(1, 0, up=True)).headline
     assert "rail 0 (eth0) of host1 is down" in only(was_down.rail(1, 0, up=False)).headline
+    # Of the same name in another namespace nothing is known.
+    inside = waiting().rank(1, stall=stall("rail_down", rail="0", device="eth0", netns="pod7")).rail(1, 0, up=True)
+    assert "rail 0 (eth0 in pod7) of host1 is down" in only(inside).headline
 
 
 def test_lengths_of_time_are_short() -> None:

@@ -105,3 +105,33 @@ def test_one_that_ended_minutes_ago_is_not_called_a_stall_in_the_notes() -> None
     assert note.startswith(f"communicator {COMM} waited, while one of its ranks wrote to storage, until ")
     broken = Fleets().communicator().was_stalled(ago=200.0, by=stall("rail_down", device="eth0")).wrote(COMM)
     assert "was stalled until" in verdict_of(broken.made()).notes[0]
+
+
+def crossing_groups() -> Fleets:
+    """Rank 1 of a group within host 0 waits for its writer, and rank 1 of another host for that rank, as with tensor
+    and data parallel groups; the host of the writer calls nobody stalled."""
+    fleets = Fleets(2).communicator(COMM, hosts=[0, 0]).behind(0).rank(0, writing=True).rank(0, pid="100")
+    fleets.rank(1, pid="101", inflight_seconds=None)
+    fleets.communicator(OTHER, pids=200).all_say("rank_behind", OTHER).behind(0, OTHER).rank(0, OTHER, pid="101")
+    return fleets
+
+
+def test_who_waits_on_the_writers_own_host_keeps_others_waiting_and_that_is_no_stall() -> None:
+    verdict = verdict_of(crossing_groups().made())
+    assert not verdict.problem
+    assert verdict.headline.startswith(
+        f"No stall: communicator {COMM} (and {OTHER} because of it) waits for rank 0 (pid 100"
+    )
+    assert not verdict_of(crossing_groups().made(), OTHER).problem
+
+
+def test_who_shares_a_group_with_a_writer_and_did_not_come_there_either_is_not_excused() -> None:
+    fleets = crossing_groups().behind(1)
+    assert [(one.comm, one.cause) for one in verdict_of(fleets.made()).findings] == [(OTHER, "rank_behind")]
+
+
+def test_a_checkpoint_that_nobody_elsewhere_waits_for_is_not_told_of() -> None:
+    alone = Fleets(2).communicator(COMM, hosts=[0, 0]).behind(0).rank(0, writing=True)
+    verdict = verdict_of(alone.made())
+    assert verdict.headline.startswith("No stall: no host calls any of")
+    assert COMM not in " ".join(verdict.notes)
