@@ -249,7 +249,8 @@ class Recording:
 
     def completion_seen(self) -> bool:
         """Whether anything told which operations completed, so that none unfinished means none."""
-        told = not self.communicators or any(one.completed is not None for one in self.communicators)
+        living = [one for one in self.communicators if one.alive] or self.communicators
+        told = not living or any(one.completed is not None for one in living)
         return told or bool(len(self.open_operations) or len(self.completions))
 
     def overwritten_seconds(self) -> dict[str, float]:

@@ -32,6 +32,7 @@ from agent.dataset.check import check_folder, one_line, unreadable
 from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
 from agent.dataset.from_recording import convert_file
 from agent.dataset.leftovers import leftovers
+from agent.dataset.overlaps import overlaps
 from agent.dataset.replacement import not_counting
 from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
 
@@ -118,6 +119,8 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
         with _engine(engine, folders):
             tables = {name: _table(engine, folders, name, found_in) for name in TABLES}
             tables |= {name: _possible(engine, folders, tables[name], name, time) for name, time in TIME_OF.items()}
+            for line in overlaps(tables["recordings"], tables["communicators"], engine.to_pyarrow):
+                _log.warning("%s", line)
         return Dataset(tuple(folders), engine, tables, temporary, owned=backend is None)
     except BaseException:
         if backend is None and engine is not None:

@@ -63,7 +63,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     problems = Problems()
     paths = list(dict.fromkeys(paths))
     settle_replacements(folder)
-    there = set(table_files(folder, "recordings"))
+    there = _recorded(folder)
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
         nodes: list[ImportedNode] = []
@@ -112,7 +112,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     if not nodes and not recordings and not kept:
         reason = f" ({problems.first[0]})" if problems.first else ""
         raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
-    others = len(there.intersection(table_files(folder, "recordings"))) if nodes or recordings else 0
+    others = len(there & _recorded(folder)) if nodes or recordings else 0
     if others:
         what = "another recording or import is" if others == 1 else f"{others} other recordings or imports are"
         problems.note(f"{what} in the folder too: a report tells of all of it together")
@@ -124,6 +124,11 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
         times_known=times_known,
         problems=problems,
     )
+
+
+def _recorded(folder: Path) -> set[tuple[Path, int]]:
+    """What stands for each recording and import in a folder; one that is written anew is another."""
+    return {(file, file.stat().st_mtime_ns) for file in table_files(folder, "recordings")}
 
 
 def _nothing(_label: str) -> str:

@@ -190,6 +190,11 @@ def test_what_is_no_dataset_is_refused_and_it_is_said_what_to_do(tmp_path: Path)
     assert refused(text).startswith(f"{text}: this is no recording of railscope")
 
 
+def test_a_folder_of_the_flight_recorders_files_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
+    save(recording(), tmp_path / "railscope-gpu-01.npz")
+    assert refused(tmp_path) == f"{tmp_path}: it holds recordings' files: name those you mean, as {tmp_path}/*.npz"
+
+
 def test_another_version_of_the_tables_is_refused(tmp_path: Path) -> None:
     DatasetWriter(tmp_path, "a").add_rows("recordings", [{"schema_version": SCHEMA_VERSION + 1}], 0)
     assert refused(tmp_path) == (
@@ -268,3 +273,27 @@ def test_the_schema_page_has_every_column_with_its_meaning() -> None:
         for field in schema:
             assert f"| `{field.name}` |" in page.split(f"\n## `{name}`\n")[1].split("\n## ")[0]
     assert "| `op` | text (one of few words) | NCCL's name: AllReduce, Send, … |" in page
+
+
+def test_recordings_that_hold_the_same_moments_of_the_same_ranks_are_remarked_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a stall and of a signal soon after it; the first is of 60 s."""
+    first = recording()
+    again = replace(first, began_ns=first.began_ns + 50 * 10**9, ended_ns=first.ended_ns + 50 * 10**9)
+    later = replace(first, began_ns=first.ended_ns, ended_ns=first.ended_ns + 10**9)
+    elsewhere = replace(again, host="gpu-02")
+    other = replace(again, communicators=tuple(replace(one, pid=4712) for one in first.communicators))
+    files = [
+        save(one, tmp_path / f"{place}.npz")[0] for place, one in enumerate((first, again, later, elsewhere, other))
+    ]
+    for file in files[2:]:
+        with open_dataset([files[0], file]):
+            pass
+    assert not caplog.records
+    with open_dataset(files[:2]):
+        pass
+    assert [one.getMessage() for one in caplog.records] == [
+        "recordings of gpu-01 hold the same ranks at the same time, for 10.0 s: what is in both counts twice; name one "
+        "of them"
+    ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import agent
 from agent.cli import main
 from agent.dataset.from_recording import write_dataset
 from agent.record import run_describe
@@ -68,6 +69,8 @@ def test_where_nobody_saw_completion_no_operation_is_called_finished() -> None:
     blind = replace(one, communicators=(replace(comm, completed=None),), arrays={**one.arrays, **none})
     assert summarise(blind).open_operations is None
     assert "not complete at the end: not known: completion was not observed" in text_of(blind)
+    ended = replace(comm, instance=8, alive=False)
+    assert summarise(replace(blind, communicators=(*blind.communicators, ended))).open_operations is None
     idle = replace(one, arrays={**one.arrays, **none})
     assert summarise(idle).open_operations == 0
     assert "not complete at the end: 0\n" in text_of(idle)
@@ -150,6 +153,8 @@ def test_describe_takes_a_dataset_and_schema_needs_nothing(tmp_path: Path, capsy
 def test_without_what_datasets_need_it_is_said_what_to_install(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The package comes anew meanwhile: afterwards it is again the one whose modules others have.
+    monkeypatch.setattr(agent, "dataset", agent.dataset)
     for name in [name for name in sys.modules if name.startswith("agent.dataset")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
