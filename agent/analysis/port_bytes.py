@@ -55,6 +55,8 @@ def _use(server: str, rail: str, device: str, rows: list[dict[str, Any]], speed:
     """One device, of all recordings that read it."""
     seconds = sum(row["took_ns"] for row in rows) / _SECOND_NS
     sent, received = (sum(row[name] for row in rows) for name in ("sent", "received"))
+    # What was read for less than a second did no less than its mean in the second around it.
+    most_sent, most_received = (max(row[name] for row in rows) for name in ("most_sent", "most_received"))
     return RailUse(
         server=server,
         rail=rail,
@@ -64,8 +66,8 @@ def _use(server: str, rail: str, device: str, rows: list[dict[str, Any]], speed:
         receive_bytes=received,
         transmit_bytes_per_second=sent / seconds,
         receive_bytes_per_second=received / seconds,
-        peak_transmit_bytes_per_second=max(row["most_sent"] for row in rows),
-        peak_receive_bytes_per_second=max(row["most_received"] for row in rows),
+        peak_transmit_bytes_per_second=max(most_sent, sent / seconds),
+        peak_receive_bytes_per_second=max(most_received, received / seconds),
         speed_bytes_per_second=speed,
         transmit_utilisation=None if speed is None else sent / seconds / speed,
         receive_utilisation=None if speed is None else received / seconds / speed,

@@ -95,9 +95,12 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
     slot_bytes = np.diff(np.interp(edges, time_ns - time_ns[0], sums))
     busiest = np.quantile(slot_bytes, 0.99) or slot_bytes.max()
     on = slot_bytes > _ON * busiest
-    if on.mean() > _ALWAYS_ON:
-        return "it is busy all the time: there are no bursts"
     slot_ns = span_ns / slots
+    if on.mean() > _ALWAYS_ON:
+        return (
+            f"it is busy whenever it is read, every {slot_ns / 1e6:.3g} ms: there are no bursts, or such as only a "
+            "recording with a shorter --rail.sample-interval shows"
+        )
     begin = np.rint(edges[:-1][on]).astype(np.int64) + time_ns[0]
     end = np.rint(edges[1:][on]).astype(np.int64) + time_ns[0]
     raw = union(begin, end)

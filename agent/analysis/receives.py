@@ -41,10 +41,17 @@ def find_receives(
     )
     sources = dataset.rows(receives.group_by("source").agg(receives=receives.count()))["source"].to_pylist()
     if not sources:
-        reason = (
-            "No Recv has times: a job without pipeline stages has none; of others, record at the level 'completion', "
-            "or import a trace of the GPU."
-        )
+        timed = operations.filter((operations["op"] == "Recv") & (operations.end_ns >= operations.begin_ns))
+        if dataset.rows(timed.aggregate(receives=timed.count()))["receives"][0].as_py():
+            reason = (
+                "Recvs have times, but how much each brought was not seen where they completed: import a trace of the "
+                "GPU, which tells both."
+            )
+        else:
+            reason = (
+                "No Recv has times: a job without pipeline stages has none; of others, record at the level "
+                "'completion', or import a trace of the GPU."
+            )
         return (), (Unknown(ROW, reason),)
     source = min(sources, key=lambda name: (SOURCES.index(name) if name in SOURCES else len(SOURCES), str(name)))
     receives = receives.filter(receives.source.isnull() if source is None else receives.source == source)

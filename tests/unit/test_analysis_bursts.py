@@ -99,7 +99,7 @@ def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
 @pytest.mark.parametrize(
     ("bursts", "seconds", "reason"),
     [
-        ([(0.0, 100.0)], 30, "busy all the time"),
+        ([(0.0, 100.0)], 30, "busy whenever it is read"),
         (regular(0.5, 0.3, 30), 0.2, "record longer"),
         (regular(12.0, 0.3, 30), 30, "no regular distance"),
     ],
@@ -173,7 +173,7 @@ def test_a_burst_that_is_mostly_short_gaps_is_as_long_as_it_takes() -> None:
 def test_too_few_readings_for_a_burst_are_said_to_be(readings: int, duty: float) -> None:
     found = find_rhythm(*steps(readings * 0.01, duty, 20))
     assert isinstance(found, str)
-    assert "--rail.sample-interval" in found or "busy all the time" in found
+    assert "--rail.sample-interval" in found or "busy whenever it is read" in found
 
 
 @pytest.mark.parametrize("seconds", [30.2, 31.5, 32.9])

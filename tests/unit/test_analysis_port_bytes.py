@@ -54,6 +54,14 @@ def test_bytes_mean_and_peak_are_those_of_the_readings(tmp_path: Path, shuffle: 
     assert use.receive_utilisation == pytest.approx(1 / 50)
 
 
+def test_a_rail_that_was_read_for_less_than_a_second_did_its_mean_at_most(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1,))
+    readings(job, 0, 0, [(0, 0), (10 * MB, 5 * MB), (20 * MB, 10 * MB)])
+    (use,), _ = found(job)
+    assert use.transmit_bytes_per_second == use.peak_transmit_bytes_per_second == pytest.approx(40 * MB)
+    assert use.receive_bytes_per_second == use.peak_receive_bytes_per_second == pytest.approx(20 * MB)
+
+
 def test_a_total_that_falls_began_anew(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1,))
     readings(job, 0, 0, [(5 * MB, 0), (9 * MB, 0), (2 * MB, 0), (3 * MB, 0)])

@@ -39,6 +39,15 @@ def test_transfer_is_what_the_fastest_of_this_size_take_and_the_rest_is_waiting(
     assert use.idle_seconds == pytest.approx(25 * 0.010)
 
 
+def test_timed_receives_without_a_payload_are_not_said_to_be_untimed(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("pp", (0, 1))
+    job.operation("pp", 1, "Recv", None, 0, 2 * MS, peer=0)
+    uses, (unknown,) = receives_of(job)
+    assert uses == ()
+    assert unknown.reason.startswith("Recvs have times, but how much each brought was not seen")
+
+
 def test_the_bubble_of_a_pipeline_is_near_what_its_shape_says(tmp_path: Path) -> None:
     stages, micro_batches = 4, 8
     uses, _ = receives_of(pipeline(tmp_path, stages, micro_batches, iterations=6, transfer_ns=MS // 10))
