@@ -62,9 +62,13 @@ def test_amtool_accepts_what_is_shipped(laid_out: Path) -> None:
     assert [url for url in urls if not url.startswith(f"http://127.0.0.1:{WEBHOOK_PORT}/")] == []
 
 
+@pytest.mark.parametrize("job", ["unknown", "4711"])
 @pytest.mark.parametrize("alert", rules_files.alerts(), ids=lambda alert: alert.name)
-def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert) -> None:
+def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert, job: str) -> None:
     labels = {"alertname": alert.name, **dict(alert.labels)}
+    # What is found out when the alert comes: see tests/stack/test_alert_path.py.
+    labels |= {name: job for name in labels if name == "exported_job"}
+    assert not any("{{" in value for value in labels.values())
     receiver = {"critical": "on-call", "warning": "team", "info": "nobody"}[labels["severity"]]
     pairs = [f"{name}={value}" for name, value in labels.items()]
     arguments = ["config", "routes", "test", f"--config.file={laid_out / 'alertmanager.yml'}"]
