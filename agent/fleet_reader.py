@@ -80,9 +80,9 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     instances = _instances_of(said["info"], ranks, scrapes.names)
     rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
     hosts = either("instance", instances)
-    enqueued, lately_ms = f"railscope_comm_enqueued_total{{{hosts}}}", 2500 * (scrapes.interval_seconds or 15.0)
+    enqueued = f"railscope_comm_enqueued_total{{{hosts}}}"
     # What stopped within the range of the rate does not go on.
-    lately = f"changes({enqueued}[{lately_ms:.0f}ms]) > 0"
+    lately = f"{_moves(enqueued, scrapes)} > 0"
     moving = ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0") if ranks else ()
     return Fleet(
         at=at,
@@ -136,8 +136,12 @@ def _writing(selector: str, scrapes: Scrapes) -> str:
     The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so that
     of a moment that is over the writer's next scrape counts too, though it be late.
     """
-    interval_ms = 1000 * (scrapes.interval_seconds or 15.0)
-    return f"max_over_time(railscope_comm_writing{selector}[{4 * interval_ms:.0f}ms] offset -{1.5 * interval_ms:.0f}ms)"
+    return f"max_over_time(railscope_comm_writing{selector}[{scrapes.lately(4)}] offset -{scrapes.lately(1.5)})"
+
+
+def _moves(enqueued: str, scrapes: Scrapes) -> str:
+    """Whether operations were entered between the last scrapes, as a question."""
+    return f"changes({enqueued}[{scrapes.lately(2.5)}])"
 
 
 def _ranks(
@@ -162,12 +166,12 @@ def _ranks(
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
         writing=_writing(f"{{{of}}}", scrapes),
-        moves=f"changes({enqueued}[{2500 * (scrapes.interval_seconds or 15.0):.0f}ms])",
+        moves=_moves(enqueued, scrapes),
     )
     numbers = {name: _by_rank(samples) for name, samples in found.items()}
     now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}
     known = max(len(now), len(found["info"]), 1)
-    points_seconds = min(window_seconds, (scrapes.interval_seconds or 15.0) * MOST_POINTS / known)
+    points_seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / known)
     points = _points(ask.store.scrapes(enqueued, points_seconds, ask.at))
     placed = positions(
         now=now,
@@ -259,7 +263,7 @@ def _with_history(
     for one in stalls:
         key = _rank_key(one)
         # Only what was still said when the rank was last seen: what had ended before is no matter.
-        if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * (scrapes.interval_seconds or 15.0):
+        if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * scrapes.spacing_seconds:
             host = _host(one, scrapes.names)
             said[host, *key[1:]] = with_details(Stall("", one.labels.get("cause", "unknown")), one.labels)
     return tuple(
@@ -317,7 +321,7 @@ def _rails(
         for sample in samples:
             key = _rail_key(sample)
             numbers[key] = max(numbers.get(key, sample.value), sample.value)
-    seconds = min(window_seconds, (scrapes.interval_seconds or 15.0) * MOST_POINTS / max(len(found["up"]), 1))
+    seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / max(len(found["up"]), 1))
     sent_points = {_rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
     errors: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
     for sample in (*found["events"], *found["appeared"]):

@@ -42,6 +42,16 @@ class Scrapes:
     scraped: Mapping[str, float]
     """When, by the store's clock, by instance."""
     interval_seconds: float | None
+    """The longest usual time between two scrapes of a host; None: not known."""
+
+    @property
+    def spacing_seconds(self) -> float:
+        """The same; what is usual for Prometheus where it is not known."""
+        return self.interval_seconds or 15.0
+
+    def lately(self, scrapes: float) -> str:
+        """So many scrapes as a duration of PromQL."""
+        return f"{1000 * scrapes * self.spacing_seconds:.0f}ms"
 
 
 class Asker:

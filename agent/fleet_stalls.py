@@ -63,7 +63,7 @@ def stall_histories(
     """
     if not series:
         return ()
-    interval = scrapes.interval_seconds or 15.0
+    interval = scrapes.spacing_seconds
     seconds = max(recent_seconds, min(window_seconds, interval * MOST_POINTS / series))
     by_comm: dict[str, list[Series]] = defaultdict(list)
     for one in ask.store.scrapes("railscope_comm_stall_info", seconds, ask.at):
@@ -83,7 +83,7 @@ class _Saying:
 
 
 def _history(comm: str, said: Sequence[Series], scrapes: Scrapes, recent_seconds: float) -> StallHistory:
-    interval = scrapes.interval_seconds or 15.0
+    interval = scrapes.spacing_seconds
     times = {t for one in said for t, _ in one.points}
     on = spans(times, _GAP * interval)
     last = on[-1][1]

@@ -86,9 +86,7 @@ def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
 def _awaits_writer(ranks: Sequence[Rank]) -> bool:
     """Whether somebody entered an operation that one which writes did not: its own host calls nobody stalled who
     waits for it there."""
-    placed = [(rank, rank.position.entered) for rank in ranks if rank.present and rank.position]
-    writers = [entered for rank, entered in placed if rank.writing]
-    return bool(writers) and max(entered for _, entered in placed) > min(writers)
+    return any(_came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
 
 
 def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
@@ -282,7 +280,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     stuck_there = _processes(
         rank
         for rank in other.ranks
-        if rank not in its.ranks and (rank.stall or (its.cause == WRITING and _has_come(rank, its.ranks)))
+        if rank not in its.ranks and (rank.stall or (its.cause == WRITING and _came_further(rank, its.ranks)))
     )
     if (elsewhere := waits_for & stuck_there) and not same_process:
         return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which is stuck there", elsewhere=True)
@@ -305,7 +303,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     return None
 
 
-def _has_come(rank: Rank, others: Iterable[Rank]) -> bool:
+def _came_further(rank: Rank, others: Iterable[Rank]) -> bool:
     """Whether it entered an operation that none of these others did."""
     entered = [other.position.entered for other in others if other.position]
     return bool(entered) and rank.present and rank.position is not None and rank.position.entered > max(entered)
