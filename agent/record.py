@@ -21,6 +21,7 @@ from typing import Final, TextIO, TypeVar
 from agent.config import Config
 from agent.daemon import Daemon
 from agent.first_readings import await_first_readings
+from agent.recording import FILE_SUFFIX
 from agent.recording_file import RecordingError, read_recording
 from agent.recording_store import save
 from agent.recording_summary import describe, summarise
@@ -29,8 +30,6 @@ from probes.clock import Clock, SystemClock
 _log = logging.getLogger("railscope.record")
 
 REASON: Final = "record"
-FILE_SUFFIX: Final = ".npz"
-"""What a name ends in that means one file of the flight recorder; any other one means a dataset's folder."""
 _FILE_MEMORY_BYTES: Final = 256 << 20
 _ENDLESS_NS: Final = 86_400_000_000_000
 _MARGIN_NS: Final = 5_000_000_000

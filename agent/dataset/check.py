@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent.dataset.files import DatasetError, table_files
 from agent.dataset.schema import SCHEMA_VERSION
-
-_RECORDING: Final = ".npz"
-"""How files of recordings end that are no datasets: those of the flight recorder are in a folder of their own."""
+from agent.recording import FILE_SUFFIX
 
 
 def check_folder(folder: Path) -> None:
@@ -26,8 +23,8 @@ def check_folder(folder: Path) -> None:
             f"{folder}: there is no such folder: name one that 'railscope record' or 'railscope import' has written"
         )
     files = table_files(folder, "recordings")
-    if not files and any(folder.glob(f"*{_RECORDING}")):
-        raise DatasetError(f"{folder}: it holds recordings' files: name those you mean, as {folder}/*{_RECORDING}")
+    if not files and any(folder.glob(f"*{FILE_SUFFIX}")):
+        raise DatasetError(f"{folder}: it holds recordings' files: name those you mean, as {folder}/*{FILE_SUFFIX}")
     if not files:
         raise DatasetError(f"{folder}: no recorded dataset is in it: make one with 'railscope record -o FOLDER'")
     versions: set[int | None] = set()
