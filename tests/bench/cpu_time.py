@@ -24,15 +24,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def cpu_ns(pid: int) -> int:
-    """The same to the nanosecond: a process's own clock, as clock_getcpuclockid(3) finds it.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    return time.clock_gettime_ns((~pid << 3) | _SCHED_CLOCK)
-
-
 def seconds_of_others(pids: Iterable[int]) -> float:
     """CPU time that the machine has spent on anything but these processes: proc(5), the first line of stat."""
     ticks = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
@@ -55,7 +46,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class ThreadTime:
-    """A thread at one moment."""
+    """A thread, or all threads of a process, at one moment."""
 
     cpu_ns: int
     monotonic_ns: int
@@ -69,3 +60,12 @@ def thread_time(thread: threading.Thread) -> ThreadTime:
     """What a running thread of this process has taken so far."""
     assert thread.ident is not None
     return ThreadTime(time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident)), time.monotonic_ns())
+
+
+def process_time(pid: int) -> ThreadTime:
+    """What another process has taken so far, to the nanosecond: by its clock, as clock_getcpuclockid(3) finds it.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return ThreadTime(time.clock_gettime_ns((~pid << 3) | _SCHED_CLOCK), time.monotonic_ns())

@@ -38,7 +38,7 @@ from probes.nccl.internal_functions import Level
 from probes.nccl.library import probe_points
 from testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
-from tests.bench.cpu_time import DISTURBED, Others, cpu_ns
+from tests.bench.cpu_time import DISTURBED, Others, process_time
 from tests.bench.many_communicators import pause, resume
 from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Bound, Line, Omission, figure, ratios
@@ -204,11 +204,11 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int, floor: _F
             for turn in range(rounds):
                 for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
                     with _observed(name, pids, double, samples.rested, floor) as agent:
-                        before_ns, began_ns = 0 if agent is None else cpu_ns(agent.process.pid), time.monotonic_ns()
+                        began = process_time(agent.process.pid) if agent is not None else None
                         beside = counter.rate(_WINDOW_SECONDS)
-                        if agent is not None:
-                            took = (cpu_ns(agent.process.pid) - before_ns) / (time.monotonic_ns() - began_ns)
-                            samples.agent.setdefault(name, []).append(took * 100)
+                        if agent is not None and began is not None:
+                            took = process_time(agent.process.pid).core_percent(began)
+                            samples.agent.setdefault(name, []).append(took)
                     time.sleep(_SETTLE_SECONDS)
                     others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)
