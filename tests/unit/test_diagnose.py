@@ -18,8 +18,8 @@ from agent.diagnose import as_json_text, as_text, diagnose, endpoint_of, questio
 from agent.diagnose_options import add_diagnose_arguments
 from agent.prometheus_query import PrometheusError
 from agent.verdict_words import Verdict, verdict_of
+from tests.unit.canned_store import NOW, CannedStore, agent
 from tests.unit.fleets import COMM, OTHER, Fleets, stall
-from tests.unit.test_fleet_facts import NOW, CannedStore, agent
 from tests.unit.test_verdict import fleets_of_any_kind
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.fleet_facts import BriefStall
 from agent.prometheus_query import Series
-from tests.unit.test_fleet_facts import COMM, NOW, CannedStore, agent, rank, ranks_of, read
+from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read
 
 INFO = "railscope_comm_stall_info"
 CALLS = "railscope_comm_enqueued_total"
