@@ -73,6 +73,25 @@ class _Source:
     """Their numbers."""
     places: npt.NDArray[np.intp]
     """Where bytes sent and received of each stand among all values of a reading: devices by 2."""
+    last: CounterReading | CounterBlock | None = None
+    """What was read last: a device may turn out to be a rail after it has been read for the first time."""
+
+    def samples(self, read: CounterReading | CounterBlock) -> Records:
+        """What a reading says of the rails: readings by devices, or devices, of dtype RAIL_SAMPLE."""
+        # A sample is four words; field by field it would take three times as long.
+        if isinstance(read, CounterBlock):
+            words = np.empty((len(read.times_ns), len(self.devices), 4), np.uint64)
+            words[:, :, 0] = (np.array(read.times_ns, np.uint64).sum(axis=1) // 2)[:, np.newaxis]
+            words[:, :, 1:3] = read.values.reshape(len(read.times_ns), -1)[:, self.places]
+            words[:, :, 3] = self.devices
+        else:
+            words = np.empty((1, len(self.devices), 4), np.uint64)
+            words[0, :, 0] = (read.before_ns + read.after_ns) // 2
+            words[0, :, 1:3] = read.values.take(self.places)
+            words[0, :, 3] = self.devices
+        if read.shape is not None:
+            words = words.compress(read.shape.known.take(self.places).all(axis=1), axis=1)
+        return words.view(RAIL_SAMPLE)[:, :, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +178,9 @@ class FlightRecorder:
             or source.generation != self._generation
         ):
             source = self._learn(netns, read.names, read.fields)
-        if not len(source.devices):
-            return
-        # A sample is four words; field by field it would take three times as long.
-        if isinstance(read, CounterBlock):
-            words = np.empty((len(read.times_ns), len(source.devices), 4), np.uint64)
-            words[:, :, 0] = (np.array(read.times_ns, np.uint64).sum(axis=1) // 2)[:, np.newaxis]
-            words[:, :, 1:3] = read.values.reshape(len(read.times_ns), -1)[:, source.places]
-            words[:, :, 3] = source.devices
-        else:
-            words = np.empty((len(source.devices), 4), np.uint64)
-            words[:, 0] = (read.before_ns + read.after_ns) // 2
-            words[:, 1:3] = read.values.take(source.places)
-            words[:, 3] = source.devices
-        if read.shape is not None:
-            words = words.compress(read.shape.known.take(source.places).all(axis=1), axis=-2)
-        self._samples.add(words.view(RAIL_SAMPLE).reshape(-1))
+        source.last = read
+        if len(source.devices):
+            self._samples.add(source.samples(read).reshape(-1))
 
     def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> _Source:
         with self._lock:
@@ -185,6 +191,7 @@ class FlightRecorder:
                     devices.append(device.number)
                     rows.append(row)
             columns = np.array([fields.index("tx_bytes"), fields.index("rx_bytes")], np.intp)
+            before = self._sources.get((netns, id(names)))
             source = _Source(
                 names=names,
                 fields=fields,
@@ -195,7 +202,11 @@ class FlightRecorder:
             if len(self._sources) >= _MOST_SOURCES:
                 self._sources.clear()  # those that are still read come back with their next reading
             self._sources[netns, id(names)] = source
-            return source
+        if before is not None and before.names is names and before.fields == fields and before.last is not None:
+            # What a new rail carries from here on would else have no reading to begin at.
+            told = source.samples(before.last)[-1]
+            self._samples.add(told[~np.isin(told["device"], before.devices)])
+        return source
 
     def _number(self, netns: int, name: str) -> _Device | None:
         """The number of a device, a new one for a new device; None: there are too many."""

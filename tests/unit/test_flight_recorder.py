@@ -228,18 +228,42 @@ def test_ports_that_do_not_count_bytes_have_no_samples_in_a_block_either(clock: 
     assert len(frozen(one).rail_samples) == 8
 
 
-def test_a_device_that_becomes_a_rail_or_comes_back_is_sampled_from_then_on(
+def test_a_device_that_becomes_a_rail_or_comes_back_is_sampled_from_the_reading_before_on(
+    clock: Clock, recorder: FlightRecorder
+) -> None:
+    names = ("eth2", "eth3")
+    recorder.take_rails(decisions(device("eth3")))
+    for value in (1, 2):
+        recorder.add_samples(NETNS, reading(clock, names, [[value, value, 0], [0, 0, 0]]))
+    recorder.take_rails(decisions(device("eth2"), device("eth3")))
+    recorder.add_samples(NETNS, reading(clock, names, [[3, 3, 0], [0, 0, 0]]))
+    recorder.take_rails(decisions(device("eth3")))
+    for value in (4, 5):
+        recorder.add_samples(NETNS, reading(clock, names, [[value, value, 0], [0, 0, 0]]))
+    recorder.take_rails(decisions(device("eth2"), device("eth3")))
+    recorder.add_samples(NETNS, reading(clock, names, [[6, 6, 0], [0, 0, 0]]))
+    taken = frozen(recorder)
+    number = {one.name: one.device for one in taken.rails}
+    samples = taken.rail_samples
+    eth2, eth3 = (samples[samples["device"] == number[name]] for name in names)
+    assert eth2["receive_bytes"].tolist() == [2, 3, 5, 6]
+    # Nothing is told twice of the one that had been a rail all along.
+    assert len(eth3) == 6
+
+
+def test_the_last_of_many_answers_before_a_device_became_a_rail_is_its_first_sample(
     clock: Clock, recorder: FlightRecorder
 ) -> None:
     names = ("eth2",)
-    recorder.add_samples(NETNS, reading(clock, names, [[1, 1, 0]]))
+    times_ns = tuple((clock.now_ns + n * 1000, clock.now_ns + n * 1000 + 100) for n in range(4))
+    values = np.arange(4 * 3, dtype=np.uint64).reshape(4, 1, 3)
+    recorder.add_samples(NETNS, CounterBlock(times_ns, names, (NETNS,), FIELDS, values))
     recorder.take_rails(decisions(device("eth2")))
-    recorder.add_samples(NETNS, reading(clock, names, [[2, 2, 0]]))
-    recorder.take_rails(())
-    recorder.add_samples(NETNS, reading(clock, names, [[3, 3, 0]]))
-    recorder.take_rails(decisions(device("eth2")))
-    recorder.add_samples(NETNS, reading(clock, names, [[4, 4, 0]]))
-    assert frozen(recorder).rail_samples["receive_bytes"].tolist() == [2, 4]
+    clock.sleep(1)
+    recorder.add_samples(NETNS, reading(clock, names, [[70, 70, 0]]))
+    samples = frozen(recorder).rail_samples
+    assert samples["receive_bytes"].tolist() == [int(values[3, 0, FIELDS.index("rx_bytes")]), 70]
+    assert samples["time_ns"][0] == times_ns[3][0] + 50
 
 
 def test_rdma_ports_are_rails_without_being_told_and_take_their_number_from_the_snapshot(
