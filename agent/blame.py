@@ -195,6 +195,8 @@ def _round_trips(rail: RailSigns, others: list[RailSigns]) -> list[str]:
         return []
     if rail.round_trip_ns < max(_ROUND_TRIP_RATIO * usual, usual + _ROUND_TRIP_NS):
         return []
+    if (rail.round_trip_deviation_ns or 0) >= rail.round_trip_ns:
+        return []  # one of many: a receiver may put off an acknowledgement for 40 ms
     beside = "its siblings'" if times else "at its best"
     return [f"round trips on {_name(rail)} take {rail.round_trip_ns / 1e6:.1f} ms, {usual / 1e6:.1f} ms {beside}"]
 

@@ -250,6 +250,7 @@ class CloseLook:
         ]
         unanswered = [state for state in own if state.unanswered]
         trips = [state.round_trip_us for _, state in sending if state.round_trip_us]
+        deviations = [state.round_trip_deviation_us for _, state in sending if state.round_trip_us]
         least = [state.minimum_round_trip_us for _, state in sending if 0 < state.minimum_round_trip_us < 1 << 31]
         old = counters[0][1].get(facts.device)
         return RailSigns(
@@ -274,6 +275,7 @@ class CloseLook:
             ),
             peer_limited_ratio=_peer_limited_ratio(sending),
             round_trip_ns=sum(trips) * 1000 // len(trips) if trips else None,
+            round_trip_deviation_ns=sum(deviations) * 1000 // len(deviations) if deviations else None,
             least_round_trip_ns=min(least) * 1000 if least else None,
             backlog_bytes=facts.queue.backlog_bytes if facts.queue is not None else None,
             unread_bytes=sum(state.unread_bytes for state in own),

@@ -101,11 +101,13 @@ def rail_tcp(faring: DeviceConnections, counted: DeviceTotals) -> RailTcp:
     """Bring together how connections fare now and what they carried."""
     total = dict(counted.counters)
     mean_us, maximum_us = faring.round_trip_mean_us, faring.round_trip_maximum_us
+    deviation_us = faring.round_trip_deviation_us
     return RailTcp(
         connections=faring.connections,
         sending=faring.sending,
         round_trip_mean_seconds=None if mean_us is None else mean_us / 1e6,
         round_trip_maximum_seconds=None if maximum_us is None else maximum_us / 1e6,
+        round_trip_deviation_seconds=None if deviation_us is None else deviation_us / 1e6,
         delivery_rate_bytes_per_second=faring.delivery_rate_bytes_per_second,
         application_limited=faring.application_limited,
         unacknowledged_segments=faring.unacknowledged_segments,

@@ -210,6 +210,8 @@ class RailTcp:
     """Those that sent data within the last second, or have data under way: round trips and rates are theirs."""
     round_trip_mean_seconds: float | None
     round_trip_maximum_seconds: float | None
+    round_trip_deviation_seconds: float | None
+    """Mean of their deviations: larger than the round trip where single ones took long."""
     delivery_rate_bytes_per_second: int | None
     """Sum over the sending connections."""
     application_limited: int

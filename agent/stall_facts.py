@@ -186,6 +186,8 @@ class RailSigns:
     peer_limited_ratio: float = 0.0
     """Share of that time in which it waited because the other end did not read."""
     round_trip_ns: int | None = None
+    round_trip_deviation_ns: int | None = None
+    """How far single ones are from it on average."""
     least_round_trip_ns: int | None = None
     """The shortest that was ever measured."""
     backlog_bytes: int | None = None

@@ -98,8 +98,8 @@ _SIZES: Final = {"AllReduce": 4, "AllGather": 4, "ReduceScatter": 4, "Broadcast"
 _WAYS: Final = (("Ring", "Simple", 16), ("Ring", "LL", 2), ("Tree", "LL128", 16), ("NVLS", "Simple", 16))
 _RATES: Final = Histogram(RATE_BOUNDS, (1,) * (len(RATE_BOUNDS) + 1), 1.0)
 _QUEUE: Final = RailQueue("mq", 0, 0, 0, 0, 0)
-_TCP: Final = RailTcp(8, 8, 1e-4, 1e-3, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1.0, 1.0, 1.0)
-_NO_TCP: Final = RailTcp(0, 0, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+_TCP: Final = RailTcp(8, 8, 1e-4, 1e-3, 1e-5, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1.0, 1.0, 1.0)
+_NO_TCP: Final = RailTcp(0, 0, None, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 _LEDGER: Final = RailLedger(DirectionLedger(1, 1, 0, 1, 0, 0, 0.01), DirectionLedger(1, 1, 0, 1, 0, 0, 0.01))
 
 

@@ -310,7 +310,8 @@ RAIL_TCP_CONNECTIONS: Final = _gauge(
 RAIL_TCP_ROUND_TRIP: Final = _gauge(
     "rail_tcp_round_trip_seconds",
     "rail device stat",
-    "Smoothed round trip of the sending connections in seconds, mean and max; absent while none sends.",
+    "Smoothed round trip of the sending connections in seconds, mean and max, and deviation: the mean of their "
+    "deviations, longer than the mean where single round trips took long; absent while none sends.",
 )
 RAIL_TCP_DELIVERY_RATE: Final = _gauge(
     "rail_tcp_delivery_rate_bytes_per_second",

@@ -164,7 +164,11 @@ def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
         (
             (one, (stat,), seconds)
             for one, tcp in found
-            for stat, seconds in (("mean", tcp.round_trip_mean_seconds), ("max", tcp.round_trip_maximum_seconds))
+            for stat, seconds in (
+                ("mean", tcp.round_trip_mean_seconds),
+                ("max", tcp.round_trip_maximum_seconds),
+                ("deviation", tcp.round_trip_deviation_seconds),
+            )
         ),
     )
     yield _of_rails(

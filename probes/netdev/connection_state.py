@@ -40,6 +40,7 @@ _FIELDS: Final = {
     "unacknowledged_segments": (24, "u4"),
     "last_acknowledged_ms": (56, "u4"),
     "round_trip_us": (68, "u4"),
+    "round_trip_deviation_us": (72, "u4"),
     "bytes_acked": (120, "u8"),
     "bytes_received": (128, "u8"),
     "not_sent_bytes": (144, "u4"),
@@ -84,6 +85,8 @@ class ConnectionState:
     """Time since the peer acknowledged anything."""
     round_trip_us: int
     """Smoothed; 0: not measured yet."""
+    round_trip_deviation_us: int
+    """Mean deviation from it, smoothed as well."""
     bytes_acked: int
     bytes_received: int
     not_sent_bytes: int

@@ -80,7 +80,7 @@ _IP_BYTES: Final = {4: 20, 16: 40}
 """By the length of an address."""
 _TIMESTAMPS_BYTES: Final = 12
 _RECENT_MS: Final = 1_000
-_NOWHERE: Final = TcpInfo(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0, 0, 0, 0)
+_NOWHERE: Final = TcpInfo(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,12 @@ class DeviceConnections:
     device: str
     connections: int
     sending: int
-    """Those that sent data within the last second, or have data under way; the next four are of these."""
+    """Those that sent data within the last second, or have data under way; the next five are of these."""
     round_trip_mean_us: float | None
     """Smoothed round-trip times; None: none is measured."""
     round_trip_maximum_us: int | None
+    round_trip_deviation_us: float | None
+    """Mean of their deviations: larger than the round trip where single ones took long."""
     delivery_rate_bytes_per_second: int | None
     """Sum of the last delivery rates; None: none is measured."""
     application_limited: int
@@ -315,6 +317,7 @@ def _sends(info: TcpInfo) -> bool:
 def _fare(device: str, infos: Sequence[TcpInfo]) -> DeviceConnections:
     sending = [info for info in infos if _sends(info)]
     times = [info.round_trip_us for info in sending if info.round_trip_us]
+    deviations = [info.round_trip_deviation_us for info in sending if info.round_trip_us]
     rated = [info for info in sending if info.delivery_rate_bytes_per_second]
     return DeviceConnections(
         device=device,
@@ -322,6 +325,7 @@ def _fare(device: str, infos: Sequence[TcpInfo]) -> DeviceConnections:
         sending=len(sending),
         round_trip_mean_us=sum(times) / len(times) if times else None,
         round_trip_maximum_us=max(times, default=None),
+        round_trip_deviation_us=sum(deviations) / len(deviations) if deviations else None,
         delivery_rate_bytes_per_second=sum(info.delivery_rate_bytes_per_second for info in rated) if rated else None,
         application_limited=sum(info.application_limited for info in rated),
         unacknowledged_segments=sum(info.unacknowledged_segments for info in infos),

@@ -60,6 +60,7 @@ _INFO_OFFSETS: Final = {
     "receive_window_limited_us": (176, "u8"),
     "send_buffer_limited_us": (184, "u8"),
     "round_trip_us": (68, "u4"),
+    "round_trip_deviation_us": (72, "u4"),
     "minimum_round_trip_us": (148, "u4"),
     "delivery_rate_bytes_per_second": (160, "u8"),
     "flags": (7, "u1"),
@@ -131,6 +132,8 @@ class TcpInfo:
     """Of that, waiting because this host's send buffer was full."""
     round_trip_us: int
     """Smoothed; 0: not measured yet."""
+    round_trip_deviation_us: int
+    """Mean deviation from it, smoothed as well."""
     minimum_round_trip_us: int
     delivery_rate_bytes_per_second: int
     """At the last acknowledgement; 0: not measured yet."""

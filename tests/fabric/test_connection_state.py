@@ -114,6 +114,21 @@ def test_a_peer_that_does_not_read_is_not_the_network_s_fault(pair: Pair) -> Non
     assert state.not_sent_bytes > 0
 
 
+def test_an_acknowledgement_that_the_peer_put_off_shows_in_the_deviation(pair: Pair) -> None:
+    """It lengthens the round trip fifty times, though the network is as it was."""
+    for _ in range(50):  # after which the peer's kernel takes it that an answer is going to carry its acknowledgement
+        pair.near.send(b"?")
+        pair.far.recv(1)
+        pair.far.send(b"!")
+        pair.near.recv(1)
+    usual = pair.state()
+    assert usual.round_trip_deviation_us < usual.round_trip_us < 3000
+    pair.near.send(b"?")
+    state = pair.until(lambda state: state.bytes_acked > usual.bytes_acked)
+    assert state.round_trip_us > 3000
+    assert state.round_trip_deviation_us > state.round_trip_us
+
+
 def test_what_the_peer_sent_and_nobody_reads_is_counted(pair: Pair) -> None:
     pair.far.send(bytes(5000))
     assert pair.until(lambda state: state.unread_bytes == 5000).bytes_received >= 5000

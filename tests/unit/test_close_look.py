@@ -134,7 +134,15 @@ def test_a_rail_s_signs_are_those_of_the_suspect_s_connections_and_of_the_device
     world.look.rails(world.process(), frozenset())
     world.wait()
     world.connections = [
-        connection(1, 6000, busy_us=250_000, round_trip_us=3000, retransmitted_bytes=500, unread_bytes=7),
+        connection(
+            1,
+            6000,
+            busy_us=250_000,
+            round_trip_us=3000,
+            round_trip_deviation_us=400,
+            retransmitted_bytes=500,
+            unread_bytes=7,
+        ),
         connection(
             2, 0, unacknowledged_segments=9, unanswered_retransmissions=3, last_acknowledged_ms=1500, peer_closed=True
         ),
@@ -149,6 +157,7 @@ def test_a_rail_s_signs_are_those_of_the_suspect_s_connections_and_of_the_device
     assert (signs.unread_bytes, signs.port_bytes, signs.losses) == (7, 4096, (("rx_crc_errors", 20),))
     assert signs.busy_ratio == pytest.approx(0.25), "half of the window, on one of two that send"
     assert signs.round_trip_ns == (3000 + 100) * 1000 // 2
+    assert signs.round_trip_deviation_ns == (400 + 20) * 1000 // 2
     assert signs.surely_used
 
 

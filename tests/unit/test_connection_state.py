@@ -21,6 +21,7 @@ QUIET = ConnectionState(
     unacknowledged_segments=0,
     last_acknowledged_ms=600_000,
     round_trip_us=100,
+    round_trip_deviation_us=20,
     bytes_acked=10,
     bytes_received=20,
     not_sent_bytes=0,

@@ -22,7 +22,7 @@ from exporters.selection import ALL, DETAILS, Selection
 from tests.unit.exporters_snapshots import rail
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
-NO_TCP = RailTcp(0, 0, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+NO_TCP = RailTcp(0, 0, None, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 RATES = Histogram((1e6,), (1, 0), 5.0)
 Counter = tuple[str, str, int]
 

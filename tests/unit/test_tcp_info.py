@@ -45,6 +45,7 @@ OFFSETS = {
     "options": (5, "B"),
     "last_sent_ms": (44, "I"),
     "round_trip_us": (68, "I"),
+    "round_trip_deviation_us": (72, "I"),
     "retransmitted_segments": (100, "I"),
     "bytes_acked": (120, "Q"),
     "bytes_received": (128, "Q"),
@@ -62,7 +63,7 @@ OFFSETS = {
 }
 """Of struct tcp_info, from the kernel's include/uapi/linux/tcp.h."""
 
-NOTHING = TcpInfo(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0, 0, 0, 0)
+NOTHING = TcpInfo(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0, 0, 0, 0)
 
 
 def tcp_info(info: TcpInfo, size: int = 248) -> bytes:
@@ -249,7 +250,12 @@ def test_round_trips_and_rates_are_those_of_connections_that_send() -> None:
     accounts = ConnectionAccounts()
     idle = replace(NOTHING, data_segments_sent=9, last_sent_ms=60_000, round_trip_us=900_000)
     busy = replace(
-        NOTHING, data_segments_sent=9, last_sent_ms=3, round_trip_us=300, delivery_rate_bytes_per_second=5000
+        NOTHING,
+        data_segments_sent=9,
+        last_sent_ms=3,
+        round_trip_us=300,
+        round_trip_deviation_us=60,
+        delivery_rate_bytes_per_second=5000,
     )
     stuck = replace(idle, unacknowledged_segments=4, round_trip_us=700, not_sent_bytes=10)
     limited = replace(busy, application_limited=True, round_trip_us=500)
@@ -258,6 +264,7 @@ def test_round_trips_and_rates_are_those_of_connections_that_send() -> None:
     rail, other = accounts.last
     assert (rail.connections, rail.sending, rail.application_limited) == (4, 3, 1)
     assert (rail.round_trip_mean_us, rail.round_trip_maximum_us) == (500, 700)
+    assert rail.round_trip_deviation_us == (60 + 60 + 0) / 3
     assert (rail.delivery_rate_bytes_per_second, rail.unacknowledged_segments, rail.not_sent_bytes) == (10_000, 4, 10)
     assert (other.connections, other.round_trip_mean_us, other.delivery_rate_bytes_per_second) == (0, None, None)
 
