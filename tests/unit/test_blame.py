@@ -154,6 +154,9 @@ def test_a_link_that_came_up_at_a_lower_speed_is_slow_without_tcp_too() -> None:
 def test_a_rank_that_waits_on_a_busy_host_is_not_behind_because_its_spinning_threads_wait_too() -> None:
     starved = found(replace(CALM, process=replace(PROCESS, waited_ratio=1.4, busy_ratio=0.02)))
     assert (starved.cause, starved.blamed_rank, starved.culprit) == (Cause.RANK_BEHIND, 3, True)
+    one_wait = replace(PROCESS, window_ns=1_500_000_000, waited_ratio=0.85 / 1.5, busy_ratio=0.001)
+    assert found(replace(CALM, process=one_wait)).cause is Cause.RANK_BEHIND
+    assert found(replace(CALM, process=one_wait)).culprit
     spins = found(replace(CALM, process=replace(PROCESS, waited_ratio=1.4, busy_ratio=0.1)))
     assert (spins.cause, spins.blamed_rank, spins.culprit) == (Cause.RANK_BEHIND, None, False)
 
