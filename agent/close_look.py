@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import platform
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -36,8 +37,24 @@ _REMEMBER_NS: Final = 500_000_000
 _UNKNOWN_PROCESS: Final = ProcessFacts("running", 0, 0.0, 0.0, 0, None)
 """Nothing speaks for or against a process that may not be looked at."""
 Reading = TypeVar("Reading")
+Port = tuple[str, str]
+"""A device, and the number of its port if it is one for RDMA."""
 RailsOf = Callable[[int], Iterable[tuple[RailFacts, int | None]]]
 """Rails that processes of a network namespace can use, each with when it last gained or lost its carrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """What follows from the readings of a namespace: with thousands of connections it is not worked out twice."""
+
+    first: Mapping[int, ConnectionState]
+    """By cookie, each connection as it was when it was first read: some suspects came later than others."""
+    of_process: Mapping[int, Sequence[ConnectionState]]
+    """By pid, as they were read last."""
+    carried: Mapping[str, tuple[int, int]]
+    """By device: bytes that suspects sent and received since each connection was first read."""
+    signs: dict[tuple[int, frozenset[str]], tuple[RailSigns, ...]] = field(default_factory=dict)
+    """By pid and devices, as far as somebody asked."""
 
 
 class CloseLook:
@@ -53,7 +70,9 @@ class CloseLook:
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
         """Pids by network namespace."""
         self._opened: dict[int, ProcessConnections] = {}
-        self._counters: dict[int, deque[tuple[int, Mapping[str, tuple[RailFacts, int | None]]]]] = {}
+        self._counters: dict[int, deque[tuple[int, Mapping[Port, tuple[RailFacts, int | None]]]]] = {}
+        self._latest: dict[int, _Latest] = {}
+        """By network namespace: what follows from its readings, until there is another one."""
         self._runs: dict[int, tuple[int, dict[int, int]]] = {}
         """By process: when its threads were listed, and how often each had run."""
         self._active: dict[int, frozenset[int]] = {}
@@ -138,20 +157,23 @@ class CloseLook:
         """The rails that a process uses; `devices` empty: those on which it has connections, or which have no TCP."""
         if process.namespace is None:
             return ()
-        netns = process.namespace.inode
-        self._read(process.namespace, process.identity.pid)
-        counters, connections = self._counters[netns], self._connections[netns]
+        netns, pid = process.namespace.inode, process.identity.pid
+        self._read(process.namespace, pid)
+        latest = self._latest[netns]
+        if (pid, devices) in latest.signs:
+            return latest.signs[pid, devices]
         found = []
-        for device, (facts, lost_ns) in counters[-1][1].items():
-            own = [
-                state for state in connections[-1][1] if state.pid == process.identity.pid and state.device == device
-            ]
-            surely = device in devices or bool(own)
-            # A port without TCP that never carried anything may never have had a cable.
-            perhaps = not devices and facts.link_layer not in ("Ethernet", "unknown") and bool(facts.transmit_bytes)
-            if surely if devices else surely or perhaps:
+        ports = self._counters[netns][-1][1]
+        for (device, _port), (facts, lost_ns) in ports.items():
+            own = [state for state in latest.of_process.get(pid, ()) if state.device == device]
+            # What NCCL hands over names the device: of one with two ports either may be meant.
+            surely = bool(own) or (device in devices and sum(device == other for other, _ in ports) == 1)
+            # An RDMA port that never carried anything may never have had a cable.
+            perhaps = not devices and facts.port != "" and bool(facts.transmit_bytes)
+            if device in devices or own if devices else surely or perhaps:
                 found.append(self._signs(netns, facts, lost_ns, own, surely_used=surely))
-        return tuple(found)
+        latest.signs[pid, devices] = tuple(found)
+        return latest.signs[pid, devices]
 
     def hidden(self, process: ObservedProcess) -> str:
         """Why the connections of a process could not be seen when its rails were last asked for; empty: they could."""
@@ -184,6 +206,7 @@ class CloseLook:
         self._asked_ns.pop(netns, None)
         self._connections.pop(netns, None)
         self._counters.pop(netns, None)
+        self._latest.pop(netns, None)
         self._suspects.pop(netns, None)
         self._hidden.pop(netns, None)
 
@@ -197,13 +220,14 @@ class CloseLook:
         _drop_if_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
         if readings and not fresh and now_ns - readings[-1][0] < READ_PERIOD_NS:
             return
-        rails = {facts.device: (facts, lost) for facts, lost in self._rails_of(namespace.inode)}
+        rails = {(facts.device, facts.port): (facts, lost) for facts, lost in self._rails_of(namespace.inode)}
         counters = self._counters.setdefault(namespace.inode, deque())
         _drop_if_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
         readings.append((now_ns, self._ask(namespace, suspects)))
         counters.append((now_ns, rails))
         _drop_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
         _drop_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        self._latest[namespace.inode] = _latest(readings)
 
     def _ask(self, namespace: NetworkNamespace, pids: set[int]) -> tuple[ConnectionState, ...]:
         try:
@@ -229,20 +253,19 @@ class CloseLook:
         if process.namespace is None:
             return None
         self._read(process.namespace, process.identity.pid)
-        readings = self._connections[process.namespace.inode]
-        last = [state for state in readings[-1][1] if state.pid == process.identity.pid]
+        latest = self._latest[process.namespace.inode]
+        last = latest.of_process.get(process.identity.pid)
         if not last:
             return None
-        first = _first(readings)
-        return sum(max(0, state.moved_bytes - first[state.cookie].moved_bytes) for state in last)
+        return sum(max(0, state.moved_bytes - latest.first[state.cookie].moved_bytes) for state in last)
 
     def _signs(
         self, netns: int, facts: RailFacts, lost_ns: int | None, own: list[ConnectionState], *, surely_used: bool
     ) -> RailSigns:
         readings, counters = self._connections[netns], self._counters[netns]
         window_ns = readings[-1][0] - readings[0][0]
-        first = _first(readings)
-        pairs = [(first[state.cookie], state) for state in own]
+        latest = self._latest[netns]
+        pairs = [(latest.first[state.cookie], state) for state in own]
         sending = [
             (before, state)
             for before, state in pairs
@@ -252,7 +275,7 @@ class CloseLook:
         trips = [state.round_trip_us for _, state in sending if state.round_trip_us]
         deviations = [state.round_trip_deviation_us for _, state in sending if state.round_trip_us]
         least = [state.minimum_round_trip_us for _, state in sending if 0 < state.minimum_round_trip_us < 1 << 31]
-        old = counters[0][1].get(facts.device)
+        old = counters[0][1].get((facts.device, facts.port))
         return RailSigns(
             rail=facts.rail,
             device=facts.device,
@@ -281,39 +304,45 @@ class CloseLook:
             unread_bytes=sum(state.unread_bytes for state in own),
             losses=_losses(old[0] if old is not None else None, facts),
             port_bytes=_port_bytes(facts) - _port_bytes(old[0]) if old is not None else 0,
-            foreign_ratio=_foreign_ratio(old[0], facts, readings[-1][1], first) if own and old else 0.0,
+            foreign_ratio=_foreign_ratio(old[0], facts, latest.carried) if own and old else 0.0,
             surely_used=surely_used,
         )
 
 
-def _first(readings: Iterable[tuple[int, tuple[ConnectionState, ...]]]) -> dict[int, ConnectionState]:
-    """Each connection as it was when it was first read: some suspects came later than others."""
+def _latest(readings: Sequence[tuple[int, tuple[ConnectionState, ...]]]) -> _Latest:
     first: dict[int, ConnectionState] = {}
     for _, states in readings:
         for state in states:
             first.setdefault(state.cookie, state)
-    return first
+    of_process: dict[int, list[ConnectionState]] = defaultdict(list)
+    carried: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for state in readings[-1][1]:
+        of_process[state.pid].append(state)
+        then, (sent, received) = first[state.cookie], carried[state.device]
+        carried[state.device] = (
+            sent + state.bytes_sent - then.bytes_sent,
+            received + state.bytes_received - then.bytes_received,
+        )
+    return _Latest(first, dict(of_process), dict(carried))
 
 
 def _port_bytes(facts: RailFacts) -> int:
     return (facts.transmit_bytes or 0) + (facts.receive_bytes or 0)
 
 
-def _foreign_ratio(
-    before: RailFacts, now: RailFacts, states: Iterable[ConnectionState], first: Mapping[int, ConnectionState]
-) -> float:
+def _foreign_ratio(before: RailFacts, now: RailFacts, carried: Mapping[str, tuple[int, int]]) -> float:
     """Bytes of others in the direction that has more of them, in parts of what the busier direction carried.
 
     Of a direction by itself the ratio would say nothing: towards whoever only sends there are acknowledgements alone.
-    `states` are of all suspects, `first` by cookie.
+    `carried`: by all suspects, by device.
     """
-    pairs = [(first[state.cookie], state) for state in states if state.device == now.device]
+    sent, received_by_them = carried.get(now.device, (0, 0))
     transmitted = (now.transmit_bytes or 0) - (before.transmit_bytes or 0)
     received = (now.receive_bytes or 0) - (before.receive_bytes or 0)
     foreign = max(
         0,
-        transmitted - sum(state.bytes_sent - then.bytes_sent for then, state in pairs),
-        received - sum(state.bytes_received - then.bytes_received for then, state in pairs),
+        transmitted - sent,
+        received - received_by_them,
     )
     return foreign / max(transmitted, received) if foreign else 0.0
 

@@ -25,6 +25,7 @@ from tests.unit.test_connection_state import QUIET
 NETNS = NetworkNamespace(77, Path("/proc/5/ns/net"), own=True)
 ETHERNET = replace(
     rail("0", "rail0"),
+    port="",
     link_layer="Ethernet",
     counters=(("rx_crc_errors", "warn", 5), ("carrier_changes", "warn", 2), ("packets", "info", 7)),
 )
@@ -191,14 +192,37 @@ def test_what_a_rail_carries_for_others_is_held_against_its_busier_direction(
 
 def test_a_rail_that_a_process_does_not_use_is_not_shown(world: World) -> None:
     assert world.look.rails(world.process(), frozenset()) == ()
-    infiniband = replace(ETHERNET, device="mlx5_0", link_layer="InfiniBand")
+    infiniband = replace(ETHERNET, device="mlx5_0", port="1", link_layer="InfiniBand")
     never_used = replace(infiniband, device="mlx5_1", transmit_bytes=0)
-    world.rails = [ETHERNET, infiniband, never_used]
+    converged = replace(ETHERNET, device="bnxt_re0", port="1")
+    adapter = replace(ETHERNET, device="rdmap0s6", port="1", link_layer="unknown")
+    world.rails = [ETHERNET, infiniband, never_used, converged, adapter]
     world.wait()
-    (signs,) = world.look.rails(world.process(), frozenset())
-    assert (signs.device, signs.surely_used) == ("mlx5_0", False)
+    perhaps = world.look.rails(world.process(), frozenset())
+    assert [(one.device, one.surely_used) for one in perhaps] == [
+        ("mlx5_0", False),
+        ("bnxt_re0", False),
+        ("rdmap0s6", False),
+    ]
     shown = world.look.rails(world.process(), frozenset({"mlx5_1"}))
     assert [(one.device, one.surely_used) for one in shown] == [("mlx5_1", True)]
+
+
+def test_either_port_of_a_device_may_be_the_one_that_is_used(world: World) -> None:
+    first = replace(ETHERNET, device="mlx4_0", port="1", link_layer="InfiniBand")
+    world.rails = [first, replace(first, port="2", up=False)]
+    shown = world.look.rails(world.process(), frozenset({"mlx4_0"}))
+    assert [(one.up, one.surely_used) for one in shown] == [(first.up, False), (False, False)]
+
+
+def test_readings_are_looked_through_once_however_often_somebody_asks(world: World) -> None:
+    world.connections = [connection(1, 1000)]
+    process = world.process()
+    signs = world.look.rails(process, frozenset())
+    assert world.look.rails(process, frozenset()) is signs
+    world.wait()
+    world.connections = [connection(1, 5000)]
+    assert world.look.rails(process, frozenset())[0].sent_bytes == 4000
 
 
 def test_a_process_in_an_unknown_namespace_has_no_rails(world: World) -> None:
