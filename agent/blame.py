@@ -9,7 +9,6 @@ that host's own agent, or `railscope diagnose`, can name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Final
@@ -24,6 +23,8 @@ _LOSSY_RATIO: Final = 0.01
 _VERY_LOSSY_RATIO: Final = 0.05
 _LOSSY_BYTES: Final = 8 << 10
 _LEAST_LOSSES: Final = 10
+_LOSSES_RATIO: Final = 4
+"""Times what the siblings lose: packets come out of order on every rail where paths are chosen packet by packet."""
 _BACKLOG_BYTES: Final = 64 << 10
 _BACKLOG_RATIO: Final = 8
 _ROUND_TRIP_RATIO: Final = 5
@@ -102,12 +103,16 @@ def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if not closed or (evidence.others and _all_here(rank, evidence)):
         return None  # all its peers live here: another communicator's has gone
     count = sum(rail.peer_closed for rail in closed)
-    sentences = [
-        f"{count} of its connections on {_name(closed[0])} were closed by the other end: that process has ended"
-    ]
-    if evidence.others:
-        sentences.append(f"its process has {evidence.others + 1} communicators: of which one it was cannot be told")
-    return Blame(Cause.PROCESS_GONE, tuple(sentences), culprit=True, blamed_rank=_only_peer(rank, evidence))
+    where = f"{count} of its connections on {_name(closed[0])} were closed by the other end"
+    if not evidence.others:
+        sentence = f"{where}: that process has ended"
+        return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+    # Who destroys a communicator closes its connections too, and this end may be destroyed much later.
+    sentences = (
+        f"{where}: that process has ended, or has destroyed its end of a communicator",
+        f"this process has {evidence.others + 1} communicators: of which one it was cannot be told",
+    )
+    return Blame(Cause.PROCESS_GONE, sentences, culprit=False)
 
 
 def _matters(rail: RailSigns) -> bool:
@@ -136,29 +141,39 @@ def _weak(rails: tuple[RailSigns, ...]) -> Blame | None:
     if slow is None or lossy is None:
         return slow or lossy
     loses = next(rail for rail in rails if rail.device == lossy.device)
-    counted = any(more >= _LEAST_LOSSES for _, more in loses.losses)
+    counted = bool(_counted(loses, rails))
     much = loses.retransmitted_bytes >= _VERY_LOSSY_RATIO * loses.sent_bytes
     return lossy if counted or (much and lossy.device == slow.device) else slow
 
 
-def _lossy(rails: Iterable[RailSigns]) -> Blame | None:
-    for rail in sorted(rails, key=lambda rail: -rail.retransmitted_bytes):
+def _lossy(rails: tuple[RailSigns, ...]) -> Blame | None:
+    counted = {rail: _counted(rail, rails) for rail in rails}
+    most = {rail: max((more for _, more in losses), default=0) for rail, losses in counted.items()}
+    for rail in sorted(rails, key=lambda rail: (-rail.retransmitted_bytes, -most[rail])):
         sentences = []
         if rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes):
             share = 100 * rail.retransmitted_bytes / max(rail.sent_bytes, 1)
             sentences.append(f"{share:.1f} % of what was sent on {_name(rail)} was sent again")
-        losses = [(name, more) for name, more in rail.losses if more >= _LEAST_LOSSES]
-        if losses:
-            names = ", ".join(f"{name} +{more}" for name, more in sorted(losses, key=lambda loss: -loss[1])[:3])
+        if counted[rail]:
+            names = ", ".join(f"{name} +{more}" for name, more in sorted(counted[rail], key=lambda loss: -loss[1])[:3])
             sentences.append(f"{_name(rail)} counted {names}")
-        if sentences and not _queue_only(rail):
+        # What was lost in this host's own, full queue makes a rail slow.
+        if sentences and (counted[rail] or (rail.backlog_bytes or 0) < _BACKLOG_BYTES):
             return _of_rail(Cause.RAIL_LOSSY, rail, *sentences)
     return None
 
 
-def _queue_only(rail: RailSigns) -> bool:
-    """Whether what was lost was lost in this host's own, full queue: such a rail is slow."""
-    return (rail.backlog_bytes or 0) >= _BACKLOG_BYTES and not any(more >= _LEAST_LOSSES for _, more in rail.losses)
+def _counted(rail: RailSigns, rails: tuple[RailSigns, ...]) -> list[tuple[str, int]]:
+    """Losses that a rail counted, and its siblings did not, or hardly."""
+    if not rail.surely_used:
+        return []
+    siblings = [dict(other.losses) for other in rails if other is not rail]
+    found = []
+    for name, more in rail.losses:
+        usual = median(losses.get(name, 0) for losses in siblings) if siblings else 0
+        if more >= max(_LEAST_LOSSES, _LOSSES_RATIO * usual):
+            found.append((name, more))
+    return found
 
 
 def _slow(rails: tuple[RailSigns, ...]) -> Blame | None:
@@ -375,7 +390,8 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if evidence.hidden:
         sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
     else:
-        sentences = [f"this rank's process runs and its rails work: it waits for {whom}"]
+        works = " and its rails work" if evidence.rails else ", and no rail that it uses is seen"
+        sentences = [f"this rank's process runs{works}: it waits for {whom}"]
     sentences += [one.sentence for one in evidence.elsewhere]
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")

@@ -129,6 +129,41 @@ def test_losses_that_the_device_counts_make_a_rail_lossy_and_a_few_do_not() -> N
     assert found(with_rail1(losses=(("rx_crc_errors", 3),))).cause is Cause.RANK_BEHIND
 
 
+def test_packets_out_of_order_on_every_rail_are_no_loss_of_one() -> None:
+    """Where paths are chosen packet by packet, all rails of a healthy host count them all the time."""
+    everywhere = tuple(
+        replace(RAIL0, rail=str(number), device=f"mlx5_{number}", losses=(("out_of_sequence", 400 + number),))
+        for number in range(8)
+    )
+    assert found(replace(CALM, rails=everywhere)).cause is Cause.RANK_BEHIND
+    one = (*everywhere[:5], replace(everywhere[5], losses=(("out_of_sequence", 1700),)), *everywhere[6:])
+    blame = found(replace(CALM, rails=one))
+    assert (blame.cause, blame.device) == (Cause.RAIL_LOSSY, "mlx5_5")
+
+
+def test_the_rail_that_lost_most_is_the_lossy_one() -> None:
+    rails = (with_(RAIL0, losses=(("rx_crc_errors", 20),)), with_(RAIL1, losses=(("rx_discards", 900),)))
+    assert found(replace(CALM, rails=rails)).device == "rail1"
+
+
+def test_losses_of_a_rail_that_may_carry_nothing_of_this_process_are_not_its_trouble() -> None:
+    assert found(with_rail1(losses=(("rx_crc_errors", 100),), surely_used=False)).cause is Cause.RANK_BEHIND
+
+
+def test_that_rails_work_is_only_said_of_rails_that_were_seen() -> None:
+    assert "its rails work" in found(CALM).evidence[0]
+    assert "no rail that it uses is seen" in found(replace(CALM, rails=())).evidence[0]
+
+
+def test_a_closed_connection_may_be_that_of_another_communicator() -> None:
+    """Who destroys a communicator closes its connections, and this process's end of it may live on for hours."""
+    alone = found(with_rail1(peer_closed=2))
+    assert (alone.cause, alone.culprit) == (Cause.PROCESS_GONE, True)
+    one_of_three = found(replace(with_rail1(peer_closed=2), others=2))
+    assert (one_of_three.cause, one_of_three.culprit) == (Cause.PROCESS_GONE, False)
+    assert "or has destroyed its end of a communicator" in one_of_three.evidence[0]
+
+
 def test_rails_that_are_slow_alike_are_not_blamed() -> None:
     slow = {"sent_bytes": 5 * MIB, "round_trip_ns": 60_000_000, "busy_ratio": 1.0, "backlog_bytes": 200_000}
     assert found(replace(CALM, rails=(with_(RAIL0, **slow), with_(RAIL1, **slow)))).cause is Cause.RANK_BEHIND
