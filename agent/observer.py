@@ -124,6 +124,7 @@ class Observer:
                 position=self._collectives.position,
                 proxy_layout=completion.levels.proxy_work_layout_of if completion is not None else lambda _: None,
                 devices=rail_bytes.names_of if rail_bytes is not None else lambda _pid, _numbers: frozenset(),
+                level=lambda: completion.levels.wanted if completion is not None else Level.COUNTS,
             ),
             self._clock,
             StallLimits(self._config.stall_after_ns, self._config.stall_factor, self._config.stall_floor_ns),

@@ -25,6 +25,7 @@ from agent.stall_sources import InFlightTables, Known, Look
 from agent.stragglers import NOT_BY_ALL
 from probes.maps import Records
 from probes.nccl.abi import Op, op_name
+from probes.nccl.internal_functions import Level
 from probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
 
 IDLE_NS: Final = 600_000_000_000
@@ -232,7 +233,7 @@ class RankReader:
 
     def sends(self, now_ns: int, pid: int) -> bool | None:
         """Whether a process handed anything to a network device within the last moments; None: not observed."""
-        if pid not in self._last_send or not self._counted(pid):
+        if self._known.level() < Level.RAILS or pid not in self._last_send or not self._counted(pid):
             return None
         return now_ns - self._last_send[pid][0] < _SENDS_NS
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from agent.communicators import Communicator, ObservedProcess
 from agent.stall_facts import ProcessFacts, RailSigns
 from probes.maps import Records
+from probes.nccl.internal_functions import Level
 from probes.nccl.internals import Sent
 from probes.nccl.proxy_work import ProxyWorkLayout
 
@@ -54,3 +55,5 @@ class Known:
     """By number of the library."""
     devices: Callable[[int, set[int]], frozenset[str]]
     """Names of a process's network devices, by pid and NCCL's numbers; empty where one of them is not known."""
+    level: Callable[[], Level]
+    """How much is observed at present."""

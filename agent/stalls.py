@@ -36,6 +36,10 @@ _STARVED_NS: Final = 500_000_000
 _MOVING_BYTES_PER_SECOND: Final = 16 << 10
 """Less than this is no operation that moves: connections have a keep-alive, a window is asked for."""
 _BUSY_PORT_BYTES_PER_SECOND: Final = 16 << 20
+_SENT_BY_ALL: Final = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll"})
+"""Operations in which every rank sends as long as they go on."""
+_PORT_SPEAKS_FACTOR: Final = 4
+"""Times the limit of a mere wait: so long does traffic of a port pass for the operation's own."""
 _MOSTLY_FOREIGN: Final = 0.5
 """Share of what a rail carries, from which on it works for others."""
 _ORDER: Final = list(Cause)
@@ -189,7 +193,7 @@ class Stalls:
             return False
         limit_ns = self.limits.limit_ns(flight, blame)
         since_ns, excused_ns = self._excused.get(instance, (0, 0))
-        if since_ns == flight.since_ns and blame.cause not in _BROKEN:
+        if since_ns == flight.since_ns and not (blame.culprit and blame.cause in _BROKEN):
             # Who writes pauses now and then.
             return now_ns - excused_ns >= self.limits.after_ns
         return now_ns - flight.since_ns >= limit_ns
@@ -231,7 +235,7 @@ class Stalls:
         blame = blame_for(rank, evidence, now_ns)
         held = self._held_often(rank, blame)
         same = before is not None and flight is not None and before.since_ns == flight.since_ns
-        if old and flight is not None and not _moves(evidence):
+        if old and flight is not None and not self._moves(now_ns, flight, blame, evidence):
             judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
             if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
                 return self._continued(before if same else None, rank, flight, blame, now_ns)
@@ -246,6 +250,23 @@ class Stalls:
             self._insisted.pop(rank.instance, None)
         # Bytes move again, but the operation that was stalled is not through yet.
         return before if same else None
+
+    def _moves(self, now_ns: int, flight: InFlight, blame: Blame, evidence: Evidence) -> bool:
+        """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
+        process = evidence.process
+        if not process.window_ns:
+            return False
+        least_bytes = _MOVING_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
+        if (process.moved_bytes or 0) > least_bytes or evidence.sends:
+            return True
+        # A port's bytes may be another job's, or storage's: they say nothing against what was seen, and not for ever.
+        if evidence.sends is False and flight.op in _SENT_BY_ALL:
+            return False
+        if blame.culprit and blame.cause in _BROKEN:
+            return False
+        if now_ns - flight.since_ns >= _PORT_SPEAKS_FACTOR * self.limits.after_ns:
+            return False
+        return any(not rail.connections and _is_busy(rail) for rail in evidence.rails)
 
     def _continued(self, before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
         """The stall as it is now: what was found to be its cause stays until something better founded is."""
@@ -303,18 +324,6 @@ def _is_busy(rail: RailSigns) -> bool:
 
 def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
     return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, slowly")
-
-
-def _moves(evidence: Evidence) -> bool:
-    """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
-    process = evidence.process
-    if not process.window_ns:
-        return False
-    least_bytes = _MOVING_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
-    if (process.moved_bytes or 0) > least_bytes or evidence.sends:
-        return True
-    # Others may use the port too, but hardly as much as collectives do.
-    return any(not rail.connections and _is_busy(rail) for rail in evidence.rails)
 
 
 def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:

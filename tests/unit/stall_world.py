@@ -18,6 +18,7 @@ from agent.stall_watch import LOOK_NS, StallWatch
 from agent.stalls import StallLimits
 from probes.maps import Records
 from probes.nccl.abi import DataType, Op
+from probes.nccl.internal_functions import Level
 from probes.nccl.internal_records import (
     CONNECTION,
     CONNECTION_KEY,
@@ -170,6 +171,7 @@ class World:
                 ),
                 proxy_layout=self._layout,
                 devices=lambda _pid, _numbers: frozenset(),
+                level=lambda: Level.RAILS if self.counts_messages else Level.COMPLETION,
             ),
             self.clock,
             limits or StallLimits(),

@@ -399,6 +399,19 @@ def test_a_port_that_moves_much_speaks_for_a_process_without_tcp() -> None:
     assert world.stall is not None
 
 
+def test_a_port_that_moves_much_does_not_speak_for_a_process_for_ever() -> None:
+    """Another job's bytes, or storage's, are no answer to a wait of minutes."""
+    world = World(nranks=8)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = replace(RUNNING, moved_bytes=None)
+    rank.rails = tuple(replace(rail, connections=0, port_bytes=10**9) for rail in RAILS)
+    world.counts_messages = False
+    world.step(500)
+    assert world.stall is not None
+
+
 def test_an_agent_that_comes_into_the_middle_of_an_operation_watches_before_it_speaks() -> None:
     world = World(nranks=8, ranks=2)
     first, second = world.ranks

@@ -163,14 +163,43 @@ def test_a_process_is_watched_before_it_is_called_idle() -> None:
         (replace(CALM, process=replace(PROCESS, moved_bytes=1 << 20)), True),
         (replace(CALM, sends=True), True),
         (replace(CALM, sends=False), False),
+        (replace(CALM, sends=False, rails=(replace(RAIL, port_bytes=1 << 30, connections=0),)), False),
         (replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30),)), False),
         (replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30, connections=0),)), True),
     ],
-    ids=["nothing", "keep-alive", "TCP", "NCCL hands over", "NCCL does not", "others on a TCP rail", "RDMA"],
+    ids=[
+        "nothing",
+        "keep-alive",
+        "TCP",
+        "NCCL hands over",
+        "NCCL does not",
+        "only others",
+        "others on a TCP rail",
+        "RDMA",
+    ],
 )
 def test_an_operation_whose_process_moves_bytes_is_no_stall(evidence: Evidence, moves: bool) -> None:
     stalls = Stalls(LIMITS, lambda: 0)
     assert bool(stalls.look(40 * SECOND_NS, [RANK], lambda _: evidence).begun) is not moves
+
+
+BUSY_PORT = replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30, connections=0),))
+"""Of an RDMA device: whose bytes these are is not told."""
+
+
+def test_a_busy_port_does_not_excuse_for_ever_nor_what_is_plainly_broken() -> None:
+    stalls = Stalls(LIMITS, lambda: 0)
+    assert stalls.look(119 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun == ()
+    assert len(stalls.look(120 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun) == 1
+    stopped = replace(BUSY_PORT, process=replace(PROCESS, condition="stopped"))
+    (stall,) = Stalls(LIMITS, lambda: 0).look(3 * SECOND_NS, [RANK], lambda _: stopped).begun
+    assert stall.blame.cause is Cause.PROCESS_STOPPED
+
+
+def test_who_receives_may_stand_beside_a_busy_port_without_sending() -> None:
+    receiver = replace(RANK, in_flight=replace(FLIGHT, op="Recv"))
+    evidence = replace(BUSY_PORT, sends=False)
+    assert Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [receiver], lambda _: evidence).begun == ()
 
 
 MOVING = replace(CALM, process=replace(PROCESS, moved_bytes=1 << 30))
