@@ -36,6 +36,8 @@ _SENDS_NS: Final = 1_500_000_000
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
 """In a ring every rank's first step of these sends its own data, and waits for nobody."""
 _RING: Final = 1
+_NO_OP: Final = 255
+"""No operation has this number."""
 
 
 class _Operation(NamedTuple):
@@ -112,7 +114,14 @@ class RankReader:
 
     def take_calls(self, events: Records) -> None:
         """Learn what each communicator was called for last: dtype CALL_EVENT, in the order of the calls."""
-        self._last_op.update(zip(events["instance"].tolist(), events["op"].tolist(), strict=True))
+        if not len(events):
+            return
+        # No Python runs per event: of what is written to one place the last stays.
+        first = int(events["instance"].min())
+        ops = np.full(int(events["instance"].max()) - first + 1, _NO_OP, np.uint8)
+        ops[events["instance"] - first] = events["op"]
+        called = np.flatnonzero(ops != _NO_OP)
+        self._last_op.update(zip((called + first).tolist(), ops[called].tolist(), strict=True))
         apart = NOT_BY_ALL[events["op"]]
         if apart.any():
             self._apart.update(np.unique(events["instance"][apart]).tolist())

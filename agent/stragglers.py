@@ -21,6 +21,7 @@ from agent.communicators import Communicator, text
 from agent.snapshot import UNKNOWN, RankArrivals
 from probes.maps import Records
 from probes.nccl.abi import Op
+from probes.nccl.records import CALL_EVENT
 
 WINDOW: Final = 1024
 """Calls of a communicator that may wait for their other ranks."""
@@ -103,7 +104,8 @@ class Stragglers:
         """Look at the events that wait."""
         if not self._pending:
             return
-        events = np.concatenate(self._pending)
+        # As bytes: numpy copies what has fields field by field, at ten times the cost.
+        events = np.concatenate([batch.view(np.uint8) for batch in self._pending]).view(CALL_EVENT)
         self._pending.clear()
         self._pending_count = 0
         communicator_of = self._communicator_of

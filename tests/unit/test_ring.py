@@ -54,8 +54,12 @@ class Kernel:
         """Reserve and fill one record; returns where its header is."""
         record = np.zeros(1, self._record)
         record[record.dtype.names[0]] = number
+        return self.write_record(record.tobytes(), flags, length)
+
+    def write_record(self, record: bytes, flags: int = 0, length: int | None = None) -> int:
+        """Reserve one record and fill it with these bytes."""
         at = self._produced
-        self._put(at, struct.pack("<II", (length or self._record.itemsize) | flags, 0xABCD) + record.tobytes())
+        self._put(at, struct.pack("<II", (length or self._record.itemsize) | flags, 0xABCD) + record)
         self._produced += self._stride
         os.pwrite(self.fd, struct.pack("<Q", self._produced), PAGE)
         return at
@@ -144,6 +148,16 @@ def test_a_batch_is_a_copy_that_later_records_do_not_change() -> None:
         for number in range(100, 195):
             kernel.write(number)
         assert batch["number"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("flags", [0, DISCARDED], ids=["all", "some discarded"])
+def test_every_field_of_a_record_arrives(flags: int) -> None:
+    written = np.frombuffer(np.random.default_rng(1).bytes(3 * CALL_EVENT.itemsize), CALL_EVENT)
+    with rings(record=CALL_EVENT) as (kernel, ring):
+        for record in written:
+            kernel.write_record(record.tobytes())
+        kernel.write(0, flags)
+        assert ring.read()[:3].tolist() == written.tolist()
 
 
 def test_a_record_across_the_end_is_whole() -> None:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from agent.snapshot import UNKNOWN
 from agent.stall_facts import Cause
 from probes.nccl.abi import Op
+from probes.nccl.records import CALL_EVENT
 from tests.unit.stall_world import (
     AFTER_S,
     COMM_HASH,
@@ -458,6 +461,19 @@ def test_sums_of_operations_reach_the_snapshot() -> None:
     reader = world.watch._reader
     assert {(one.rank, one.operations) for one in reader.times.by_rank()} == {("0", 65), ("1", 64)}
     assert {(one.op, one.size_bytes) for one in reader.times.by_size()} == {("AllReduce", MIB), ("AllGather", 128)}
+
+
+def test_of_many_calls_read_together_each_communicator_s_last_one_is_remembered() -> None:
+    world = World(seen=False, ranks=3)
+    calls = [(7, Op.AllGather), (8, Op.Broadcast), (7, Op.Reduce), (9, Op.AllGather), (8, Op.AllReduce)]
+    for batch in (calls, [], [(9, Op.ReduceScatter)]):
+        events = np.zeros(len(batch), CALL_EVENT)
+        for at, (instance, op) in enumerate(batch):
+            events[at]["instance"], events[at]["op"] = instance, op
+        world.watch.take_calls(events)
+    reader = world.watch._reader
+    assert [reader.op_of(instance) for instance in (7, 8, 9)] == ["Reduce", "AllReduce", "ReduceScatter"]
+    assert reader.op_of(10) == UNKNOWN
 
 
 @pytest.mark.parametrize("instances", [[7], []])
