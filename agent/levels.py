@@ -96,6 +96,8 @@ class Levels:
         self._detaching: dict[int, _Detaching] = {}
         """By number of the library."""
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach")
+        self.before_forgetting: Callable[[], None] = lambda: None
+        """Called when the probes of a library are off, and what they left is about to be forgotten."""
 
     @property
     def wanted(self) -> Level:
@@ -147,6 +149,7 @@ class Levels:
                 detaching.done.result()
                 try:
                     if detaching.completion:
+                        self.before_forgetting()
                         self._programs.forget_library(number)
                 except KernelRefusal as refusal:
                     errors.append(f"what ended with a level cannot be forgotten: {refusal.strerror}")

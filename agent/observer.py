@@ -110,6 +110,8 @@ class Observer:
             completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
         if programs is not None:
             self._stalls = self._watch_stalls(programs, stall_tables)
+            if completion is not None:
+                completion.levels.before_forgetting = self._stalls.take_times
 
     def _watch_stalls(self, programs: NcclPrograms, tables: InFlightTables | None) -> StallWatch:
         completion = self._completion

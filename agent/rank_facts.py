@@ -228,12 +228,18 @@ class RankReader:
         op = self._last_op.get(instance)
         return UNKNOWN if op is None else op_name(op)
 
+    @property
+    def _followed(self) -> InFlightTables | None:
+        """The tables, while the programs keep them up to date; None: calls are all that is seen."""
+        return self._tables if self._known.level() >= Level.COMPLETION else None
+
     def ways(self, rank: RankFacts) -> tuple[frozenset[str], tuple[int, ...]]:
         """Devices that a communicator uses, and ranks that it waits to receive from."""
-        if self._tables is None:
+        tables = self._followed
+        if tables is None:
             return frozenset(), ()
         if self._connections is None:
-            _, self._connections = self._tables.connections()
+            _, self._connections = tables.connections()
         connections = self._connections
         connections = connections[connections["instance"] == rank.instance]
         waiting = connections[(connections["send"] == 0) & (connections["posted"] > connections["completed"])]
@@ -299,15 +305,16 @@ class RankReader:
         )
 
     def _take_histories(self, now_ns: int, unusual: set[int], pids: dict[int, int]) -> None:
-        if self._tables is None:
+        tables = self._followed
+        if tables is None:
             return
-        keys, values = self._tables.histories()
+        keys, values = tables.histories()
         self._histories.take(now_ns, keys, values, unusual)
         self.times.take(keys, values, self._known.communicator)
         operations: defaultdict[int, int] = defaultdict(int)
         for instance, count in zip(keys["instance"].tolist(), values["operations"].tolist(), strict=True):
             operations[pids.get(instance, 0)] += count
-        for sent in self._tables.sent():
+        for sent in tables.sent():
             last_ns = max(sent.last_ns, self._last_send.get(sent.tgid, (0, 0))[0])
             self._last_send[sent.tgid] = last_ns, now_ns
             if operations[sent.tgid] != self._operations.get(sent.tgid, 0):
@@ -320,9 +327,10 @@ class RankReader:
 
     def _oldest(self) -> dict[int, _Operation]:
         """The first operation of each communicator that is not complete, by instance."""
-        if self._tables is None:
+        tables = self._followed
+        if tables is None:
             return {}
-        _, operations = self._tables.operations()
+        _, operations = tables.operations()
         operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
         instances, at = np.unique(operations["instance"], return_index=True)
         columns = (operations[name][at].tolist() for name in _Operation._fields)

@@ -56,4 +56,4 @@ class Known:
     devices: Callable[[int, set[int]], frozenset[str]]
     """Names of a process's network devices, by pid and NCCL's numbers; empty where one of them is not known."""
     level: Callable[[], Level]
-    """How much is observed at present."""
+    """How much is observed at present: what tables still hold of what is not is as it was when it last was."""

@@ -123,10 +123,7 @@ class StallWatch:
         self._look.forget(pid)
         self._writers.forget(pid)
         self._reader.forget_process(pid)
-        try:
-            self._reader.take_times()
-        except KernelRefusal as refusal:
-            _log.error("how long its operations took cannot be read: %s", refusal.strerror)
+        self.take_times()
         ranks = self._reader.of_process(pid)
         for rank in ranks:
             communicator = self._known.communicator(rank.instance)
@@ -144,6 +141,13 @@ class StallWatch:
             stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
             if stall is not None:
                 self._settle((stall,), ())
+
+    def take_times(self) -> None:
+        """Learn now how long operations took: the kernel is about to forget some of them."""
+        try:
+            self._reader.take_times()
+        except KernelRefusal as refusal:
+            _log.error("how long operations took cannot be read: %s", refusal.strerror)
 
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more."""

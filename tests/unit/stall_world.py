@@ -148,6 +148,9 @@ class World:
     ) -> None:
         self.clock = SimulatedClock()
         self.seen = seen
+        """May change: the governor takes back what it cannot afford."""
+        self.left_behind = False
+        """The kernel's tables still hold what was there when completion was seen last."""
         self.nranks = nranks
         self.ranks = [Rank(self, 7 + number, number, 4711 + number) for number in range(ranks)]
         self.counts_messages = True
@@ -171,7 +174,7 @@ class World:
                 ),
                 proxy_layout=self._layout,
                 devices=lambda _pid, _numbers: frozenset(),
-                level=lambda: Level.RAILS if self.counts_messages else Level.COMPLETION,
+                level=self._level,
             ),
             self.clock,
             limits or StallLimits(),
@@ -235,8 +238,13 @@ class World:
     def delete(self, key: bytes) -> None:
         raise NotImplementedError
 
+    def _level(self) -> Level:
+        if not self.seen:
+            return Level.COUNTS
+        return Level.RAILS if self.counts_messages else Level.COMPLETION
+
     def operations(self) -> tuple[Records, Records]:
-        posted = [rank for rank in self.ranks if rank.posted is not None and self.seen]
+        posted = [rank for rank in self.ranks if rank.posted is not None and (self.seen or self.left_behind)]
         values = np.zeros(len(posted), OPERATION)
         for at, rank in enumerate(posted):
             assert rank.posted is not None

@@ -199,6 +199,7 @@ def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: Simu
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.ALL)
     levels.follow([library])
+    levels.before_forgetting = lambda: programs.log.append(f"take what is left of {programs.still_attached()}")
     programs.log.clear()
     assert levels.want(Level.COMPLETION) == []
     levels.settle(wait=True)
@@ -207,10 +208,10 @@ def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: Simu
     levels.want(Level.COUNTS)
     levels.settle(wait=True)
     assert programs.still_attached() == []
-    assert programs.log == ["forget 3"]
+    assert programs.log == ["take what is left of []", "forget 3"]
     levels.want(Level.RAILS)
     levels.settle(wait=True)
-    assert programs.log[1:] == ["+COMPLETION", "+RAILS"]
+    assert programs.log[2:] == ["+COMPLETION", "+RAILS"]
     levels.close()
     assert programs.still_attached() == []
 

@@ -78,6 +78,32 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
         observer.close()
 
 
+def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[StallWatch] = []
+    monkeypatch.setattr(StallWatch, "take_times", lambda stalls: taken.append(stalls))
+    completion = Completion(test_levels.SimulatedPrograms(), Level.COMPLETION)
+    observer = Observer(
+        Config(collectors=frozenset({"collective"})),
+        cast(NcclPrograms, SimulatedPrograms()),
+        SystemClock(),
+        "0",
+        completion=completion,
+    )
+    try:
+        stalls = observer.stalls
+        assert stalls is not None
+        assert stalls._known.level() is Level.COMPLETION
+        completion.want(Level.COUNTS)
+        assert stalls._known.level() is Level.COUNTS
+        assert taken == []
+        completion.levels.before_forgetting()
+        assert taken == [stalls]
+    finally:
+        observer.close()
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_up(
     told: bool, monkeypatch: pytest.MonkeyPatch
