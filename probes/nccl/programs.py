@@ -6,6 +6,7 @@ with perf events (5.15); each choice can be forced, so that all of them are test
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
@@ -45,8 +46,11 @@ _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/p
 MOST_LIBRARIES: Final = 256
 """Slots of the programs' `layouts` map."""
 _MOST_PIDS: Final = 2
-"""A hit looks at every link of its function, and with several a session traps at each return: a call of a process that
-is observed costs a tenth more with two of them than with a link to all processes, and half more with four.
+"""A hit looks at every link of its function, also at those that are for other processes.
+
+With sessions one is the most.  A link that is for another process does not say that it can do without the return
+(uprobe_multi_link_handler() in the kernel's bpf_trace.c), so that with two of them every return of both processes
+traps, where a link to all processes traps at sampled ones alone.
 """
 
 
@@ -97,7 +101,8 @@ class NcclPrograms:
         self.attach_kind = attach
         self.enqueue_time = enqueue_time
         self.settings = settings
-        apart = attach is AttachKind.MULTI and len(settings.pids) <= _MOST_PIDS
+        living = sum(map(_lives, settings.pids))  # those that have ended get no link
+        apart = attach is AttachKind.MULTI and living <= (1 if enqueue_time is EnqueueTime.SESSION else _MOST_PIDS)
         self.pids = settings.pids if apart and tells_processes_apart(os.uname().release) else ()
         """Processes that the probes are attached to; empty: to all that map a library."""
         self._loaded = loaded
@@ -242,6 +247,15 @@ class NcclPrograms:
         mapped = MappedArray(self._loaded.map_fds[name], name, value, entries)
         self._mapped_arrays.append(mapped)
         return mapped
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is a process of this number, as the kernel asks when it makes a link for it."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
 
 
 def _candidates(loader: Loader, settings: ProgramSettings) -> list[tuple[AttachKind, EnqueueTime]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,24 @@ def test_processes_that_are_not_named_meet_no_probe(
             programs.close()
 
 
-def test_probes_are_for_all_where_a_link_for_each_process_would_cost_them_more() -> None:
-    programs = NcclPrograms.load(ProgramSettings(attach=AttachKind.MULTI, pids=(1, 2, 3)))
-    try:
-        assert programs.pids == ()
-    finally:
-        programs.close()
+@pytest.mark.parametrize(("enqueue_time", "most"), [(EnqueueTime.SESSION, 1), (EnqueueTime.OFF, 2)])
+def test_probes_are_for_all_where_a_link_for_each_process_would_cost_them_more(
+    enqueue_time: EnqueueTime, most: int
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        living = (os.getpid(), first.pid, second.pid)
+        try:
+            for named in range(1, 4):
+                pids = (*living[:named], NO_PROCESS)
+                settings = ProgramSettings(attach=AttachKind.MULTI, enqueue_time=enqueue_time, pids=pids)
+                programs = NcclPrograms.load(settings)
+                try:
+                    assert programs.pids == (pids if named <= most else ())
+                finally:
+                    programs.close()
+        finally:
+            first.kill()
+            second.kill()
 
 
 @pytest.mark.nccl
