@@ -164,6 +164,10 @@ class Collectives:
         """None: nobody has heard of it."""
         return self._communicators.get(instance)
 
+    def ended_ranks(self, comm: str) -> set[str]:
+        """Ranks of this host whose end of a communicator has ended, by its name."""
+        return self._communicators.ended_ranks(comm)
+
     def forget(self, before_ns: int, most_ended: int) -> list[int]:
         """Drop communicators that ended before a moment, and the oldest of more than `most_ended`; returns them."""
         forgotten = self._history.forget(before_ns, most_ended)

@@ -121,6 +121,16 @@ class Communicators:
     def is_settled(self, instance: int) -> bool:
         return instance in self._settled
 
+    def ended_ranks(self, name: str) -> set[str]:
+        """Ranks whose end of a communicator has ended, by its name: none where that is not known."""
+        if name == UNKNOWN:
+            return set()
+        comm_hash = int(name, 16)
+        ends = [one for one in (*self._known.values(), *self._settled.values()) if one.comm_hash == comm_hash]
+        # Where jobs fix NCCL's id, the next one's communicator has the same name.
+        living = {one.rank for one in ends if one.ended_ns is None}
+        return {text(one.rank) for one in ends if one.rank is not None and one.rank not in living}
+
     def take(self, events: Records) -> set[int]:
         """Learn from lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
         processes = set()

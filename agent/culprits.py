@@ -67,12 +67,17 @@ class Culprit:
     """The rails blamed, worst first."""
     basis: str = "nothing"
     """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
-    `rail state`, `absence`, `nothing`."""
+    `rail state`, `absence` (nobody sees them), `nothing`."""
     strength: str = "unknown"
 
     @property
     def tier(self) -> int:
         return TIERS.get(self.cause, TIERS["unknown"])
+
+    @property
+    def one_of(self) -> bool:
+        """Whether only one of its ranks is to blame, and nobody knows which."""
+        return self.cause == "process_gone" and len(self.missing) > 1
 
 
 def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
@@ -140,28 +145,52 @@ def stall_began(present: Iterable[Rank]) -> float | None:
     )
 
 
+def is_gone(rank: Rank) -> bool:
+    """Whether a rank's own process has ended, and not only that of a peer for which it waits.
+
+    A host blames the first that went for those that went after it.  Who waits has something in flight: either it is
+    seen, and the host tells for how long, or it follows from other signs, and the stall is weak.
+    """
+    if rank.stall is None or rank.stall.cause != "process_gone":
+        return False
+    waits = rank.inflight_seconds is not None or rank.stall.strength != "strong"
+    return rank.stall.blamed_rank == rank.rank or not waits
+
+
 def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     """What hosts say of processes: of their own, or of a peer that closed its connections and may not be known."""
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
     for cause in ("process_gone", "process_stopped"):
         said = [rank for rank in ranks if rank.stall and rank.stall.cause == cause]
-        numbers = dict.fromkeys(number for rank in said if (number := _blamed_by(rank)))
-        # A peer that closed its connections, and no host names it: it may be one of those that nobody sees any more.
-        numbers = numbers or dict.fromkeys(missing)
-        if said:
-            comm = said[0].comm
-            blamed = tuple(by_number.get(number) or Rank(comm, number, "", present=False) for number in numbers)
+        named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
+        if not said:
+            continue
+        if named or not missing:
             # How it is with a process is seen, also where an operation that it is in is not.
-            yield Culprit(cause, blamed, basis="host", strength="strong")
+            yield Culprit(cause, named, basis="host", strength="strong")
+            continue
+        # A peer that closed its connections, and no host names it: it may be one of those that nobody sees any more.
+        unseen = tuple(by_number.get(number) or Rank(said[0].comm, number, "", present=False) for number in missing)
+        strength = "strong" if len(unseen) == 1 else "weak"
+        yield Culprit(cause, unseen, tuple(missing), basis="absence", strength=strength)
 
 
-def _blamed_by(rank: Rank) -> str:
-    """The rank that a stall about a process speaks of; empty: not known."""
+def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
+    """The rank that a stall about a process speaks of; None: not known."""
     if rank.stall is None:
-        return ""
+        return None
     # Only a host's own processes are seen to be stopped, and without details nothing else can be meant.
     own = rank.stall.cause == "process_stopped" or rank.stall.strength == "unknown"
-    return rank.stall.blamed_rank or (rank.rank if own else "")
+    number = rank.stall.blamed_rank or (rank.rank if own else "")
+    if number not in ("", "unknown") and rank.comm != "unknown":
+        return by_number.get(number) or Rank(rank.comm, number, "", present=False)
+    # By such a number somebody else would be found; but a host may speak of the rank itself.
+    return rank if not _identified(rank) and (own or is_gone(rank)) else None
+
+
+def _identified(rank: Rank) -> bool:
+    """Whether its number tells it apart: not where ranks have none, or all that have no name pass for one."""
+    return "unknown" not in (rank.comm, rank.rank)
 
 
 def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
@@ -213,7 +242,7 @@ def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culp
 
 def incomparable(ranks: Sequence[Rank]) -> str:
     """Why the sequences of these ranks say nothing of who is behind; empty: they do."""
-    if any("unknown" in (rank.comm, rank.rank) for rank in ranks):
+    if not all(_identified(rank) for rank in ranks):
         return "railscope cannot read which communicator or rank is meant: sequences are not compared"
     if any(rank.stall and rank.stall.op in _POINT_TO_POINT for rank in ranks):
         return "point to point, ranks make different numbers of calls: their sequences are not compared"
@@ -303,7 +332,11 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
         rank
         for number in hosts_of
         for rank in by_number[number]
-        if (rank.stall is None or rank.stall.cause != "rank_behind" or rank.stall.blamed_rank == number)
+        if (
+            rank.stall.blamed_rank == number
+            if rank.stall is not None and rank.stall.cause == "rank_behind"
+            else _identified(rank)
+        )
         # A host that guesses at another's rank cannot know how far that came.
         and (rank.stall is not None or rank.host in hosts_of[number] or not _has_come(rank, foremost))
     ]
@@ -334,7 +367,8 @@ def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
     said = [rank for rank in present if rank.stall and rank.stall.cause == "gpu_not_progressing"]
     if said:
         numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
-        blamed = tuple(rank for rank in present if rank.rank in numbers) or tuple(said)
+        own = [rank for rank in said if not _identified(rank)]
+        blamed = (*(rank for rank in present if rank.rank in numbers and _identified(rank)), *own) or tuple(said)
         yield Culprit("gpu_not_progressing", blamed, basis="host", strength=_strength(said))
 
 

@@ -65,6 +65,8 @@ class Rank:
     """Its rank in the whole job, as launchers number them; empty: not known."""
     present: bool = True
     """False: it was seen within the hour, and is not any more."""
+    ended: bool = False
+    """Its end of the communicator was destroyed or aborted, or its process has ended: it does not wait."""
     enqueued: int | None = None
     completed: int | None = None
     """None: this cannot be known."""

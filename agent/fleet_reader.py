@@ -162,6 +162,8 @@ def _ranks(
         completed=f"railscope_comm_completed_total{{{of}}}",
         inflight=f"railscope_comm_inflight_seconds{{{of}}}",
         from_start=f"railscope_comm_counted_from_start{{{of}}}",
+        ended=f"railscope_comm_ended{{{of}}}",
+        had_ended=f"last_over_time(railscope_comm_ended{{{of}}}[{REMEMBERED}])",
         sequence=f"railscope_comm_sequence{{{of}}}",
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
@@ -208,6 +210,8 @@ def _ranks(
                 job=labels.get("exported_job", ""),
                 world_rank=labels.get("world_rank", ""),
                 present=present,
+                # One that is seen may be a later job's, where jobs fix NCCL's id.
+                ended=key in numbers["ended" if present else "had_ended"],
                 enqueued=whole("enqueued", key) if present else None,
                 completed=whole("completed", key) if present else None,
                 inflight_seconds=numbers["inflight"].get(key) if present else None,

@@ -121,6 +121,7 @@ class Observer:
             tables,
             Known(
                 communicator=self._collectives.communicator,
+                ended=self._collectives.ended_ranks,
                 process=self._processes.get,
                 completed=self._completed,
                 position=self._collectives.position,

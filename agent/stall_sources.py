@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,8 @@ class Known:
 
     communicator: Callable[[int], Communicator | None]
     """By instance."""
+    ended: Callable[[str], Collection[str]]
+    """By a communicator's name: ranks of this host whose end of it has ended."""
     process: Callable[[int], ObservedProcess | None]
     """By pid."""
     completed: Callable[[int], int | None]

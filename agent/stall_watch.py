@@ -60,7 +60,7 @@ class StallWatch:
         self._clock = clock
         self._look = look or CloseLook(clock, procfs, rails_of)
         self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
-        self._stalls = Stalls(limits, self._realtime_offset_ns)
+        self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended)
         self._stragglers = Stragglers()
         self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._peers: dict[str, list[RankFacts]] | None = None

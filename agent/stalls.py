@@ -16,8 +16,8 @@ that is shared with others who fill it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -89,10 +89,19 @@ class Changes:
 class Stalls:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, limits: StallLimits, realtime_offset_ns: Callable[[], int]) -> None:
-        """`realtime_offset_ns`: the time of day less CLOCK_MONOTONIC, asked once for each stall."""
+    def __init__(
+        self,
+        limits: StallLimits,
+        realtime_offset_ns: Callable[[], int],
+        ended: Callable[[str], Collection[str]] = lambda _comm: (),
+    ) -> None:
+        """`realtime_offset_ns`: the time of day less CLOCK_MONOTONIC, asked once for each stall.
+
+        `ended`: ranks of this host whose end of a communicator has ended, by its name.
+        """
         self.limits = limits
         self._realtime_offset_ns = realtime_offset_ns
+        self._ended = ended
         self._current: dict[int, Stall] = {}
         self._excused: dict[int, tuple[int, int]] = {}
         """By instance: since when the operation in flight was, and when it was last excused."""
@@ -170,17 +179,16 @@ class Stalls:
         return tuple(one for one in stalls if one.comm == comm != UNKNOWN)
 
     def _of_nobody(self, now_ns: int) -> list[Stall]:
-        """End what stalls for nobody: all ranks of a communicator are gone, and were said to be for long enough."""
+        """End what stalls for nobody: a communicator's ranks are gone, or left it, and it was said for long enough."""
         stalls = {instance: self._current[instance] for instance in self._gone}
-        ranks = Counter(stall.comm for stall in stalls.values())
+        ranks: defaultdict[str, set[str]] = defaultdict(set)
         last_ns: dict[str, int] = {}
         for instance, stall in stalls.items():
+            ranks[stall.comm].add(stall.rank)
             last_ns[stall.comm] = max(last_ns.get(stall.comm, 0), self._gone[instance])
-        return [
-            self._end(stall, now_ns)
-            for stall in stalls.values()
-            if stall.nranks == str(ranks[stall.comm]) and now_ns - last_ns[stall.comm] >= _JOB_GONE_NS
-        ]
+        over = {comm for comm, gone_ns in last_ns.items() if now_ns - gone_ns >= _JOB_GONE_NS}
+        left = {comm: str(len(ranks[comm].union(self._ended(comm)))) for comm in over}
+        return [self._end(stall, now_ns) for stall in stalls.values() if stall.nranks == left.get(stall.comm)]
 
     def forget(self, now_ns: int, instances: Iterable[int]) -> tuple[Stall, ...]:
         """Nobody can ask about these communicators any more; returns the stalls that end with them."""

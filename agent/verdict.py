@@ -17,6 +17,7 @@ from agent.culprits import (
     WRITING,
     Culprit,
     culprits_of,
+    is_gone,
     missing_ranks,
     size_of,
     stall_began,
@@ -90,23 +91,12 @@ def _awaits_writer(ranks: Sequence[Rank]) -> bool:
 
 
 def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
-    """Whether all processes of a communicator are gone, so that nobody waits any more."""
+    """Whether processes of a communicator are gone and nobody is left who could wait for them."""
     silent = {agent.host for agent in fleet.agents if not agent.up}
-    told_of = {rank.rank for rank in ranks if rank.host not in silent}
+    told_of = {rank.rank for rank in ranks if rank.ended or rank.host not in silent}
     here = [rank for rank in ranks if rank.present]
-    return bool(here) and all(_is_gone(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
-
-
-def _is_gone(rank: Rank) -> bool:
-    """Whether a rank's own process has ended, and not only that of a peer for which it waits.
-
-    A host blames the first that went for those that went after it.  Who waits has something in flight: either it is
-    seen, and the host tells for how long, or it follows from other signs, and the stall is weak.
-    """
-    if rank.stall is None or rank.stall.cause != "process_gone":
-        return False
-    waits = rank.inflight_seconds is not None or rank.stall.strength != "strong"
-    return rank.stall.blamed_rank == rank.rank or not waits
+    left = all(rank.ended or is_gone(rank) for rank in here)
+    return left and any(is_gone(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
 
 
 def is_idle(ranks: Sequence[Rank]) -> bool:
@@ -222,7 +212,7 @@ def _within_jobs(
         if one.culprit.tier >= TIERS["unseen"]:
             found[one.comm] = _Link(root, "other communicators of the same job connect them")
         elif one.culprit.cause == "process_gone":
-            ended = _processes(one.culprit.ranks)
+            ended = _blamed(one.culprit)
             found[one.comm] = _Link(
                 root, f"{_process_text(ended) if ended else 'a process of the same job'} ended then, or soon after"
             )
@@ -265,7 +255,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     if one.comm == other.comm:
         return None
     mine, its = one.culprit, other.culprit
-    same_process = _processes(mine.ranks) & _processes(its.ranks)
+    same_process = _blamed(mine) & _blamed(its)
     if same_process and _clearest(other) < _clearest(one):
         return _Link(other.comm, f"the same process is to blame: {_process_text(same_process)}")
     same_rail = _rail_keys(mine.rails) & _rail_keys(its.rails)
@@ -274,7 +264,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     if mine.tier < TIERS["rank_behind"]:
         return None
     here = _processes(one.ranks)
-    if its.tier == 0 and (blamed := _processes(its.ranks) & here):
+    if its.tier == 0 and (blamed := _blamed(its) & here):
         return _Link(other.comm, f"its member is to blame there: {_process_text(blamed)}")
     waits_for = _processes(mine.ranks)
     stuck_there = _processes(
@@ -311,6 +301,11 @@ def _came_further(rank: Rank, others: Iterable[Rank]) -> bool:
 
 def _processes(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
     return {(rank.host, rank.pid) for rank in ranks if rank.pid}
+
+
+def _blamed(culprit: Culprit) -> set[tuple[str, str]]:
+    """Processes that are to blame: none where only one of them is, whichever it is."""
+    return set() if culprit.one_of else _processes(culprit.ranks)
 
 
 def _gpus(ranks: Iterable[Rank]) -> set[tuple[str, str]]:

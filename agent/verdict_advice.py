@@ -25,7 +25,9 @@ def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
     """What a person should look at next."""
     culprit = stalled.culprit
     steps: list[Step] = []
-    if culprit.cause in ("process_stopped", "process_gone"):
+    if culprit.one_of:
+        steps = _missing([rank for rank in culprit.ranks if rank.host], culprit.missing)
+    elif culprit.cause in ("process_stopped", "process_gone"):
         steps = [step for rank in culprit.ranks[:2] for step in _process(culprit.cause, rank)]
     elif culprit.cause.startswith("rail_"):
         steps = [step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail, _inside(rail, stalled))]

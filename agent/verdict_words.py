@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable
+from agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable, is_gone
 from agent.fleet_facts import Agent, Fleet, Rail, Rank
 from agent.stall_facts import OF_A_PROCESS, rail_name
 from agent.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
@@ -227,6 +227,10 @@ def _blame(culprit: Culprit) -> str:
         also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
         rail_words = words[culprit.cause]
         return f"{rail_words} (seen from {also} too)"
+    if culprit.one_of:
+        return f"a peer is gone; it may be one of {ranks_text(culprit.missing)}{_places(ranks)}, which nobody sees"
+    if culprit.cause == "process_gone" and culprit.basis == "absence":
+        return f"{words[culprit.cause]} (a peer's did, and only this rank is seen by nobody)"
     if culprit.basis == "history":
         return f"when its host last told of it, {past(words[culprit.cause])}"
     if culprit.cause == "rank_behind" and culprit.basis == "host":
@@ -244,7 +248,7 @@ def _named(ranks: Sequence[Rank]) -> str:
 
 
 def _places(ranks: Iterable[Rank]) -> str:
-    hosts = dict.fromkeys(rank.host for rank in ranks)
+    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
     return f" (last seen on {_hosts_text(hosts)})" if hosts else ""
 
 
@@ -455,7 +459,10 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     for comm in sorted({rank.comm for rank in fleet.ranks}):
         ranks = [rank for rank in fleet.ranks if rank.comm == comm]
         if has_ended(ranks, fleet):
-            yield f"communicator {comm}: all its processes have ended, nobody waits any more"
+            left = [rank.rank for rank in ranks if rank.ended and not is_gone(rank)]
+            gone = ranks_text(rank.rank for rank in ranks if is_gone(rank))
+            ended = f"{gone} ended within it, {ranks_text(left)} left it" if left else "all its processes have ended"
+            yield f"communicator {comm}: {ended}, nobody waits any more"
         elif is_idle(ranks):
             stopped = ranks_text(rank.rank for rank in ranks if rank.stall)
             yield f"communicator {comm}: nobody waits, every operation entered is complete; stopped: {stopped}"

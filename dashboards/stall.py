@@ -101,6 +101,7 @@ def _summary() -> list[AnyPanel]:
             "comm nranks",
             f"comm_nranks:railscope_ranks:count{{{COMM}}}",
             value="seen",
+            width=8,
         ),
         table(
             "Ranks that write",
@@ -109,6 +110,16 @@ def _summary() -> list[AnyPanel]:
             "comm rank instance",
             f"railscope_comm_writing{{{COMM}}}",
             links={"instance": page.TO_HOST},
+            width=8,
+        ),
+        table(
+            "Ranks that left",
+            "Ranks that destroyed or aborted their end of the communicator, or whose process has ended: they do not "
+            "wait.",
+            "comm rank instance",
+            f"railscope_comm_ended{{{COMM}}}",
+            links={"instance": page.TO_HOST},
+            width=8,
         ),
         timeseries(
             "Stalled, by cause",

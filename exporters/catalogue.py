@@ -93,6 +93,12 @@ COMM_COUNTED_FROM_START: Final = _gauge(
     "comm rank",
     "0 where railscope came after the first operation, so that ranks do not compare by number; absent otherwise.",
 )
+COMM_ENDED: Final = _gauge(
+    "comm_ended",
+    "comm rank",
+    "1 once this rank's end of the communicator was destroyed or aborted, or its process has ended, for as long as it "
+    "is shown; absent otherwise.",
+)
 COMM_SEQUENCE: Final = _gauge(
     "comm_sequence",
     "comm rank",

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from agent.snapshot import CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
+from agent.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
 from exporters import buckets, catalogue
 from exporters.budget import SeriesBudget
 from exporters.drafts import Draft, by_one_label, known
@@ -175,6 +175,10 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     ranks = [((one.comm, one.rank), one) for one in communicators]
     yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
     yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if not one.whole))
+    living = {rank for rank, one in ranks if one.alive}
+    # A name that is not known may be another communicator's, and where jobs fix NCCL's id the next one has the same.
+    ended = (rank for rank, _ in ranks if rank not in living and UNKNOWN not in rank)
+    yield Draft(catalogue.COMM_ENDED, ((rank, 1) for rank in ended))
     yield Draft(catalogue.COMM_SEQUENCE, ((rank, one.position) for rank, one in ranks if one.position is not None))
     yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
     seen = [(rank, one) for rank, one in ranks if one.completed is not None]
@@ -329,9 +333,10 @@ def _fewer_communicators(
 
 def _numbers_of(one: CommunicatorFacts) -> int:
     """Series of a communicator's rank besides its comm_info."""
+    numbers = 1 + (not one.alive)
     if one.completed is None:
-        return 1
-    return 2 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
+        return numbers
+    return numbers + 1 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
 
 
 def _series_of(rail: RailFacts, metrics: Collection[Metric], selection: Selection) -> int:

@@ -81,12 +81,16 @@ class SimulatedPrograms:
         row["calls"][0] += calls
         row["payload_bytes"][0] += calls * bytes_each
 
-    def communicator(self, tgid: int, instance: int, *, first_ns: int = 1, comm: int | None = None) -> None:
-        """One rank of two, alone on its node, confirmed."""
+    def communicator(
+        self, tgid: int, instance: int, *, first_ns: int = 1, comm: int | None = None, **identity: int
+    ) -> None:
+        """One rank of two, alone on its node, confirmed; `identity` are fields of IDENTITY."""
         key, row = np.zeros(1, records.COMMUNICATOR_KEY), np.zeros(1, records.COMMUNICATOR)
         key["comm"], key["tgid"] = comm or instance << 12, tgid
         row["instance"], row["first_ns"], row["confirmed"] = instance, first_ns, 1
         row["identity"] = self._identity(instance)
+        for field, value in identity.items():
+            row["identity"][field] = value
         self.communicators.rows[key.tobytes()] = row
 
     def destroy(self, instance: int, at_ns: int) -> None:

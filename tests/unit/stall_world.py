@@ -167,6 +167,11 @@ class World:
             self,
             Known(
                 communicator=self._communicator,
+                ended=lambda comm: {
+                    str(rank.rank)
+                    for rank in self.ranks
+                    if f"{rank.comm_hash:016x}" == comm and (rank.ended or rank.gone)
+                },
                 process=self._process,
                 completed=self._completed,
                 position=lambda instance, calls: (

@@ -155,6 +155,31 @@ def test_a_communicator_destroyed_just_now_stays_in_the_kernel_for_a_while(node:
     assert not node.kernel.communicators.rows
 
 
+def test_whose_end_of_a_communicator_has_ended_is_known_until_it_is_forgotten(node: Node) -> None:
+    name = f"{5:016x}"
+    for rank, tgid in enumerate((10, 11, 12)):
+        node.begin(tgid)
+        node.kernel.communicator(tgid, tgid, comm_hash=5, rank=rank)
+    node.collectives.read()
+    assert node.collectives.ended_ranks(name) == set()
+    node.kernel.destroy(10, SECOND_NS)
+    node.end(11, SECOND_NS)
+    node.settle(3 * SECOND_NS)
+    assert node.collectives.ended_ranks(name) == {"0", "1"}
+    assert node.collectives.ended_ranks("unknown") == node.collectives.ended_ranks(f"{6:016x}") == set()
+    node.collectives.forget(5 * SECOND_NS, 100)
+    assert node.collectives.ended_ranks(name) == set()
+
+
+def test_a_rank_of_a_job_that_fixes_the_id_has_not_ended_with_that_of_the_job_before(node: Node) -> None:
+    for tgid in (10, 11):
+        node.begin(tgid)
+        node.kernel.communicator(tgid, tgid, comm_hash=5, rank=1)
+    node.kernel.destroy(10, SECOND_NS)
+    node.settle(3 * SECOND_NS)
+    assert node.collectives.ended_ranks(f"{5:016x}") == set()
+
+
 def test_an_address_used_again_is_not_taken_out_with_the_communicator_before(node: Node) -> None:
     node.begin(10)
     node.kernel.communicator(10, 1, comm=4096)

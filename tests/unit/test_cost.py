@@ -62,6 +62,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
     }
     assert missing == {
         "comm_counted_from_start",
+        "comm_ended",
         "comm_errors_total",
         "comm_graph_captured_total",
         "comm_graph_replayed_total",

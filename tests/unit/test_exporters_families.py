@@ -33,7 +33,10 @@ def count(shown: Iterable[Family]) -> int:
 
 
 def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> None:
-    shown = families(full_snapshot(), selection=Selection(["all"]))
+    snapshot = full_snapshot()
+    ended = replace(communicator(comm="00c0ffee00c0ff01"), alive=False)
+    snapshot = replace(snapshot, communicators=(*snapshot.communicators, ended))
+    shown = families(snapshot, selection=Selection(["all"]))
     assert [family.metric for family in shown] == list(catalogue.METRICS)
 
 
@@ -64,6 +67,27 @@ def test_a_rank_counted_late_says_so_also_once_its_process_is_gone(alive: bool) 
     late = replace(communicator(), whole=False, alive=alive)
     shown = families(replace(EMPTY, communicators=(late,)))
     assert samples(shown, "comm_counted_from_start") == [({"comm": late.comm, "rank": late.rank}, 0)]
+
+
+def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
+    living, ended = communicator(rank="0"), replace(communicator(rank="1"), alive=False)
+    shown = families(replace(EMPTY, communicators=(living, ended)))
+    assert samples(shown, "comm_ended") == [({"comm": ended.comm, "rank": "1"}, 1)]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"comm": "unknown"},
+        {"rank": "unknown"},
+        {"pid": 4712},
+    ],
+    ids=["without a name", "without a number", "the next job's under the same name"],
+)
+def test_no_end_is_said_of_a_rank_that_may_be_another_one_that_lives(others: dict[str, str | int]) -> None:
+    ended = replace(communicator(), alive=False, **others)  # type: ignore[arg-type]
+    living = communicator() if "pid" in others else communicator(rank="1")
+    assert not samples(families(replace(EMPTY, communicators=(ended, living))), "comm_ended")
 
 
 def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
@@ -135,7 +159,7 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
     assert len(samples(shown, "rail_events_total")) == 2
-    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 13)]
+    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 14)]
     assert count(shown) <= budget.limit
 
 

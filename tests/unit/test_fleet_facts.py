@@ -163,6 +163,20 @@ def test_a_rank_that_moved_to_another_host_is_not_missing_on_the_old_one(store: 
     assert [(one.rank, one.host) for one in read(store).ranks] == [("0", "host0"), ("1", "host1")]
 
 
+def test_who_has_left_is_known_of_those_that_are_seen_no_more_and_of_those_that_are_by_what_is_said_now(
+    store: CannedStore,
+) -> None:
+    store.say("railscope_comm_ended", 1, instance="host0:9779", comm=COMM, rank="0")
+    agent(store, "host2:9779", scraped=NOW - 40, up=0)
+    for number in (2, 3):
+        rank(store, "host2:9779", number, enqueued=None)
+    for host, number in ((0, 0), (1, 1), (2, 2)):
+        labels = {"instance": f"host{host}:9779", "comm": COMM, "rank": str(number)}
+        store.say("last_over_time(railscope_comm_ended)", 1, **labels)
+    ended = {number: one.ended for number, one in ranks_of(read(store)).items()}
+    assert ended == {"0": True, "1": False, "2": True, "3": False}
+
+
 def test_a_gone_process_is_a_rank_though_only_its_stall_is_left(store: CannedStore) -> None:
     store.canned["railscope_comm_enqueued_total"].pop()
     stalled(store, "host1:9779", 1, "process_gone", strength="strong")

@@ -127,6 +127,21 @@ def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
     assert world.watch.shown()[0] == ()
 
 
+@pytest.mark.parametrize("leaves", ["ended", "gone"])
+def test_a_rank_that_fails_at_the_end_of_a_job_stalls_until_the_others_have_left_for_a_minute(leaves: str) -> None:
+    world = World(ranks=3, nranks=3)
+    steady(world)
+    *others, last = world.ranks
+    last.gone = True
+    world.watch.process_gone(last.pid, 1 << 8)
+    setattr(others[0], leaves, True)
+    world.step(4 * 100)
+    assert world.stall is not None, "another rank has not left, and may wait"
+    setattr(others[1], leaves, True)
+    world.step()
+    assert world.stall is None
+
+
 def test_the_survivor_learns_from_closed_connections_that_its_peer_is_gone() -> None:
     world = World()
     steady(world)

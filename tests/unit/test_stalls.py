@@ -136,6 +136,22 @@ def test_a_job_of_which_nobody_is_left_does_not_stall_for_ever() -> None:
     assert stalls.current == ()
 
 
+@pytest.mark.parametrize(("left", "over"), [({"0", "1", "2"}, True), ({"1", "2"}, False)])
+def test_a_rank_that_fails_when_the_others_have_left_does_not_stall_for_ever(left: set[str], over: bool) -> None:
+    asked: list[str] = []
+
+    def ended(comm: str) -> set[str]:
+        asked.append(comm)
+        return left
+
+    stalls = Stalls(LIMITS, lambda: 0, ended)
+    stalls.process_gone(SECOND_NS, replace(RANK, rank=3, nranks=4), "process 4711 has ended: exit status 1")
+    assert stalls.look(60 * SECOND_NS, [], lambda _: DOWN).ended == ()
+    assert asked == []
+    assert bool(stalls.look(61 * SECOND_NS, [], lambda _: DOWN).ended) is over
+    assert asked == [RANK.comm]
+
+
 def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
     stalls = Stalls(LIMITS, lambda: 0)
     stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)

@@ -52,11 +52,73 @@ def test_a_peer_that_closed_its_connections_is_gone_though_nobody_names_it() -> 
     assert "a peer that its host does not know is gone" in finding.headline
 
 
+def test_who_waits_for_a_peer_that_is_gone_is_not_taken_for_it_where_the_age_of_its_wait_is_not_known() -> None:
+    fleets = waiting(4).all_say("rank_behind").rank(0, stall=stall("process_gone"), inflight_seconds=None)
+    assert only(fleets).ranks == ()
+
+
 def test_a_peer_that_is_gone_and_not_named_is_the_one_that_nobody_sees_any_more() -> None:
     fleets = waiting(4).all_say("rank_behind").lose_host(2)
     fleets.rank(1, stall=stall("process_gone")).rank(3, stall=stall("process_gone"))
     finding = only(fleets)
     assert (finding.cause, finding.ranks, finding.hosts) == ("process_gone", ("2",), ("host2",))
+    assert finding.strength == "strong"
+    assert finding.headline.endswith(
+        "rank 2 (pid 102, host2) is gone: the process ended (a peer's did, and only this rank is seen by nobody)."
+    )
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["seen before", "never seen"])
+def test_of_several_ranks_that_nobody_sees_none_is_said_to_be_the_one_that_is_gone(known: bool) -> None:
+    fleets = Fleets(3, 2).communicator().all_say("rank_behind").lose_host(2).rank(0, stall=stall("process_gone"))
+    if not known:
+        del fleets.ranks[4:]
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks, finding.strength, finding.basis) == (
+        "process_gone",
+        ("4", "5"),
+        "weak",
+        "absence",
+    )
+    place = " (last seen on host2)" if known else ""
+    assert finding.headline.endswith(
+        f": a peer is gone; it may be one of ranks 4-5{place}, which nobody sees (weak evidence)."
+    )
+    commands = [step.command for step in finding.next_steps]
+    assert commands == (["ping -c 3 host2", "systemctl status railscope"] if known else [""])
+
+
+def nameless(**said: str) -> Fleets:
+    """Communicators whose names nobody can read, of which the first host says something."""
+    fleets = Fleets(3)
+    for host in range(3):
+        fleets.ranks.append(Rank("unknown", "unknown", f"host{host}", pid=str(100 + host), stall=None))
+    fleets.ranks[0] = replace(fleets.ranks[0], stall=stall(**said))
+    return fleets
+
+
+@pytest.mark.parametrize("cause", ["process_stopped", "process_gone", "gpu_not_progressing"])
+@pytest.mark.parametrize("number", ["unknown", "3"])
+def test_what_a_host_says_of_a_rank_without_a_name_is_said_of_no_other_host_s(cause: str, number: str) -> None:
+    fleets = nameless(cause=cause, blamed_rank="" if number == "unknown" else number)
+    fleets.ranks = [replace(rank, rank=number) for rank in fleets.ranks]
+    finding = only(fleets)
+    assert (finding.cause, finding.hosts, finding.pids) == (cause, ("host0",), ("100",))
+    assert {step.host for step in finding.next_steps} <= {"host0", ""}
+
+
+def test_a_host_that_blames_a_rank_without_a_name_for_coming_late_blames_its_own_only() -> None:
+    fleets = nameless(cause="rank_behind", blamed_rank="3")
+    fleets.ranks = [replace(rank, rank="3") for rank in fleets.ranks]
+    assert only(fleets).hosts == ("host0",)
+
+
+def test_a_peer_without_a_name_that_is_gone_is_not_looked_for_among_others() -> None:
+    fleets = nameless(cause="process_gone", blamed_rank="1")
+    fleets.ranks = [replace(rank, rank=number) for rank, number in zip(fleets.ranks, "011", strict=True)]
+    fleets.ranks[0] = replace(fleets.ranks[0], inflight_seconds=40.0)
+    finding = only(fleets)
+    assert (finding.cause, finding.ranks, finding.pids) == ("process_gone", (), ())
 
 
 @pytest.mark.parametrize("early", [0, 500])

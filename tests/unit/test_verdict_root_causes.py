@@ -127,6 +127,17 @@ def test_a_stall_without_a_cause_is_put_under_that_of_its_job_though_what_joins_
     assert len(verdict_of(apart.all_say("unknown", OTHER).made()).findings) == 2, "another job"
 
 
+def test_of_ranks_one_of_which_is_gone_no_process_is_said_to_hold_up_another_communicator() -> None:
+    fleets = Fleets(3).communicator(COMM).communicator(OTHER)
+    for comm in (COMM, OTHER):
+        fleets.all_say("rank_behind", comm).rank(0, comm, stall=stall("process_gone"))
+    finding = only(fleets.lose_host(1).lose_host(2))
+    assert finding.ranks == ("1", "2")
+    assert [one.why for one in finding.waiting] == ["a process of the same job ended then, or soon after"]
+    fleets.rank(0, OTHER, stall=stall("rank_behind"))
+    assert all("to blame" not in one.why for found in verdict_of(fleets.made()).findings for one in found.waiting)
+
+
 def test_processes_that_end_after_the_first_of_their_job_are_no_causes_of_their_own() -> None:
     fleets = one_job()
     for comm, seconds in ((COMM, 20.0), (OTHER, 19.0)):

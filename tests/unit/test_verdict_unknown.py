@@ -11,7 +11,7 @@ from agent.culprits import RANK_MISSING
 from agent.fleet_facts import Agent, Stall
 from agent.fleet_sequences import Position
 from agent.verdict_words import verdict_of
-from tests.unit.fleets import NOW, Fleets, only, stall, waiting
+from tests.unit.fleets import COMM, NOW, Fleets, only, stall, waiting
 
 SIZES = pytest.mark.parametrize("hosts", [2, 4])
 
@@ -92,6 +92,36 @@ def test_a_job_with_two_ranks_a_host_has_ended_though_hosts_blame_only_the_first
     verdict = verdict_of(killed(*first).made())
     assert not verdict.problem
     assert any("all its processes have ended" in note for note in verdict.notes)
+
+
+def failed_last() -> Fleets:
+    """A job of four ranks that have all ended, the last of which failed."""
+    fleets = Fleets(2, 2).communicator()
+    for number in range(4):
+        fleets.rank(number, ended=True, inflight_seconds=None)
+    return fleets.rank(3, stall=gone(3))
+
+
+def test_a_rank_that_fails_when_the_others_have_left_is_a_note_and_no_stall() -> None:
+    verdict = verdict_of(failed_last().made())
+    assert not verdict.problem
+    assert f"communicator {COMM}: rank 3 ended within it, ranks 0-2 left it, nobody waits any more" in verdict.notes
+    # Of those that left and whose host has been taken down since, it is known that they did.
+    silent = failed_last().lose_host(0)
+    assert not verdict_of(silent.made()).problem
+    assert verdict_of(silent.rank(0, ended=False).made()).problem
+
+
+def test_whoever_has_not_left_a_communicator_of_which_a_rank_is_gone_keeps_it_stalled() -> None:
+    finding = only(failed_last().rank(1, ended=False, inflight_seconds=40.0, stall=gone(3)))
+    assert (finding.cause, finding.ranks) == ("process_gone", ("3",))
+    assert verdict_of(failed_last().rank(1, ended=False, completed=None).made()).problem
+
+
+def test_of_a_communicator_that_all_ranks_left_it_is_not_said_that_somebody_is_gone() -> None:
+    left = failed_last().rank(3, stall=None)
+    verdict = verdict_of(left.made(), COMM)
+    assert (verdict.problem, verdict.notes) == (False, ())
 
 
 def test_whoever_waits_for_a_rank_that_is_gone_keeps_the_job_stalled() -> None:
