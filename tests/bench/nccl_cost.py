@@ -12,8 +12,9 @@ Observers are measured once they have come to rest: an agent that has just come 
 all busy, and one that chooses its level first tries more, and takes it back within seconds.  A job of weeks pays for
 neither.
 
-How far a level can come at all, two figures tell: what a program that does nothing costs where calls are counted, and
-what the agent's process takes of cores that the job keeps busy to the last.
+How far a level can come at all, three figures tell: what a program that does nothing costs where calls are counted,
+what level counts costs without the agent's process, which takes cores that the job keeps busy to the last, and what
+that process takes of them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -41,6 +41,7 @@ from tests.bench.bpftrace import Bpftrace
 from tests.bench.cpu_time import DISTURBED, Others, process_time
 from tests.bench.many_communicators import pause, resume
 from tests.bench.probe_cost import empty_probe
+from tests.bench.programs_alone import programs_alone
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
@@ -58,6 +59,8 @@ _LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 """What no accounting can do better than."""
+_ALONE: Final = "the programs of level counts alone"
+"""What the probes cost; the agent's process costs the rest."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -73,8 +76,8 @@ twice as much of a core in the first six seconds."""
 _MOST_REST_SECONDS: Final = 30.0
 
 
-_Floor = Callable[[], AbstractContextManager[None]]
-"""Attaches the program that does nothing."""
+_Programs = Callable[[tuple[int, ...]], AbstractContextManager[object]]
+"""Attaches programs beside a job's processes, without an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ _CASES: Final = (
     _Case(
         "1 KiB",
         1 << 10,
-        (*_LEVELS, _COUNTS, _AUTO, _EMPTY, _BPFTRACE),
+        (*_LEVELS, _COUNTS, _AUTO, _ALONE, _EMPTY, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
     ),
     _Case("16 MiB", 16 << 20, (_AUTO,), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
@@ -176,17 +179,23 @@ def measure(built: Built, rounds: int) -> list[Line]:
     try:
         double = build()
         with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
-            floor = partial(empty_probe, built, double.nccl, probe_points(elf, 0))
+            points = probe_points(elf, 0)
     except (LibraryMissing, BuildError) as error:
         return [Omission(PART, "all", str(error))]
+    without_agent: dict[str, _Programs] = {
+        _EMPTY: lambda _: empty_probe(built, double.nccl, points),
+        _ALONE: lambda pids: programs_alone(double.nccl, pids),
+    }
     lines: list[Line] = []
     with Fabric(hosts=2, rails=2) as fabric:
         for case in _CASES:
-            lines += _lines(case, _measure(case, fabric, double, rounds, floor))
+            lines += _lines(case, _measure(case, fabric, double, rounds, without_agent))
     return lines
 
 
-def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int, floor: _Floor) -> _Samples:
+def _measure(
+    case: _Case, fabric: Fabric, double: Double, rounds: int, without_agent: Mapping[str, _Programs]
+) -> _Samples:
     samples = _Samples(kept={name: [] for name in case.observers})
     with (
         tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory,
@@ -203,7 +212,7 @@ def _measure(case: _Case, fabric: Fabric, double: Double, rounds: int, floor: _F
             before = counter.rate(_WINDOW_SECONDS)
             for turn in range(rounds):
                 for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
-                    with _observed(name, pids, double, samples.rested, floor) as agent:
+                    with _observed(name, pids, double, samples.rested, without_agent) as agent:
                         began = process_time(agent.process.pid) if agent is not None else None
                         beside = counter.rate(_WINDOW_SECONDS)
                         if agent is not None and began is not None:
@@ -233,6 +242,8 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = _PEERS
         elif name == _EMPTY:
             note = "no accounting can do better"
+        elif name == _ALONE:
+            note = "with a reader of their ring; what counts takes beyond that is the agent's process"
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
     for name in (_COUNTS, _AUTO):
         if name in samples.agent:
@@ -246,12 +257,12 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
 
 @contextmanager
 def _observed(
-    name: str, pids: tuple[int, ...], double: Double, rested: Counter[str], floor: _Floor
+    name: str, pids: tuple[int, ...], double: Double, rested: Counter[str], without_agent: Mapping[str, _Programs]
 ) -> Iterator[AgentProcess | None]:
     """Attach an observer to the job, and let it settle; yields the agent, if it is one.
 
     Raises:
-        BenchError: bpftrace is missing, or its probes saw nothing.
+        BenchError: bpftrace is missing, or probes saw nothing.
     """
     with ExitStack() as stack:
         stack.callback(resume, pids)
@@ -262,8 +273,8 @@ def _observed(
             peer = Bpftrace(_SCRIPT.read_text(encoding="utf-8").replace("LIBRARY", str(double.nccl)))
             stack.enter_context(peer)
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
-        elif name == _EMPTY:
-            stack.enter_context(floor())
+        elif name in without_agent:
+            stack.enter_context(without_agent[name](pids))
         else:
             option = "auto" if level is None else level.name.lower()
             agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))

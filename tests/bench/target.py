@@ -93,6 +93,10 @@ class Target:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def points(self) -> ProbePoints:
         """Where to probe the copy.
 
