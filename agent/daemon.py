@@ -25,7 +25,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import UNUSED_NS, pause_ns
+from agent.drain_pace import LONGEST_NS, UNUSED_NS, pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -53,6 +53,8 @@ from probes.processes import ProcessIdentity, open_pidfd
 _log = logging.getLogger("railscope.daemon")
 
 _TICK_NS: Final = 1_000_000_000
+_TOGETHER_NS: Final = 25_000_000
+"""What is due within this moment may be done at one waking: each costs as much as much of what it is for."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -279,7 +281,13 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        next_ns = min(self._next_tick_ns, self._next_drain_ns, self._next_scan_ns, self._next_look_ns)
+        # A tick waits for a look, and rings may be read before their time.  Neither ticks nor looks come early: what is
+        # done once in a period relies on its length.
+        tick_ns = self._next_tick_ns
+        if tick_ns < self._next_look_ns <= tick_ns + _TOGETHER_NS:
+            tick_ns = self._next_look_ns
+        drain_ns = self._drain_with(min(self._next_look_ns, tick_ns))
+        next_ns = min(drain_ns, tick_ns, self._next_look_ns, self._next_scan_ns)
         for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
             handler: Callable[[], None] = key.data
             handler()
@@ -287,12 +295,12 @@ class Daemon:
         ended, self._ended = self._ended, []
         for identity, status in ended:
             self.observer.process_gone(identity, status)
-        if now_ns >= self._next_drain_ns:
+        if now_ns >= drain_ns:
             self._next_drain_ns = now_ns + self._drain()
         if now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + (self._look_ns if self._used else UNUSED_NS)
             self.observer.look_for_stalls()
-        if now_ns >= self._next_tick_ns:
+        if now_ns >= tick_ns:
             self._next_tick_ns = now_ns + (_TICK_NS if self._used else UNUSED_NS)
             for events in self.observer.tick(relate=self._shown):
                 self._unpoll(events)
@@ -315,6 +323,17 @@ class Daemon:
             if used:  # from now on rings fill, and operations may stall
                 self._next_tick_ns = now_ns
             self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
+
+    def _drain_with(self, others_ns: int) -> int:
+        """When to read the rings: along with what is done at `others_ns`, if that is not long before their time.
+
+        Rings that were empty may be read at any time before it.  Of those that are in use too little would be read to
+        tell how fast they fill.
+        """
+        were_empty = self._next_drain_ns - self._drained_ns > LONGEST_NS
+        if others_ns < self._next_drain_ns and (were_empty or self._next_drain_ns - others_ns <= _TOGETHER_NS):
+            return others_ns
+        return self._next_drain_ns
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
