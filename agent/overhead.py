@@ -1,8 +1,9 @@
 """What the probes cost the processes that run into them.
 
-The programs count their hits in the kernel, whoever ran into them; what one hit costs is measured when the agent
-starts (probes/calibration.py).  The product is published as `overhead_seconds_total` and governs how much is observed
-(agent/governor.py).  Hits are counted by program, not by library or process.
+The programs count the hits of observed processes in the kernel (others, where there are any, pay for theirs, and that
+is not known here); what one hit costs is measured when the agent starts (probes/calibration.py).  The product is
+published as `overhead_seconds_total` and governs how much is observed (agent/governor.py).  Hits are counted by
+program, not by library or process.
 """
 
 from __future__ import annotations

@@ -134,9 +134,9 @@ int proxy_stop(struct registers *ctx)
 	__u64 arguments = SECOND_ARGUMENT(ctx);
 	__u64 part = FIRST_ARGUMENT(ctx) & 0xff;
 
-	count_internal(INTERNAL_STOPS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_STOPS);
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	if (!layout || !layout->known)
 		return 0;

@@ -141,8 +141,10 @@ static __always_inline int enter_cuda(struct registers *ctx, __u64 cookie)
 	__u32 tid = (__u32)bpf_get_current_pid_tgid();
 	__u32 zero_stream = CUDA_PER_THREAD(cookie) ? CUDA_PER_THREAD_STREAM : CUDA_LEGACY_STREAM;
 
+	if (!observed_thread(&thread))
+		return 0;
 	count_cuda(CUDA_STAT_CALLS);
-	if (!observed_thread(&thread) || !bpf_map_lookup_elem(&cuda_processes, &thread.tgid))
+	if (!bpf_map_lookup_elem(&cuda_processes, &thread.tgid))
 		return 0;
 	key.tgid = thread.tgid;
 	stream.tgid = thread.tgid;

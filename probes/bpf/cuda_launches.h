@@ -181,9 +181,9 @@ int cuda_note(struct registers *ctx)
 	__u64 number;
 	__u32 op = 0;
 
-	count_cuda(CUDA_STAT_NOTES);
 	if (!observed_thread(&thread))
 		return 0;
+	count_cuda(CUDA_STAT_NOTES);
 	/* struct ncclInfo (nccl.bpf.c): the function first, communicator and stream at 56. */
 	if (read_user(&op, 4, info) || read_user(both, sizeof(both), info + 56)) {
 		count_cuda(CUDA_STAT_UNREADABLE);
@@ -216,9 +216,9 @@ static __always_inline int note_plan(struct registers *ctx)
 	struct thread thread;
 	__u8 persistent = 0;
 
-	count_cuda(CUDA_STAT_PLANS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_cuda(CUDA_STAT_PLANS);
 	key.tgid = thread.tgid;
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	communicator = bpf_map_lookup_elem(&cuda_communicators, &key);
@@ -389,9 +389,9 @@ int cuda_finish(struct registers *ctx)
 	struct thread thread;
 	__u32 left_out;
 
-	count_cuda(CUDA_STAT_FINISHES);
 	if (!observed_thread(&thread))
 		return 0;
+	count_cuda(CUDA_STAT_FINISHES);
 	key.tgid = thread.tgid;
 	known = bpf_map_lookup_elem(&cuda_communicators, &key);
 	communicator = bpf_map_lookup_elem(&communicators, &key);

@@ -40,9 +40,9 @@ int init_entry(struct registers *ctx)
 	struct thread thread;
 	__u64 id;
 
-	count(STAT_LIFECYCLE);
 	if (!observed_thread(&thread))
 		return 0;
+	count(STAT_LIFECYCLE);
 	take_arguments(&arguments, ctx, cookie);
 	init.start_ns = bpf_ktime_get_ns();
 	init.new_comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
@@ -131,9 +131,9 @@ int init_return(struct registers *ctx)
 	__u64 comm = 0;
 	__s32 result = (__s32)RETURN_VALUE(ctx);
 
-	count(STAT_LIFECYCLE);
 	if (!observed_thread(&thread))
 		return 0;
+	count(STAT_LIFECYCLE);
 	init = bpf_map_lookup_elem(&inits_under_way, &thread.tid);
 	if (!init)
 		return 0;
@@ -164,9 +164,9 @@ int end_entry(struct registers *ctx)
 	struct communicator *communicator;
 	struct thread thread;
 
-	count(STAT_LIFECYCLE);
 	if (!observed_thread(&thread))
 		return 0;
+	count(STAT_LIFECYCLE);
 	key.comm = FIRST_ARGUMENT(ctx);
 	key.tgid = thread.tgid;
 	communicator = bpf_map_lookup_elem(&communicators, &key);

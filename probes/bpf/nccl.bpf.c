@@ -293,9 +293,9 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 	__u32 instance = 0;
 	__u64 now;
 
-	count(STAT_CALLS);
 	if (!observed_thread(thread))
 		return 0;
+	count(STAT_CALLS);
 	if (!read_call(ctx, cookie, call)) {
 		count(STAT_ARGUMENTS_UNREADABLE);
 		return 0;
@@ -398,9 +398,9 @@ int collective_return(struct registers *ctx)
 	struct thread thread;
 
 	(void)ctx;
-	count(STAT_RETURNS);
 	if (!observed_thread(&thread))
 		return 0;
+	count(STAT_RETURNS);
 	under_way = bpf_map_lookup_elem(&calls_under_way, &thread.tid);
 	if (!under_way || !under_way->start_ns)
 		return 0;

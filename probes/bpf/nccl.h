@@ -70,6 +70,7 @@ enum lifecycle_kind {
 	LIFECYCLE_RESUME = 12,
 };
 
+/* Runs are counted where they are for a process that is observed: what these cost is held against a budget. */
 enum stat {
 	STAT_CALLS, /* runs of the collective program at entry */
 	STAT_RETURNS, /* runs at return */
@@ -80,7 +81,7 @@ enum stat {
 	STAT_COMMUNICATORS_FULL,
 	STAT_ARGUMENTS_UNREADABLE, /* struct ncclInfo or stack argument not resident */
 	STAT_FOREIGN_PID_NAMESPACE,
-	STAT_FILTERED,
+	STAT_FILTERED, /* runs of any program for others */
 	STAT_COUNT,
 };
 

@@ -85,9 +85,9 @@ int plan_launch(struct registers *ctx)
 	__u64 plan = SECOND_ARGUMENT(ctx);
 	struct thread thread;
 
-	count_internal(INTERNAL_PLANS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_PLANS);
 	key.tgid = thread.tgid;
 	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
 	if (!layout || !layout->known)
@@ -115,9 +115,9 @@ int plan_replay(struct registers *ctx)
 	__u64 plan = FIRST_ARGUMENT(ctx);
 	struct thread thread;
 
-	count_internal(INTERNAL_REPLAYS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_REPLAYS);
 	key.tgid = thread.tgid;
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	if (!layout || !layout->known || !plan_flag(plan, layout->plan_persistent) ||

@@ -348,9 +348,9 @@ int proxy_post(struct registers *ctx)
 	struct thread thread;
 	struct walk walk = {};
 
-	count_internal(INTERNAL_POSTS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_POSTS);
 	key.tgid = thread.tgid;
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	communicator = bpf_map_lookup_elem(&communicators, &key);

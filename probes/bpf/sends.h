@@ -57,9 +57,9 @@ int socket_send(struct registers *ctx)
 	struct thread thread;
 	__s32 device = NO_NET_DEVICE;
 
-	count_internal(INTERNAL_SENDS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_SENDS);
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	if (!layout || !layout->known)
 		return 0;
@@ -84,9 +84,9 @@ int ib_send(struct registers *ctx)
 	struct thread thread;
 	__s32 wanted = 0, used = 0;
 
-	count_internal(INTERNAL_SENDS);
 	if (!observed_thread(&thread))
 		return 0;
+	count_internal(INTERNAL_SENDS);
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	if (!layout || !layout->known || layout->ib_requests == NO_OFFSET)
 		return 0;
