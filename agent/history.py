@@ -159,14 +159,17 @@ class Histories:
         """None: it has none yet."""
         return self.of(now_ns, instance, *_CALLS)
 
-    def slowest(self, now_ns: int, instance: int, *, stalled: bool) -> tuple[int | None, OwnHistory] | None:
+    def slowest(
+        self, now_ns: int, instance: int, *, stalled: bool, followed: bool = True
+    ) -> tuple[int | None, OwnHistory] | None:
         """The kind (op; None: calls of any) and size that has become slower the most; None: none has.
 
-        `stalled`: it is called slow already, and is until it is nearly as fast as before.
+        `stalled`: it is called slow already, and is until it is nearly as fast as before.  `followed`: operations are
+        seen at present, where they ever were.
         """
         all_known = self._known.get(instance, {})
         # Where operations are seen, the time between calls is the job's own affair.
-        seen = {kind: known for kind, known in all_known.items() if kind != _CALLS} or all_known
+        seen = {kind: known for kind, known in all_known.items() if (kind != _CALLS) == followed} or all_known
         found = None
         for (op, _), known in seen.items():
             if not stalled and not known.may_be_slower:

@@ -173,7 +173,10 @@ class RankReader:
         found = [self._fact(instance) for instance in suspects]
         if remember:
             self._histories.forget(rows)
-            slowest = {one: self._histories.slowest(now_ns, one, stalled=one in unusual) for one in rows}
+            followed = self._followed is not None
+            slowest = {
+                one: self._histories.slowest(now_ns, one, stalled=one in unusual, followed=followed) for one in rows
+            }
             self._slow = {one: history for one, history in slowest.items() if history is not None}
         without = [rank for rank in found if rank.in_flight is None and not self._is_well(now_ns, rows[rank.instance])]
         if without:

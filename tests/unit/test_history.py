@@ -194,6 +194,21 @@ def test_the_time_between_calls_stands_for_their_duration_only_where_nothing_els
     assert kernel.slow() is None
 
 
+def test_when_operations_are_not_followed_any_more_calls_tell_that_they_are_slow() -> None:
+    kernel, calls = Kernel(), 0
+    for second in range(30):
+        calls += 32 if second < 20 else 8
+        if second < 15:
+            kernel.second(each_ms=5)
+        else:
+            kernel.now_ns += SECOND_NS
+        kernel.histories.take_calls(kernel.now_ns, 7, calls, stalled=False)
+    found = kernel.histories.slowest(kernel.now_ns, 7, stalled=False, followed=False)
+    assert found is not None
+    assert found[0] is None
+    assert found[1].ratio == pytest.approx(4)
+
+
 def test_a_pause_between_calls_is_part_of_the_time_between_them() -> None:
     histories = Histories()
     for second in range(1, 10):
