@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,7 @@ _LOSSES: Final = 4096
 _MOST_MARKS: Final = 256
 _MOST_DEVICES: Final = 4096
 _MOST_SOURCES: Final = 1024
+_SOURCE_UNREAD_NS: Final = 60_000_000_000
 _MOST_CLOCK_READINGS: Final = 64
 _CLOCK_PERIOD_NS: Final = 10_000_000_000
 
@@ -73,7 +74,7 @@ class _Source:
     """Their numbers."""
     places: npt.NDArray[np.intp]
     """Where bytes sent and received of each stand among all values of a reading: devices by 2."""
-    last: CounterReading | CounterBlock | None = None
+    last: CounterReading | None = None
     """What was read last: a device may turn out to be a rail after it has been read for the first time."""
 
     def samples(self, read: CounterReading | CounterBlock) -> Records:
@@ -178,7 +179,8 @@ class FlightRecorder:
             or source.generation != self._generation
         ):
             source = self._learn(netns, read.names, read.fields)
-        source.last = read
+        # A block would keep all that it is a part of.
+        source.last = _last_of(read) if isinstance(read, CounterBlock) else read
         if len(source.devices):
             self._samples.add(source.samples(read).reshape(-1))
 
@@ -199,14 +201,22 @@ class FlightRecorder:
                 devices=np.array(devices, np.uint64),
                 places=np.array(rows, np.intp)[:, np.newaxis] * len(fields) + columns,
             )
-            if len(self._sources) >= _MOST_SOURCES:
-                self._sources.clear()  # those that are still read come back with their next reading
+            self._forget_sources(netns, names)
             self._sources[netns, id(names)] = source
         if before is not None and before.names is names and before.fields == fields and before.last is not None:
             # What a new rail carries from here on would else have no reading to begin at.
             told = source.samples(before.last)[-1]
             self._samples.add(told[~np.isin(told["device"], before.devices)])
         return source
+
+    def _forget_sources(self, netns: int, names: tuple[str, ...]) -> None:
+        """Forget lists of devices that are not read any more; those that are come back with their next reading."""
+        old_ns = self._clock.monotonic_ns() - _SOURCE_UNREAD_NS
+        for key, source in list(self._sources.items()):
+            if key[0] == netns and source.names is not names and (source.last is None or source.last.after_ns < old_ns):
+                del self._sources[key]
+        if len(self._sources) >= _MOST_SOURCES:
+            self._sources.clear()
 
     def _number(self, netns: int, name: str) -> _Device | None:
         """The number of a device, a new one for a new device; None: there are too many."""
@@ -433,6 +443,11 @@ class FlightRecorder:
                     )
                 )
         return tuple(found)
+
+
+def _last_of(block: CounterBlock) -> CounterReading:
+    last = block.reading(len(block.times_ns) - 1)
+    return replace(last, values=last.values.copy())
 
 
 def is_rdma_port(name: str) -> bool:

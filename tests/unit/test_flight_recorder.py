@@ -266,6 +266,19 @@ def test_the_last_of_many_answers_before_a_device_became_a_rail_is_its_first_sam
     assert samples["time_ns"][0] == times_ns[3][0] + 50
 
 
+def test_devices_that_come_and_go_leave_nothing_behind(clock: Clock, recorder: FlightRecorder) -> None:
+    """As with the network devices of containers: each change brings a new list of all that there are."""
+    for change in range(200):
+        names = ("eth2", f"veth{change}")
+        clock.sleep(1)
+        times_ns = tuple((clock.now_ns + n, clock.now_ns + n) for n in range(10))
+        block = CounterBlock(times_ns, names, (NETNS, NETNS), FIELDS, np.zeros((10, 2, 3), np.uint64))
+        recorder.add_samples(NETNS, block)
+        held = [source.last for source in recorder._sources.values()]
+        assert len(held) <= 62
+        assert all(last is not None and last.values.base is None for last in held)
+
+
 def test_rdma_ports_are_rails_without_being_told_and_take_their_number_from_the_snapshot(
     clock: Clock, recorder: FlightRecorder
 ) -> None:
