@@ -10,7 +10,7 @@ that host's own agent, or `railscope diagnose`, can name.
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 from typing import Final
 
 from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts, rail_name
@@ -24,11 +24,15 @@ _VERY_LOSSY_RATIO: Final = 0.05
 _LOSSY_BYTES: Final = 8 << 10
 _LEAST_LOSSES: Final = 10
 _LOSSES_RATIO: Final = 4
-"""Times what the siblings lose: packets come out of order on every rail where paths are chosen packet by packet."""
+"""Times what the siblings count."""
+_OF_ORDER: Final = ("seq", "oos")
+"""In names of counters of packets out of order, which come on every rail where paths are chosen packet by packet."""
 _BACKLOG_BYTES: Final = 64 << 10
 _BACKLOG_RATIO: Final = 8
 _ROUND_TRIP_RATIO: Final = 5
 _ROUND_TRIP_NS: Final = 5_000_000
+_PUT_OFF_NS: Final = 40_000_000
+"""So long a receiver may put off an acknowledgement (TCP_DELACK_MIN in Linux' include/net/tcp.h)."""
 _PEER_LIMITED_RATIO: Final = 0.5
 """A sender that waited this much of its time for a peer that does not read is no sign against the rail between."""
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
@@ -99,20 +103,20 @@ def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if evidence.gone:
         first = evidence.gone[0]
         return Blame(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
+    closed = _closed(evidence)
+    if not closed or evidence.others:
+        return None  # who destroys one of several communicators closes its connections too
+    sentence = f"{closed}: that process has ended"
+    return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+
+
+def _closed(evidence: Evidence) -> str:
+    """Where connections were closed by the other end; empty: nowhere."""
     closed = [rail for rail in evidence.rails if rail.peer_closed]
-    if not closed or (evidence.others and _all_here(rank, evidence)):
-        return None  # all its peers live here: another communicator's has gone
+    if not closed:
+        return ""
     count = sum(rail.peer_closed for rail in closed)
-    where = f"{count} of its connections on {_name(closed[0])} were closed by the other end"
-    if not evidence.others:
-        sentence = f"{where}: that process has ended"
-        return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
-    # Who destroys a communicator closes its connections too, and this end may be destroyed much later.
-    sentences = (
-        f"{where}: that process has ended, or has destroyed its end of a communicator",
-        f"this process has {evidence.others + 1} communicators: of which one it was cannot be told",
-    )
-    return Blame(Cause.PROCESS_GONE, sentences, culprit=False)
+    return f"{count} of its connections on {_name(closed[0])} were closed by the other end"
 
 
 def _matters(rail: RailSigns) -> bool:
@@ -164,13 +168,14 @@ def _lossy(rails: tuple[RailSigns, ...]) -> Blame | None:
 
 
 def _counted(rail: RailSigns, rails: tuple[RailSigns, ...]) -> list[tuple[str, int]]:
-    """Losses that a rail counted, and its siblings did not, or hardly."""
+    """Losses that a rail counted; of packets out of order where its siblings did not, or hardly."""
     if not rail.surely_used:
         return []
     siblings = [dict(other.losses) for other in rails if other is not rail]
     found = []
     for name, more in rail.losses:
-        usual = median(losses.get(name, 0) for losses in siblings) if siblings else 0
+        of_order = siblings and any(part in name for part in _OF_ORDER)
+        usual = median_low(losses.get(name, 0) for losses in siblings) if of_order else 0
         if more >= max(_LEAST_LOSSES, _LOSSES_RATIO * usual):
             found.append((name, more))
     return found
@@ -210,8 +215,8 @@ def _round_trips(rail: RailSigns, others: list[RailSigns]) -> list[str]:
         return []
     if rail.round_trip_ns < max(_ROUND_TRIP_RATIO * usual, usual + _ROUND_TRIP_NS):
         return []
-    if (rail.round_trip_deviation_ns or 0) >= rail.round_trip_ns:
-        return []  # one of many: a receiver may put off an acknowledgement for 40 ms
+    if (rail.round_trip_deviation_ns or 0) >= rail.round_trip_ns and rail.round_trip_ns < _PUT_OFF_NS // 2:
+        return []  # a few of many; more than half of them would deviate by less than the mean
     beside = "its siblings'" if times else "at its best"
     return [f"round trips on {_name(rail)} take {rail.round_trip_ns / 1e6:.1f} ms, {usual / 1e6:.1f} ms {beside}"]
 
@@ -390,12 +395,21 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if evidence.hidden:
         sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
     else:
-        works = " and its rails work" if evidence.rails else ", and no rail that it uses is seen"
-        sentences = [f"this rank's process runs{works}: it waits for {whom}"]
+        sentences = [f"this rank's process runs{_how_rails_are(evidence.rails)}: it waits for {whom}"]
     sentences += [one.sentence for one in evidence.elsewhere]
+    closed = _closed(evidence)
+    if closed and not _all_here(rank, evidence):
+        sentences.append(f"{closed}: that process has ended, or has destroyed its end of one of several communicators")
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _how_rails_are(rails: tuple[RailSigns, ...]) -> str:
+    if not rails:
+        return ", and no rail that it uses is seen"
+    lose = any(more >= _LEAST_LOSSES for rail in rails for _, more in rail.losses)
+    return ", and none of its rails stands out" if lose else " and its rails work"
 
 
 def _not_seen_to_enter(rank: RankFacts, evidence: Evidence) -> tuple[RankFacts, ...]:

@@ -270,7 +270,7 @@ class Stalls:
         # A port's bytes may be another job's, or storage's: they say nothing against what was seen, and not for ever.
         if evidence.sends is False and flight.op in _SENT_BY_ALL:
             return False
-        if blame.culprit and blame.cause in _BROKEN:
+        if blame.culprit and (blame.cause in _BROKEN or blame.cause is Cause.RANK_BEHIND):
             return False
         if now_ns - flight.since_ns >= _PORT_SPEAKS_FACTOR * self.limits.after_ns:
             return False

@@ -266,4 +266,6 @@ def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_
     assert job.stalls(FLOOR_S + 1) == {}, "somebody may have destroyed another one, and all is well"
     stalls = job.stalls(AFTER_S)
     assert stalls.keys() == {("S0", 0)}
-    assert (stalls["S0", 0].blame.cause, stalls["S0", 0].blame.blamed_rank) == (Cause.PROCESS_GONE, None)
+    blame = stalls["S0", 0].blame
+    assert (blame.cause, blame.culprit, blame.blamed_rank) == (Cause.RANK_BEHIND, False, None)
+    assert "has destroyed its end" in blame.evidence[-1]

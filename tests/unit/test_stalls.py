@@ -210,6 +210,9 @@ def test_a_busy_port_does_not_excuse_for_ever_nor_what_is_plainly_broken() -> No
     stopped = replace(BUSY_PORT, process=replace(PROCESS, condition="stopped"))
     (stall,) = Stalls(LIMITS, lambda: 0).look(3 * SECOND_NS, [RANK], lambda _: stopped).begun
     assert stall.blame.cause is Cause.PROCESS_STOPPED
+    starved = replace(BUSY_PORT, process=replace(PROCESS, waited_ratio=2.0, busy_ratio=0.01))
+    (stall,) = Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [RANK], lambda _: starved).begun
+    assert (stall.blame.cause, stall.blame.culprit) == (Cause.RANK_BEHIND, True)
 
 
 def test_who_receives_may_stand_beside_a_busy_port_without_sending() -> None:
