@@ -148,13 +148,15 @@ def stall_began(present: Iterable[Rank]) -> float | None:
 def is_gone(rank: Rank) -> bool:
     """Whether a rank's own process has ended, and not only that of a peer for which it waits.
 
-    A host blames the first that went for those that went after it.  Who waits has something in flight: either it is
-    seen, and the host tells for how long, or it follows from other signs, and the stall is weak.
+    A host blames the first that went for those that went after it.  That an end of a communicator without a name has
+    ended is not told: there, who waits has something in flight, and the host tells for how long, or it follows from
+    other signs, and the stall is weak.
     """
     if rank.stall is None or rank.stall.cause != "process_gone":
         return False
-    waits = rank.inflight_seconds is not None or rank.stall.strength != "strong"
-    return rank.stall.blamed_rank == rank.rank or not waits
+    if rank.stall.blamed_rank == rank.rank:
+        return True
+    return rank.ended if identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
 
 
 def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
@@ -185,10 +187,10 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     if number not in ("", "unknown") and rank.comm != "unknown":
         return by_number.get(number) or Rank(rank.comm, number, "", present=False)
     # By such a number somebody else would be found; but a host may speak of the rank itself.
-    return rank if not _identified(rank) and (own or is_gone(rank)) else None
+    return rank if not identified(rank) and (own or is_gone(rank)) else None
 
 
-def _identified(rank: Rank) -> bool:
+def identified(rank: Rank) -> bool:
     """Whether its number tells it apart: not where ranks have none, or all that have no name pass for one."""
     return "unknown" not in (rank.comm, rank.rank)
 
@@ -242,7 +244,7 @@ def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culp
 
 def incomparable(ranks: Sequence[Rank]) -> str:
     """Why the sequences of these ranks say nothing of who is behind; empty: they do."""
-    if not all(_identified(rank) for rank in ranks):
+    if not all(identified(rank) for rank in ranks):
         return "railscope cannot read which communicator or rank is meant: sequences are not compared"
     if any(rank.stall and rank.stall.op in _POINT_TO_POINT for rank in ranks):
         return "point to point, ranks make different numbers of calls: their sequences are not compared"
@@ -335,7 +337,7 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
         if (
             rank.stall.blamed_rank == number
             if rank.stall is not None and rank.stall.cause == "rank_behind"
-            else _identified(rank)
+            else identified(rank)
         )
         # A host that guesses at another's rank cannot know how far that came.
         and (rank.stall is not None or rank.host in hosts_of[number] or not _has_come(rank, foremost))
@@ -367,8 +369,8 @@ def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
     said = [rank for rank in present if rank.stall and rank.stall.cause == "gpu_not_progressing"]
     if said:
         numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
-        own = [rank for rank in said if not _identified(rank)]
-        blamed = (*(rank for rank in present if rank.rank in numbers and _identified(rank)), *own) or tuple(said)
+        own = [rank for rank in said if not identified(rank)]
+        blamed = (*(rank for rank in present if rank.rank in numbers and identified(rank)), *own) or tuple(said)
         yield Culprit("gpu_not_progressing", blamed, basis="host", strength=_strength(said))
 
 

@@ -17,6 +17,7 @@ from agent.culprits import (
     WRITING,
     Culprit,
     culprits_of,
+    identified,
     is_gone,
     missing_ranks,
     size_of,
@@ -70,7 +71,7 @@ def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     stalled = [
         _judged(comm, ranks, fleet)
         for comm, ranks in sorted(by_comm.items())
-        if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet) and not is_idle(ranks)
+        if any(rank.stall for rank in ranks) and not has_ended(ranks) and not is_idle(ranks)
     ]
     held_up = [
         one
@@ -90,10 +91,11 @@ def _awaits_writer(ranks: Sequence[Rank]) -> bool:
     return any(_came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
 
 
-def has_ended(ranks: Sequence[Rank], fleet: Fleet) -> bool:
+def has_ended(ranks: Sequence[Rank]) -> bool:
     """Whether processes of a communicator are gone and nobody is left who could wait for them."""
-    silent = {agent.host for agent in fleet.agents if not agent.up}
-    told_of = {rank.rank for rank in ranks if rank.ended or rank.host not in silent}
+    if not all(identified(rank) for rank in ranks):
+        return False  # there may be others of whom nobody knows
+    told_of = {rank.rank for rank in ranks if rank.ended}
     here = [rank for rank in ranks if rank.present]
     left = all(rank.ended or is_gone(rank) for rank in here)
     return left and any(is_gone(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
@@ -106,7 +108,7 @@ def is_idle(ranks: Sequence[Rank]) -> bool:
     """
     here = [rank for rank in ranks if rank.present]
     stalls = [rank.stall for rank in here if rank.stall]
-    if not stalls or missing_ranks(ranks) or size_of(ranks) != len(here):
+    if not stalls or missing_ranks(ranks) or size_of(ranks) != len(here) or not all(map(identified, ranks)):
         return False
     if any(stall.cause != "process_stopped" or stall.strength != "weak" for stall in stalls):
         return False

@@ -153,7 +153,7 @@ def _ended(history: StallHistory, fleet: Fleet) -> bool:
     """Whether nobody is left who could wait; where nobody can tell, somebody may be."""
     ranks = [rank for rank in fleet.ranks if rank.comm == history.comm]
     if any(rank.present for rank in ranks):
-        return has_ended(ranks, fleet)
+        return has_ended(ranks)
     watched = {
         agent.host for agent in fleet.agents if agent.up and (agent.started is None or agent.started <= history.last)
     }

@@ -458,7 +458,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     """What holds for the whole answer."""
     for comm in sorted({rank.comm for rank in fleet.ranks}):
         ranks = [rank for rank in fleet.ranks if rank.comm == comm]
-        if has_ended(ranks, fleet):
+        if has_ended(ranks):
             left = [rank.rank for rank in ranks if rank.ended and not is_gone(rank)]
             gone = ranks_text(rank.rank for rank in ranks if is_gone(rank))
             ended = f"{gone} ended within it, {ranks_text(left)} left it" if left else "all its processes have ended"

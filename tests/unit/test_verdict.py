@@ -117,7 +117,7 @@ def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None
     stalled = [
         comm
         for comm, ranks in by_comm.items()
-        if any(rank.stall for rank in ranks) and not has_ended(ranks, fleet) and not is_idle(ranks)
+        if any(rank.stall for rank in ranks) and not has_ended(ranks) and not is_idle(ranks)
     ]
     shown = [
         comm

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from agent.culprits import RANK_MISSING
-from agent.fleet_facts import Agent, Stall
+from agent.fleet_facts import Agent, Rank, Stall
 from agent.fleet_sequences import Position
+from agent.verdict import has_ended, is_idle
 from agent.verdict_words import verdict_of
 from tests.unit.fleets import COMM, NOW, Fleets, only, stall, waiting
 
@@ -62,15 +63,31 @@ def test_ranks_of_hosts_that_fell_silent_stand_in_a_line_for_each_host() -> None
 
 
 def test_a_job_whose_processes_have_all_ended_is_not_stalled() -> None:
-    fleets = waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).lose_host(1)
+    last = waiting().rank(0, stall=stall("process_gone", blamed_rank="0"), ended=True)
+    for up in (True, False):
+        fleets = last.rank(1, ended=True).lose_host(1)
+        fleets.agents[1] = Agent("host1", up=up)
+        verdict = verdict_of(fleets.made())
+        assert not verdict.problem
+        assert any("nobody waits any more" in note for note in verdict.notes)
+    # If the other host did not tell of its rank's end, or somebody still waits, it is.
+    assert verdict_of(waiting().rank(0, stall=gone(0), ended=True).made()).problem
+
+
+def test_a_rank_that_a_restarted_agent_cannot_see_may_still_wait() -> None:
+    """Who hangs makes no call, by which an agent that comes later would find its communicator."""
+    fleets = waiting().rank(0, stall=gone(0), ended=True).lose_host(1)
     fleets.agents[1] = Agent("host1", up=True)
-    verdict = verdict_of(fleets.made())
-    assert not verdict.problem
-    assert any("all its processes have ended" in note for note in verdict.notes)
-    # If the other host is silent, or somebody still waits, it is.
-    fleets.agents[1] = Agent("host1", up=False)
     assert verdict_of(fleets.made()).problem
-    assert verdict_of(waiting().rank(0, stall=stall("process_gone", blamed_rank="0")).made()).problem
+
+
+@pytest.mark.parametrize(("comm", "number"), [("unknown", "0"), (COMM, "unknown")])
+def test_of_what_has_no_name_or_number_nobody_knows_that_all_have_ended_or_are_idle(comm: str, number: str) -> None:
+    for said in (stall("process_gone", blamed_rank=number), stall("process_stopped", strength="weak")):
+        rank = Rank(comm, number, "host0", pid="100", enqueued=5, completed=5, ended=True, stall=said)
+        fleet = replace(waiting().made(), ranks=(rank,))
+        assert not has_ended(fleet.ranks)
+        assert not is_idle(fleet.ranks)
 
 
 def gone(blaming: int) -> Stall:
@@ -81,7 +98,7 @@ def killed(*first: int) -> Fleets:
     """A job with two ranks a host whose processes are all gone; of each host, the rank that went first."""
     fleets = Fleets(len(first), 2).communicator()
     for number in range(2 * len(first)):
-        fleets.rank(number, stall=gone(first[number // 2]), inflight_seconds=None)
+        fleets.rank(number, stall=gone(first[number // 2]), ended=True, inflight_seconds=None)
     return fleets
 
 
@@ -125,12 +142,12 @@ def test_of_a_communicator_that_all_ranks_left_it_is_not_said_that_somebody_is_g
 
 
 def test_whoever_waits_for_a_rank_that_is_gone_keeps_the_job_stalled() -> None:
-    seen = only(killed(1, 2).rank(0, inflight_seconds=4.0))
+    seen = only(killed(1, 2).rank(0, ended=False, inflight_seconds=4.0))
     assert (seen.cause, seen.ranks) == ("process_gone", ("1", "2"))
     # At the level of counts its operation is not seen, and that it waits follows from other signs.
     signs = replace(gone(1), strength="weak")
-    assert verdict_of(killed(1, 2).rank(0, stall=signs, completed=None).made()).problem
-    assert verdict_of(killed(1, 2).rank(0, stall=None).made()).problem
+    assert verdict_of(killed(1, 2).rank(0, ended=False, stall=signs, completed=None).made()).problem
+    assert verdict_of(killed(1, 2).rank(0, ended=False, stall=None).made()).problem
 
 
 def idle(**changes: Any) -> Fleets:
