@@ -38,7 +38,7 @@ from agent.verdict_words import Finding, Verdict, verdict_of
 
 FINE: Final = 0
 PROBLEM: Final = 1
-COULD_NOT_RUN: Final = 2
+CANNOT_TELL: Final = 2
 
 _COLUMNS: Final = 80
 _SHORTEST_WINDOW_SECONDS: Final = 30.0
@@ -93,21 +93,23 @@ def question_from(parsed: Any) -> Question:
 
 
 def run_diagnose(parsed: Any, out: TextIO) -> int:
-    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (could not run).
+    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (nobody can tell).
 
-    The reason for 2 is one line on standard error.
+    The reason for 2 is one line on standard error, or the verdict says that no host is heard.
     """
     try:
         question = question_from(parsed)
         verdict = diagnose(PrometheusStore(endpoint_of(question)), question)
     except PrometheusError as error:
         print(f"railscope diagnose: {error}", file=sys.stderr)
-        return COULD_NOT_RUN
+        return CANNOT_TELL
     if parsed.json:
         out.write(as_json_text(verdict))
     else:
         out.write(as_text(verdict, colour=out.isatty() and "NO_COLOR" not in os.environ))
-    return PROBLEM if verdict.problem else FINE
+    if verdict.problem:
+        return PROBLEM
+    return FINE if verdict.heard else CANNOT_TELL
 
 
 def endpoint_of(question: Question) -> Endpoint:
@@ -157,7 +159,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(printable(text), _COLUMNS))
 
     if not verdict.findings:
-        headline(verdict.headline, green)
+        headline(verdict.headline, green if verdict.heard else red)
         lines.extend(_section("", verdict.asked, bold, plain))
     for number, finding in enumerate(verdict.findings[:_MOST_FINDINGS]):
         if number:

@@ -115,16 +115,18 @@ def past(words: str) -> str:
 
 
 def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
-    """Stalls that are over, those of communicators in `shown` apart."""
+    """Stalls that are over, as far as one hears, those of communicators in `shown` apart."""
     told = {*shown, *_stalled_now(fleet)}
+    silent = {agent.host for agent in fleet.agents if not agent.up}
     over = [one for one in fleet.history if one.comm not in told and not _left_without_a_word(one)]
     for one in over[:_MOST_LINES]:
         who = "; ".join(dict.fromkeys(_saying(*said) for said in one.said[:2]))
         ended = ", and its processes have ended since" if _ended(one, fleet) else ""
         moment = datetime.fromtimestamp(one.last, UTC).strftime("%H:%M:%S UTC")
+        until = "when last heard of at" if any(host in silent for host, _, _ in one.said) else "until"
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
-            f"communicator {one.comm} {_state_of(one)} until {moment}, {duration(fleet.at - one.last)} ago{ended}: "
+            f"communicator {one.comm} {_state_of(one)} {until} {moment}, {duration(fleet.at - one.last)} ago{ended}: "
             f"{who}; --time {asked} gives the verdict of then"
         )
     if len(over) > _MOST_LINES:

@@ -79,6 +79,8 @@ class Verdict:
     """About the communicator asked for, where it is not stalled."""
     notes: tuple[str, ...] = ()
     """What limits every statement above, and what is odd elsewhere."""
+    heard: bool = True
+    """False: no host says anything at this moment, so that nothing being stalled is no answer."""
 
 
 def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
@@ -96,6 +98,7 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
         *(_recent_finding(one, fleet) for one in recent),
     )
     silent = [agent for agent in fleet.agents if not agent.up]
+    heard = len(silent) < len(fleet.agents) or not fleet.agents
     if findings:
         headline = findings[0].headline
         if len(findings) > 1:
@@ -103,6 +106,8 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
             headline = f"{headline.removesuffix('.')} ({more})."
     elif writing:
         headline = f"No stall: {writing.pop(0)}"
+    elif not heard:
+        headline = f"Cannot tell whether anything is stalled: none of {len(fleet.agents)} hosts says anything."
     else:
         what = f"communicator {comm}" if comm else f"any of {fleet.communicators} communicators"
         headline = f"No stall: no host calls {what} stalled"
@@ -112,7 +117,7 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
     notes = (*writing, *_notes(fleet), *notes_of(fleet, shown))
-    return Verdict(fleet.at, bool(findings), headline, findings, asked, notes)
+    return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
 
 
 def _comms(cause: RootCause) -> tuple[str, ...]:

@@ -121,14 +121,17 @@ def test_json_holds_everything_by_name() -> None:
     assert {"evidence", "healthy", "unknown", "next_steps", "headline"} <= finding.keys()
 
 
-@pytest.mark.parametrize(("verdict", "status"), [(stopped(), 1), (verdict_of(Fleets().made()), 0)])
+SILENT = verdict_of(Fleets(2).communicator().lose_host(0).lose_host(1).made())
+
+
+@pytest.mark.parametrize(("verdict", "status"), [(stopped(), 1), (verdict_of(Fleets().made()), 0), (SILENT, 2)])
 def test_the_exit_status_says_whether_something_is_stalled(
     verdict: Verdict, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "diagnose", lambda *_: verdict)
     out = io.StringIO()
     assert run_diagnose(parsed("--json"), out) == status
-    assert json.loads(out.getvalue())["problem"] is bool(status)
+    assert json.loads(out.getvalue())["problem"] is (status == 1)
     out = io.StringIO()
     assert run_diagnose(parsed(), out) == status
     assert out.getvalue() == as_text(verdict)

@@ -82,6 +82,17 @@ def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, 
         assert "ago: host1 said rail_slow of rank 1 by rail 0 (eth0); --time 1970-01-12T13:4" in note
 
 
+def test_that_a_stall_is_over_is_not_said_where_nobody_is_heard() -> None:
+    fleets = going().was_stalled(ago=120.0, by=SLOW).lose_host(0)
+    assert (
+        judged(fleets).headline == "No stall: no host calls any of 1 communicators stalled; 1 of 2 hosts say nothing."
+    )
+    verdict = judged(fleets.lose_host(1))
+    assert not verdict.heard
+    assert verdict.headline == "Cannot tell whether anything is stalled: none of 2 hosts says anything."
+    assert any("was stalled when last heard of at 13:4" in note for note in verdict.notes)
+
+
 def test_where_hosts_are_scraped_seldom_a_moment_is_longer() -> None:
     seldom = replace(going().was_stalled(ago=100.0, by=SLOW).made(), scrape_seconds=60.0, recent_seconds=120.0)
     assert next_moment(seldom, ()) == NOW - 100.0
