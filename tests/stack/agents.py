@@ -18,7 +18,7 @@ from exporters.families import families
 from exporters.metric import Family
 from exporters.selection import Selection
 from exporters.text import Format, Renderer
-from tests.unit.exporters_snapshots import full_snapshot, rail
+from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
 """The first is as agents are; the others are asked for every detail (--series.detail=all)."""
@@ -28,7 +28,7 @@ COUNTED_PER_SECOND: Final = 3_000_000
 
 
 def snapshot() -> Snapshot:
-    """Something of everything, a rail that is down and counters of every severity among it."""
+    """Something of everything, a rail that is down, a rank that left and counters of every severity among it."""
     full = full_snapshot()
     counters = (
         ("link_downed", "page", 1),
@@ -38,7 +38,9 @@ def snapshot() -> Snapshot:
     )
     first, *others = full.rails
     rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
-    return replace(full, rails=rails, realtime_ns=time.time_ns())
+    left = replace(communicator(rank="2", pid=4713), alive=False)
+    communicators = (*full.communicators, left)
+    return replace(full, rails=rails, communicators=communicators, realtime_ns=time.time_ns())
 
 
 def risen(family: Family, seconds: float) -> Family:
