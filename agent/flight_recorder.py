@@ -11,19 +11,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from agent.rail_samples import SampledRails
 from agent.rails import RailDecision
 from agent.record_ring import RecordRing
 from agent.recording import (
     KINDS,
     LINK_EVENT,
-    RAIL_SAMPLE,
     UNKNOWN_CARRIER,
     ClockReading,
     Mark,
@@ -61,38 +60,6 @@ class _Device:
     netns: str = ""
     gone_ns: int | None = None
     """When it was found to be no rail any more, or not there."""
-
-
-@dataclass(slots=True)
-class _Source:
-    """Which rows of a counter source's readings are rails."""
-
-    names: tuple[str, ...]
-    fields: tuple[str, ...]
-    generation: int
-    devices: npt.NDArray[np.uint64]
-    """Their numbers."""
-    places: npt.NDArray[np.intp]
-    """Where bytes sent and received of each stand among all values of a reading: devices by 2."""
-    last: CounterReading | None = None
-    """What was read last: a device may turn out to be a rail after it has been read for the first time."""
-
-    def samples(self, read: CounterReading | CounterBlock) -> Records:
-        """What a reading says of the rails: readings by devices, or devices, of dtype RAIL_SAMPLE."""
-        # A sample is four words; field by field it would take three times as long.
-        if isinstance(read, CounterBlock):
-            words = np.empty((len(read.times_ns), len(self.devices), 4), np.uint64)
-            words[:, :, 0] = (np.array(read.times_ns, np.uint64).sum(axis=1) // 2)[:, np.newaxis]
-            words[:, :, 1:3] = read.values.reshape(len(read.times_ns), -1)[:, self.places]
-            words[:, :, 3] = self.devices
-        else:
-            words = np.empty((1, len(self.devices), 4), np.uint64)
-            words[0, :, 0] = (read.before_ns + read.after_ns) // 2
-            words[0, :, 1:3] = read.values.take(self.places)
-            words[0, :, 3] = self.devices
-        if read.shape is not None:
-            words = words.compress(read.shape.known.take(self.places).all(axis=1), axis=1)
-        return words.view(RAIL_SAMPLE)[:, :, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +107,7 @@ class FlightRecorder:
         self._next_number = 0
         self._generation = 0
         """Rises when other devices are rails than before."""
-        self._sources: dict[tuple[int, int], _Source] = {}
+        self._sources: dict[tuple[int, int], SampledRails] = {}
         self._marked = 0
         """Marks so far."""
         self.tick()
@@ -179,12 +146,11 @@ class FlightRecorder:
             or source.generation != self._generation
         ):
             source = self._learn(netns, read.names, read.fields)
-        # A block would keep all that it is a part of.
-        source.last = _last_of(read) if isinstance(read, CounterBlock) else read
+        source.keep_last_of(read)
         if len(source.devices):
             self._samples.add(source.samples(read).reshape(-1))
 
-    def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> _Source:
+    def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> SampledRails:
         with self._lock:
             devices, rows = [], []
             for row, name in enumerate(names):
@@ -194,7 +160,7 @@ class FlightRecorder:
                     rows.append(row)
             columns = np.array([fields.index("tx_bytes"), fields.index("rx_bytes")], np.intp)
             before = self._sources.get((netns, id(names)))
-            source = _Source(
+            source = SampledRails(
                 names=names,
                 fields=fields,
                 generation=self._generation,
@@ -443,11 +409,6 @@ class FlightRecorder:
                     )
                 )
         return tuple(found)
-
-
-def _last_of(block: CounterBlock) -> CounterReading:
-    last = block.reading(len(block.times_ns) - 1)
-    return replace(last, values=last.values.copy())
 
 
 def is_rdma_port(name: str) -> bool:
