@@ -401,24 +401,8 @@ def test_bytes_that_move_put_the_flag_off_and_do_not_clear_it() -> None:
     assert world.stall is not None
 
 
-def test_a_port_that_moves_much_speaks_for_a_process_without_tcp() -> None:
-    world = World(nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    rank.process = replace(RUNNING, moved_bytes=None)
-    busy = tuple(replace(rail, connections=0, port_bytes=10**9) for rail in RAILS)
-    rank.rails = busy
-    world.counts_messages = False
-    world.step(400)
-    assert world.stall is None
-    rank.rails = tuple(replace(rail, port_bytes=10_000) for rail in busy)
-    world.step(2)
-    assert world.stall is not None
-
-
-def test_a_port_that_moves_much_does_not_speak_for_a_process_for_ever() -> None:
-    """Another job's bytes, or storage's, are no answer to a wait of minutes."""
+def beside_a_busy_port() -> World:
+    """A rank without TCP in an operation, on a host whose ports move much; below level rails."""
     world = World(nranks=8)
     steady(world)
     (rank,) = world.ranks
@@ -426,6 +410,22 @@ def test_a_port_that_moves_much_does_not_speak_for_a_process_for_ever() -> None:
     rank.process = replace(RUNNING, moved_bytes=None)
     rank.rails = tuple(replace(rail, connections=0, port_bytes=10**9) for rail in RAILS)
     world.counts_messages = False
+    return world
+
+
+def test_a_port_that_moves_much_speaks_for_a_process_without_tcp() -> None:
+    world = beside_a_busy_port()
+    (rank,) = world.ranks
+    world.step(400)
+    assert world.stall is None
+    rank.rails = tuple(replace(rail, port_bytes=10_000) for rail in rank.rails)
+    world.step(2)
+    assert world.stall is not None
+
+
+def test_a_port_that_moves_much_does_not_speak_for_a_process_for_ever() -> None:
+    """Another job's bytes, or storage's, are no answer to a wait of minutes."""
+    world = beside_a_busy_port()
     world.step(500)
     assert world.stall is not None
 
