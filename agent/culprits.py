@@ -164,9 +164,9 @@ def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterabl
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
     for cause in ("process_gone", "process_stopped"):
         said = [rank for rank in ranks if rank.stall and rank.stall.cause == cause]
-        named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
         if not said:
             continue
+        named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
         if named or not missing:
             # How it is with a process is seen, also where an operation that it is in is not.
             yield Culprit(cause, named, basis="host", strength="strong")
