@@ -25,7 +25,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import LONGEST_NS, UNUSED_NS, pause_ns
+from agent.drain_pace import POLLED, UNUSED_NS, WOKEN, pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -49,12 +49,15 @@ from probes.nccl.internals import Internals
 from probes.nccl.programs import EnqueueTime, NcclPrograms
 from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity, open_pidfd
+from probes.ring_wakeups import RingWakeups
 
 _log = logging.getLogger("railscope.daemon")
 
 _TICK_NS: Final = 1_000_000_000
 _TOGETHER_NS: Final = 25_000_000
 """What is due within this moment may be done at one waking: each costs as much as much of what it is for."""
+_SHIFT: Final = 1 / 4
+"""Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -99,6 +102,7 @@ class Daemon:
         self._used = False
         """Whether there was a communicator after the last turn."""
         self._mmap_events: MmapEvents | None = None
+        self._ring_wakeups: RingWakeups | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
         self._recorder = make_recorder(config, clock)
@@ -217,8 +221,12 @@ class Daemon:
                 self._selector.register(self._mmap_events, selectors.EVENT_READ, self._take_mappings)
             except MmapEventsError as error:
                 _log.warning("new processes are found by scanning only: %s", error)
-        if self._internals is not None:
-            self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
+            rings = [self._programs.call_events]
+            if self._internals is not None:
+                self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
+                rings.append(self._internals.completion_events)
+            self._ring_wakeups = RingWakeups(rings)
+            self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._hear_rings)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         self.observer.scan()
         self.recordings.prepare()
@@ -281,12 +289,14 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        # A tick waits for a look, and rings may be read before their time.  Neither ticks nor looks come early: what is
+        # A tick waits for a look, and rings are read at about their time.  Neither ticks nor looks come early: what is
         # done once in a period relies on its length.
         tick_ns = self._next_tick_ns
         if tick_ns < self._next_look_ns <= tick_ns + _TOGETHER_NS:
             tick_ns = self._next_look_ns
-        drain_ns = self._drain_with(min(self._next_look_ns, tick_ns))
+        drain_ns, others_ns = self._next_drain_ns, min(self._next_look_ns, tick_ns)
+        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._drained_ns):
+            drain_ns = others_ns
         next_ns = min(drain_ns, tick_ns, self._next_look_ns, self._next_scan_ns)
         for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
             handler: Callable[[], None] = key.data
@@ -323,17 +333,6 @@ class Daemon:
             if used:  # from now on rings fill, and operations may stall
                 self._next_tick_ns = now_ns
             self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
-
-    def _drain_with(self, others_ns: int) -> int:
-        """When to read the rings: along with what is done at `others_ns`, if that is not long before their time.
-
-        Rings that were empty may be read at any time before it.  Of those that are in use too little would be read to
-        tell how fast they fill.
-        """
-        were_empty = self._next_drain_ns - self._drained_ns > LONGEST_NS
-        if others_ns < self._next_drain_ns and (were_empty or self._next_drain_ns - others_ns <= _TOGETHER_NS):
-            return others_ns
-        return self._next_drain_ns
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
@@ -384,7 +383,7 @@ class Daemon:
 
     def _release(self) -> None:
         with contextlib.ExitStack() as attached:
-            for opened in (self._programs, self._mmap_events, self._server):
+            for opened in (self._programs, self._mmap_events, self._ring_wakeups, self._server):
                 if opened is not None:
                     attached.callback(opened.close)
         for fd in self._pidfds:
@@ -400,6 +399,11 @@ class Daemon:
 
     def _wake_up(self) -> None:
         os.read(self._wake_read, 4096)
+
+    def _hear_rings(self) -> None:
+        """A ring fills much faster than it did: read it at the next turn."""
+        if self._ring_wakeups is not None and self._ring_wakeups.clear():
+            self._next_drain_ns = self._clock.monotonic_ns()
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
@@ -424,19 +428,20 @@ class Daemon:
         if self._internals is not None:
             ring = self._internals.completion_events
             fullness = ring.backlog_bytes() / ring.size_bytes
-            completions = ring.read()
-            if len(completions):
-                self.observer.take_completions(completions)
-                if recorder is not None:
-                    recorder.add_completions(completions)
+            with ring.batch() as completions:
+                if len(completions):
+                    self.observer.take_completions(completions)
+                    if recorder is not None:
+                        recorder.add_completions(completions)
         ring = self._programs.call_events
         fullness = max(fullness, ring.backlog_bytes() / ring.size_bytes)
-        calls = ring.read()
-        if len(calls):
-            self.observer.take_calls(calls)
-        if recorder is not None and len(calls):
-            recorder.add_calls(calls)
-        return pause_ns(fullness, waited_ns, used=self._used)
+        with ring.batch() as calls:
+            if len(calls):
+                self.observer.take_calls(calls)
+                if recorder is not None:
+                    recorder.add_calls(calls)
+        pace = WOKEN if self._programs.wakes_reader else POLLED
+        return pause_ns(pace, fullness, waited_ns, used=self._used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:

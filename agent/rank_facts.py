@@ -112,19 +112,25 @@ class RankReader:
         self._operations: dict[int, int] = {}
         """By pid: operations that its communicators had completed when messages were last counted."""
 
-    def take_calls(self, events: Records) -> None:
-        """Learn what each communicator was called for last: dtype CALL_EVENT, in the order of the calls."""
+    def take_calls(self, events: Records) -> list[int]:
+        """Learn what each communicator was called for last: dtype CALL_EVENT, in the order of the calls.
+
+        Returns the instances that were called.
+        """
         if not len(events):
-            return
+            return []
         # No Python runs per event: of what is written to one place the last stays.
-        first = int(events["instance"].min())
-        ops = np.full(int(events["instance"].max()) - first + 1, _NO_OP, np.uint8)
-        ops[events["instance"] - first] = events["op"]
-        called = np.flatnonzero(ops != _NO_OP)
-        self._last_op.update(zip((called + first).tolist(), ops[called].tolist(), strict=True))
-        apart = NOT_BY_ALL[events["op"]]
+        instances, last_ops = np.ascontiguousarray(events["instance"]), np.ascontiguousarray(events["op"])
+        first = int(instances.min())
+        ops = np.full(int(instances.max()) - first + 1, _NO_OP, np.uint8)
+        ops[instances - first] = last_ops
+        found = np.flatnonzero(ops != _NO_OP)
+        called: list[int] = (found + first).tolist()
+        self._last_op.update(zip(called, ops[found].tolist(), strict=True))
+        apart = NOT_BY_ALL[last_ops]
         if apart.any():
-            self._apart.update(np.unique(events["instance"][apart]).tolist())
+            self._apart.update(np.unique(instances[apart]).tolist())
+        return called
 
     def read(self, now_ns: int, stalled: Collection[int], broken: Collection[str] = ()) -> list[RankFacts]:
         """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.

@@ -1,7 +1,7 @@
 """The last records of one kind, in bounded memory.
 
 The room is reserved at once and becomes resident as it is filled: an anonymous mapping costs address space until it
-is written to.  A batch is copied in with at most two block copies, so that no Python runs per record.
+is written to.  A batch is copied in with at most two assignments, so that no Python runs per record.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RecordRing:
         # Pages of the usual size: numpy would ask for huge ones, of which one record makes 2 MiB resident.
         room = mmap.mmap(-1, capacity * dtype.itemsize)
         self._records = np.frombuffer(room, dtype)
-        # As plain bytes, a batch is one block: structured arrays are copied field by field.
-        self._bytes = np.frombuffer(room, np.uint8)
+        # As plain bytes: structured arrays are copied field by field.
+        self._slots = np.frombuffer(room, np.dtype((np.void, dtype.itemsize)))
         self._lock = threading.Lock()
         self._added = 0
 
@@ -40,7 +40,7 @@ class RecordRing:
         return self._added
 
     def add(self, batch: Records) -> None:
-        """Take in records of the ring's dtype, oldest first; the oldest of all make room."""
+        """Take in records of the ring's dtype, oldest first, with or without gaps; the oldest of all make room."""
         count = len(batch)
         capacity = len(self._records)
         if count > capacity:
@@ -48,12 +48,11 @@ class RecordRing:
         with self._lock:
             self._added += count
             at = (self._added - len(batch)) % capacity
-            size = self._records.itemsize
-            content = np.ascontiguousarray(batch).view(np.uint8)
-            first = min(len(content), len(self._bytes) - at * size)
-            self._bytes[at * size : at * size + first] = content[:first]
+            content = batch.view(self._slots.dtype)
+            first = min(len(content), capacity - at)
+            self._slots[at : at + first] = content[:first]
             if first < len(content):
-                self._bytes[: len(content) - first] = content[first:]
+                self._slots[: len(content) - first] = content[first:]
 
     def after(self, count: int) -> tuple[Records, int]:
         """A copy of what was added after the first `count` records, in the order in which it was added.

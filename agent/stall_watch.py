@@ -87,8 +87,8 @@ class StallWatch:
 
     def take_calls(self, events: Records) -> None:
         """Learn who called what, and when: dtype CALL_EVENT, in the order of the calls."""
-        self._reader.take_calls(events)
-        self._stragglers.take(events, self._known.communicator)
+        called = self._reader.take_calls(events)
+        self._stragglers.take(events, called, self._known.communicator)
 
     @property
     def busy(self) -> bool:

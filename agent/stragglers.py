@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from agent.communicators import Communicator, text
 from agent.snapshot import UNKNOWN, RankArrivals
 from probes.maps import Records
 from probes.nccl.abi import Op
-from probes.nccl.records import CALL_EVENT
 
 WINDOW: Final = 1024
 """Calls of a communicator that may wait for their other ranks."""
@@ -32,8 +31,19 @@ MOST_GROUPS: Final = 1024
 NOT_BY_ALL: Final = np.isin(np.arange(256), (Op.Send, Op.Recv, Op.PutSignal, Op.Signal, Op.WaitSignal))
 """By number of the operation: whether only some ranks call it."""
 _NOT_WANTED: Final = -1
+_NOBODY: Final = (_NOT_WANTED, 0)
+_SOMEBODY: Final = (0, 0)
 
 Integers = npt.NDArray[np.int64]
+
+
+class _Calls(NamedTuple):
+    """Columns of calls, as dtype CALL_EVENT has them."""
+
+    instance: npt.NDArray[np.uint32]
+    sequence: npt.NDArray[np.uint32]
+    time_ns: npt.NDArray[np.uint64]
+    op: npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -84,37 +94,39 @@ class Stragglers:
         """By instance: communicator and rank."""
         self._table: tuple[npt.NDArray[np.uint32], Integers, Integers] | None = None
         """`_places` as sorted arrays; None: to be made again."""
-        self._pending: list[Records] = []
+        self._pending: list[_Calls] = []
         self._pending_count = 0
         self._communicator_of: Callable[[int], Communicator | None] = lambda _instance: None
 
-    def take(self, events: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
-        """Learn from calls (dtype CALL_EVENT); `communicator_of` says who an instance is, None: not known yet.
+    def take(
+        self, events: Records, called: Iterable[int], communicator_of: Callable[[int], Communicator | None]
+    ) -> None:
+        """Learn from calls (dtype CALL_EVENT) of the instances `called`.
 
-        The events are kept until there are many, or somebody asks: one look at thousands costs little more than one at
-        a few.
+        `communicator_of` says who an instance is, None: not known yet.  What is needed of the events is kept until
+        there are many, or somebody asks: one look at thousands costs little more than one at a few.
         """
-        self._pending.append(events)
+        if all(self._places.get(instance, _SOMEBODY) == _NOBODY for instance in called):
+            return
+        self._pending.append(_Calls(*(events[name].copy() for name in _Calls._fields)))
         self._pending_count += len(events)
         self._communicator_of = communicator_of
         if self._pending_count >= _ENOUGH:
             self._match()
 
     def _match(self) -> None:
-        """Look at the events that wait."""
+        """Look at the calls that wait."""
         if not self._pending:
             return
-        # As bytes: numpy copies what has fields field by field, at ten times the cost.
-        events = np.concatenate([batch.view(np.uint8) for batch in self._pending]).view(CALL_EVENT)
+        calls = _Calls(*map(np.concatenate, zip(*self._pending, strict=True)))
         self._pending.clear()
         self._pending_count = 0
-        communicator_of = self._communicator_of
-        groups, members = self._places_of(events["instance"], communicator_of)
+        groups, members = self._places_of(calls.instance, self._communicator_of)
         wanted = groups >= 0
         if not wanted.any():
             return
-        groups, members, ops = groups[wanted], members[wanted], events["op"][wanted]
-        numbers, times_ns = events["sequence"][wanted].astype(np.int64), events["time_ns"][wanted].astype(np.int64)
+        groups, members, ops = groups[wanted], members[wanted], calls.op[wanted]
+        numbers, times_ns = calls.sequence[wanted].astype(np.int64), calls.time_ns[wanted].astype(np.int64)
         unmatched = NOT_BY_ALL[ops]
         if unmatched.any():
             left_out = np.unique(groups[unmatched])
@@ -149,10 +161,13 @@ class Stragglers:
 
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more."""
+        gone = tuple(instances)
+        if not gone:
+            return
         self._match()
-        for instance in instances:
+        for instance in gone:
             self._labels.pop(instance, None)
-            number, _ = self._places.pop(instance, (_NOT_WANTED, 0))
+            number, _ = self._places.pop(instance, _NOBODY)
             self._table = None
             group = self._by_number.get(number)
             if group is not None and not any(member in self._labels for member in group.members):
@@ -236,7 +251,7 @@ class Stragglers:
     def _arrays(self) -> tuple[npt.NDArray[np.uint32], Integers, Integers]:
         if self._table is None:
             # Instance 0 is nobody: with it the arrays are never empty.
-            rows = sorted({**self._places, 0: (_NOT_WANTED, 0)}.items())
+            rows = sorted({**self._places, 0: _NOBODY}.items())
             self._table = (
                 np.array([instance for instance, _ in rows], np.uint32),
                 np.array([group for _, (group, _) in rows], np.int64),
@@ -253,13 +268,13 @@ class Stragglers:
         if group is None:
             alone = communicator.nranks == 1 or communicator.local_ranks == 1
             if alone or not communicator.whole or len(self._groups) >= MOST_GROUPS:
-                self._places[instance] = _NOT_WANTED, 0
+                self._places[instance] = _NOBODY
                 return
             group = self._groups[communicator.name] = self._by_number[self._next_number] = _Group(self._next_number)
             self._next_number += 1
         if not communicator.whole:
             # Its calls are numbered from when it was first seen: they do not match those of the others.
-            self._places[instance] = _NOT_WANTED, 0
+            self._places[instance] = _NOBODY
             self._leave_out(group)
             return
         group.expected = communicator.local_ranks or 0
@@ -273,5 +288,5 @@ class Stragglers:
         group.matches = False
         for member in group.members:
             if member in self._places:
-                self._places[member] = _NOT_WANTED, 0
+                self._places[member] = _NOBODY
         self._table = None

@@ -3,6 +3,8 @@
 The kernel maps a ring buffer as one writable page (the consumer's position), one read-only page (the producer's) and
 the data twice in a row, so that a slice across the end is contiguous; a record is an 8-byte header and its payload
 (kernel/bpf/ringbuf.c).  When every record has the same size, a batch is one strided view: no Python runs per event.
+Whoever needs only parts of it, or keeps it elsewhere, looks at it where it lies (`batch`): the records come from other
+processors' caches, and every copy of them takes more of this one's away from the job.
 
 The pages of a mapped ring count as the reader's memory, all of them, and those of the data twice.  So the data are
 mapped when there is something to read, and given back once nothing has come for a while: an agent beside an idle job
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -48,8 +52,8 @@ class Ring:
         self.fd = fd
         self._size = size_bytes
         self._record = record
-        # A record is bytes until it was copied: numpy copies what has fields field by field, at ten times the cost.
-        self._slot = np.dtype([("header", "<u4"), ("page", "<u4"), ("record", np.void, record.itemsize)])
+        self._bytes = np.dtype((np.void, record.itemsize))
+        self._slot = np.dtype([("header", "<u4"), ("page", "<u4"), ("record", self._bytes)])
         if self._slot.itemsize % 8:
             raise ValueError(f"records of {record.itemsize} bytes are padded by the kernel; make them a multiple of 8")
         self._consumer_page = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
@@ -79,6 +83,19 @@ class Ring:
         """Take all finished records, oldest first, as a copy of shape (n,).
 
         Raises:
+            OSError, RingCorrupted: see `batch`.
+        """
+        with self.batch() as batch:
+            # As bytes: numpy copies what has fields field by field, at ten times the cost.
+            return batch.view(self._bytes).copy().view(self._record)
+
+    @contextmanager
+    def batch(self) -> Iterator[Records]:
+        """All finished records, oldest first, where they lie: shape (n,), read-only, with gaps between them.
+
+        They are taken out of the ring when the block ends, however it ends; nothing of them is valid after that.
+
+        Raises:
             OSError: the data cannot be mapped.
             RingCorrupted: a record has another size than `record`.
         """
@@ -90,7 +107,8 @@ class Ring:
             self._idle_reads += 1
             if self._idle_reads == _IDLE_READS:
                 self._unmap()
-            return np.empty(0, self._record)
+            yield np.empty(0, self._record)
+            return
         self._idle_reads = 0
         if self._mapped is None:
             self._mapped = mmap.mmap(self.fd, 2 * self._size, mmap.MAP_SHARED, mmap.PROT_READ, offset=2 * mmap.PAGESIZE)
@@ -99,21 +117,26 @@ class Ring:
             start = consumed & (self._size - 1)
         slots = data[start : start + count * stride].view(self._slot)
         headers = slots["header"]
-        busy = (headers & _BUSY) != 0
-        if busy.any():
-            count = int(busy.argmax())
-            slots = slots[:count]
-            headers = headers[:count]
-        with self._fence:
+        discarded = None
+        if not (headers == self._record.itemsize).all():  # as a rule: finished, and none discarded
+            headers = headers.copy()
+            busy = (headers & _BUSY) != 0
+            if busy.any():
+                count = int(busy.argmax())
+                slots, headers = slots[:count], headers[:count]
             lengths = headers & _LENGTH_MASK
-        if count and not (lengths == self._record.itemsize).all():
-            raise RingCorrupted(f"a record of {int(lengths.max())} bytes instead of {self._record.itemsize}")
-        discarded = (headers & _DISCARDED) != 0
-        batch = slots["record"].copy() if not discarded.any() else slots["record"][~discarded]
-        batch = batch.view(self._record)
-        self._consumer[0] = consumed + count * stride
-        self.records_read += len(batch)
-        return batch
+            if count and not (lengths == self._record.itemsize).all():
+                raise RingCorrupted(f"a record of {int(lengths.max())} bytes instead of {self._record.itemsize}")
+            discarded = (headers & _DISCARDED) != 0
+        with self._fence:
+            batch = slots["record"]
+        if discarded is not None and discarded.any():
+            batch = batch[~discarded]
+        try:
+            yield batch.view(self._record)
+        finally:
+            self._consumer[0] = consumed + count * stride
+            self.records_read += len(batch)
 
     def close(self) -> None:
         """Unmap; the descriptor stays open."""

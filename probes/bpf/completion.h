@@ -67,6 +67,14 @@ static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 
 	return proxy->previous_ns > posted_ns ? proxy->previous_ns : posted_ns;
 }
 
+static __always_inline __u64 completion_events_flag(__u64 number)
+{
+	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&completion_events, BPF_RB_AVAIL_DATA) >
+							   bpf_ringbuf_query(&completion_events, BPF_RB_RING_SIZE) / 2)
+		return BPF_RB_FORCE_WAKEUP;
+	return BPF_RB_NO_WAKEUP;
+}
+
 static __noinline int complete(struct operation *operation, __u32 tgid)
 {
 	struct communicator_key key = {.tgid = tgid};
@@ -116,7 +124,7 @@ static __noinline int complete(struct operation *operation, __u32 tgid)
 	event->algorithm = operation->algorithm;
 	event->protocol = operation->protocol;
 	event->channels = operation->channels;
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(event, completion_events_flag(operation->launch));
 	return 0;
 }
 

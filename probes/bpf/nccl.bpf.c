@@ -73,11 +73,19 @@ struct {
 	__type(value, struct enqueue_time);
 } enqueue_times SEC(".maps");
 
-/* One call_event a call, for time lines; never woken up, read by polling. */
+/* One call_event a call, for time lines; read by polling, and woken up for when half of it waits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 8 * 1024 * 1024);
 } call_events SEC(".maps");
+
+static __always_inline __u64 call_events_flag(__u64 number)
+{
+	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&call_events, BPF_RB_AVAIL_DATA) >
+							   bpf_ringbuf_query(&call_events, BPF_RB_RING_SIZE) / 2)
+		return BPF_RB_FORCE_WAKEUP;
+	return BPF_RB_NO_WAKEUP;
+}
 
 /* Sampled calls under way, by thread; only where there is no session program. */
 struct call_under_way {
@@ -334,12 +342,10 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 			event->instance = instance;
 			event->sequence = sequence;
 			event->peer = call->peer;
-			event->cpu = bpf_get_smp_processor_id();
 			event->op = call->op;
 			event->data_type = call->data_type;
 			event->library = call->library;
-			event->reserved = 0;
-			bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+			bpf_ringbuf_submit(event, call_events_flag(sequence));
 		} else {
 			count(STAT_RING_FULL);
 		}

@@ -97,7 +97,11 @@ class NcclPrograms:
         attach: AttachKind,
         enqueue_time: EnqueueTime,
         settings: ProgramSettings,
+        *,
+        wakes_reader: bool,
     ) -> None:
+        self.wakes_reader = wakes_reader
+        """Whether rings that are read by polling wake their reader when half of them waits."""
         self.attach_kind = attach
         self.enqueue_time = enqueue_time
         self.settings = settings
@@ -163,7 +167,7 @@ class NcclPrograms:
                 _log.debug("programs for %s/%s do not load: %s", attach.value, enqueue_time.value, error)
                 continue
             if attach is AttachKind.PERF or _kernel_links(loaded, enqueue_time):
-                return cls(loaded, attach, enqueue_time, settings)
+                return cls(loaded, attach, enqueue_time, settings, wakes_reader=loader is Loader.LIBBPF)
             loaded.close()
             refusals.append(libbpf.LoadError("this kernel has no such links"))
         if refusals:

@@ -27,11 +27,9 @@ CALL_EVENT: Final[Dtype] = np.dtype(
         ("instance", "<u4"),
         ("sequence", "<u4"),
         ("peer", "<i4"),
-        ("cpu", "<u4"),
         ("op", "u1"),
         ("data_type", "u1"),
         ("library", "<u2"),
-        ("reserved", "<u4"),
     ]
 )
 AGGREGATE_KEY: Final[Dtype] = np.dtype(
@@ -126,7 +124,7 @@ STAT: Final[Dtype] = np.dtype("<u8")
 SLOT: Final[Dtype] = np.dtype("<u4")
 
 SIZES: Final = {
-    "call_event": (CALL_EVENT, 64),
+    "call_event": (CALL_EVENT, 56),
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
     "aggregate_slot": (AGGREGATE_SLOT, 32),

@@ -47,11 +47,9 @@ static long write_event(__u32 at, void *context)
 	event->instance = 1;
 	event->sequence = order->sequence;
 	event->peer = NO_PEER;
-	event->cpu = bpf_get_smp_processor_id();
 	event->op = ALL_REDUCE;
 	event->data_type = FLOAT32;
 	event->library = 0;
-	event->reserved = 0;
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 	return 0;
 }

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agent.config import Config
-from agent.drain_pace import pause_ns
+from agent.drain_pace import WOKEN, pause_ns
 from agent.program_settings import program_settings
 from probes.elf import Elf
 from probes.libbpf import LoadError
@@ -55,6 +55,6 @@ def _read(ring: Ring, stop: threading.Event) -> None:
     waiting_ns = 0
     while not stop.wait(waiting_ns / 1e9):
         now_ns = time.monotonic_ns()
-        waiting_ns = pause_ns(ring.backlog_bytes() / ring.size_bytes, now_ns - read_ns)
+        waiting_ns = pause_ns(WOKEN, ring.backlog_bytes() / ring.size_bytes, now_ns - read_ns)
         read_ns = now_ns
         ring.read()

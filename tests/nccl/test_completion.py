@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from probes.ring_wakeups import RingWakeups
 from testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job
+from tests.nccl.test_cuda_events import watched
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
@@ -61,6 +64,21 @@ def test_every_operation_of_mixed_kinds_completes_exactly(
     assert durations["AllToAll"] == 2 * iterations
     assert {labels["op"]: value for labels, value in launches} == dict.fromkeys(collectives, 2.0 * iterations)
     assert {(labels["algorithm"], labels["protocol"]) for labels, _ in launches} == {("Ring", "Simple")}
+
+
+def test_a_burst_of_completed_operations_wakes_their_reader(two_hosts: Fabric, double: Double, tmp_path: Path) -> None:
+    with Job(two_hosts, tmp_path, double, iterations=5_000, size_bytes=1024, hold=True) as job:
+        with watched(double, job.ready(), write_events=True) as seen:
+            ring = seen.internals.completion_events
+            with RingWakeups([ring]) as wakeups:
+                assert not select.select([wakeups], [], [], 0)[0]
+                job.start()
+                assert select.select([wakeups], [], [], 60)[0] == [wakeups]
+                assert wakeups.clear()
+                assert ring.backlog_bytes() > ring.size_bytes // 2
+            job.finished()
+            job.release()
+            job.wait()
 
 
 def stop_within_an_operation(agent: AgentProcess, pid: int, rank: str) -> None:

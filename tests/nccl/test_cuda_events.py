@@ -67,7 +67,9 @@ class Watched:
 
 
 @contextmanager
-def watched(double: Double, pids: tuple[int, ...], enqueue_time: EnqueueTime | None = None) -> Iterator[Watched]:
+def watched(
+    double: Double, pids: tuple[int, ...], enqueue_time: EnqueueTime | None = None, *, write_events: bool = False
+) -> Iterator[Watched]:
     """Everything attached as the agent does at the highest level, for these processes only."""
     layouts = Layouts.load()
     with ExitStack() as stack:
@@ -77,7 +79,7 @@ def watched(double: Double, pids: tuple[int, ...], enqueue_time: EnqueueTime | N
             offsets = layout_record(layouts.structures(elf.build_id))
         programs = NcclPrograms.load(ProgramSettings(enqueue_time=enqueue_time, only_observed_processes=True))
         stack.callback(programs.close)
-        internals = Internals.load(programs)
+        internals = Internals.load(programs, write_events=write_events)
         stack.callback(internals.close)
         for pid in pids:
             programs.observe(pid)

@@ -131,7 +131,7 @@ def what_was_seen(programs: NcclPrograms) -> Seen:
             for event in programs.lifecycle_events.read()
         ),
         calls=Counter(
-            tuple(int(event[name]) for name in event.dtype.names if name not in ("time_ns", "cpu"))
+            tuple(int(event[name]) for name in event.dtype.names if name != "time_ns")
             for event in programs.call_events.read()
         ),
         timed=programs.enqueue_times()["calls"].tolist(),

@@ -56,7 +56,7 @@ def test_what_was_not_added_cannot_be_asked_for() -> None:
 
 def test_the_recorder_gives_each_event_once_with_its_losses_and_the_clocks_of_its_time() -> None:
     clock = SimulatedClock()
-    recorder = FlightRecorder(clock, host="gpu-01", memory_bytes=64 * 1000)
+    recorder = FlightRecorder(clock, host="gpu-01", memory_bytes=56 * 1000)
     snapshot = Snapshot(realtime_ns=0, version="", kernel="")
     seen: list[int] = []
     lost = overwritten = 0
@@ -108,7 +108,7 @@ class Idle:
 
 def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_later_where_the_disk_is_slow() -> None:
     clock = SimulatedClock()
-    recorder = FlightRecorder(clock, host="gpu-01", memory_bytes=64 * 1000)
+    recorder = FlightRecorder(clock, host="gpu-01", memory_bytes=56 * 1000)
     feed, taker = RecorderFeed(recorder, Idle(), None, None), Taker()
     feed.stream_to(taker, 5 * SECOND_NS)
 

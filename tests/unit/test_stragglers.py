@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +21,13 @@ Call = tuple[int, int, int]
 """Instance, number, time in ns."""
 
 
+def take_from(stragglers: Stragglers, batch: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
+    stragglers.take(batch, np.unique(batch["instance"]).tolist(), communicator_of)
+
+
 def take(stragglers: Stragglers, batch: Records) -> None:
     """Have a batch looked at by itself."""
-    stragglers.take(batch, who)
+    take_from(stragglers, batch, who)
     stragglers.arrivals()
 
 
@@ -86,8 +91,8 @@ def test_ranks_that_called_before_anybody_looked_are_not_compared() -> None:
         found = who(instance)
         return None if found is None else replace(found, whole=False)
 
-    stragglers.take(events([(10, 1, 5), (11, 1, 9)]), late)
-    stragglers.take(events([(10, 2, 15), (11, 2, 19)]), late)
+    take_from(stragglers, events([(10, 1, 5), (11, 1, 9)]), late)
+    take_from(stragglers, events([(10, 2, 15), (11, 2, 19)]), late)
     assert stragglers.arrivals() == ()
 
 
@@ -99,11 +104,11 @@ def test_one_rank_that_was_met_in_its_middle_leaves_the_communicator_out() -> No
         return None if found is None else replace(found, whole=instance != 12)
 
     for number in range(1, 9):
-        stragglers.take(events([(10, number, 0), (11, number, 50)]), one_late)
+        take_from(stragglers, events([(10, number, 0), (11, number, 50)]), one_late)
     before = shown(stragglers)
     assert before
-    stragglers.take(events([(12, number, 90) for number in range(1, 9)]), one_late)
-    stragglers.take(events([(one, number, 90) for number in range(9, 19) for one in (10, 11, 12)]), one_late)
+    take_from(stragglers, events([(12, number, 90) for number in range(1, 9)]), one_late)
+    take_from(stragglers, events([(one, number, 90) for number in range(9, 19) for one in (10, 11, 12)]), one_late)
     assert shown(stragglers) == before
 
 
@@ -114,9 +119,9 @@ def test_a_call_is_judged_when_all_ranks_that_nccl_counts_on_this_host_have_made
         found = who(instance)
         return None if found is None else replace(found, local_ranks=3)
 
-    stragglers.take(events([(one, number, 10 * one) for number in range(1, 9) for one in (10, 11)]), three)
+    take_from(stragglers, events([(one, number, 10 * one) for number in range(1, 9) for one in (10, 11)]), three)
     assert stragglers.arrivals() == ()
-    stragglers.take(events([(12, number, 900) for number in range(1, 9)]), three)
+    take_from(stragglers, events([(12, number, 900) for number in range(1, 9)]), three)
     assert shown(stragglers)[10, "2"][0] == 8
 
 
@@ -129,7 +134,7 @@ def test_who_is_not_known_yet_is_asked_about_again() -> None:
         return who(instance) if len(asked) > 2 else None
 
     for number in (1, 2, 3):
-        stragglers.take(events([(10, number, 5), (11, number, 9)]), later)
+        take_from(stragglers, events([(10, number, 5), (11, number, 9)]), later)
         stragglers.arrivals()
     assert shown(stragglers)[10, "1"][0] == 2
 

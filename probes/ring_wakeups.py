@@ -1,0 +1,51 @@
+"""Hearing of rings that fill suddenly.
+
+A ring that is read by polling always has something in it, and so is always readable.  What matters is that a program
+has woken its reader (RECORDS_BETWEEN_LOOKS in probes/bpf/observed.h): an edge, of which an epoll instance of its own
+tells once.  That instance is readable from then on until it is cleared, as any other descriptor that a loop waits on.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from probes.ring import Ring
+
+
+class RingWakeups:
+    """Readable after a program has woken the reader of one of these rings, and once in the beginning."""
+
+    def __init__(self, rings: Iterable[Ring]) -> None:
+        """The rings stay the caller's, and may be closed first.
+
+        Raises:
+            OSError: the kernel gives no descriptor.
+        """
+        self._epoll = select.epoll()
+        try:
+            for ring in rings:
+                self._epoll.register(ring.fd, select.EPOLLIN | select.EPOLLET)
+        except BaseException:
+            self._epoll.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def clear(self) -> bool:
+        """Forget what was heard so far; returns whether that was anything."""
+        return bool(self._epoll.poll(0))
+
+    def close(self) -> None:
+        self._epoll.close()

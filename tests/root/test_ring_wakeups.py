@@ -1,0 +1,90 @@
+"""A ring that fills suddenly wakes its reader, and one that is read in time never does."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+
+import pytest
+
+import agent.daemon
+from agent.config import Config
+from agent.daemon import Daemon
+from probes.clock import SystemClock
+from probes.ring import Ring
+from probes.ring_wakeups import RingWakeups
+from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded
+
+RING_BYTES = 64 << 10
+RECORD_BYTES = 64
+HALF = RING_BYTES // RECORD_BYTES // 2
+BETWEEN_LOOKS = 16
+"""Records of a communicator after which the programs look at the ring again (observed.h)."""
+
+pytestmark = pytest.mark.root
+
+
+def woken(wakeups: RingWakeups, seconds: float = 0.0) -> bool:
+    return bool(select.select([wakeups], [], [], seconds)[0])
+
+
+def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target) -> None:
+    comm = testbed.caller.new_communicator()
+    with (
+        loaded(testbed, ring_bytes=RING_BYTES) as programs,
+        attached(programs, testbed, all_reduce_only(testbed.points)),
+        RingWakeups([programs.call_events]) as wakeups,
+    ):
+        for _ in range(2):
+            all_reduce(testbed, HALF - BETWEEN_LOOKS, comm)
+            assert not woken(wakeups, 0.2)
+            all_reduce(testbed, 2 * BETWEEN_LOOKS, comm)
+            assert woken(wakeups, 5)
+            assert wakeups.clear()
+            assert not woken(wakeups), "what has been heard is not told again"
+            assert not wakeups.clear()
+            all_reduce(testbed, BETWEEN_LOOKS, comm)
+            assert woken(wakeups, 5), "as long as nobody comes, the programs go on calling"
+            assert len(programs.call_events.read()) == HALF + 2 * BETWEEN_LOOKS
+            wakeups.clear()
+
+
+def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_ns = 3600 * 10**9
+    monkeypatch.setattr(agent.daemon, "pause_ns", lambda *_, **__: never_ns)
+    config = Config(
+        pids=(testbed.caller.pid,),
+        collectors=frozenset({"collective"}),
+        recordings_directory=None,
+        ring_bytes=RING_BYTES,
+    )
+    comm = testbed.caller.new_communicator()
+    daemon = Daemon(config, SystemClock(), "0", serve=False)
+    try:
+        daemon.start()
+        thread = threading.Thread(target=daemon.run)
+        thread.start()
+        try:
+            assert daemon._programs is not None
+            ring = daemon._programs.call_events
+            all_reduce(testbed, 1, comm)
+            time.sleep(0.5)  # the loop finds the communicator, and reads what there is
+            before = ring.records_read
+            all_reduce(testbed, HALF - 2 * BETWEEN_LOOKS, comm)
+            time.sleep(0.5)
+            assert ring.records_read == before, "without a burst the rings have their own time"
+            all_reduce(testbed, 4 * BETWEEN_LOOKS, comm)
+            assert_read(ring, before + HALF)
+        finally:
+            daemon.stop()
+            thread.join()
+    finally:
+        daemon.close()
+
+
+def assert_read(ring: Ring, records: int) -> None:
+    deadline = time.monotonic() + 10
+    while ring.records_read < records and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ring.records_read >= records
