@@ -21,7 +21,7 @@ from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from probes.netdev.connection_state import ConnectionState, ProcessConnections
 from probes.netdev.netlink import MalformedNetlink
-from probes.process_state import ProcessState, process_state, threads_waiting_for_network, written_bytes
+from probes.process_state import ProcessState, process_state, thread_times, threads_waiting_for_network, written_bytes
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -133,12 +133,7 @@ class CloseLook:
         # A process may have many communicators, each of which asks.
         if now_ns - before_ns < _REMEMBER_NS:
             return
-        try:
-            threads = process_state(self._procfs, process.identity, self._clock).threads
-        except OSError as error:
-            _log.debug("the threads of process %d cannot be listed: %s", pid, error)
-            return
-        now = {thread.tid: thread.runs for thread in threads}
+        now = {thread.tid: thread.runs for thread in thread_times(self._procfs, pid)}
         self._runs[pid] = now_ns, now
         ran = frozenset(tid for tid, runs in now.items() if tid in before and runs > before[tid])
         if before:

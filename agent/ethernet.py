@@ -185,8 +185,8 @@ class EthernetWatch:
                 if not watched.processes and not watched.permanent:
                     self._close(netns)
 
-    def tick(self, decisions: Iterable[RailDecision]) -> None:
-        """Read these rails from now on, say what is in trouble, forget what has been gone for long."""
+    def tick(self, decisions: Iterable[RailDecision]) -> tuple[RailEthernet, ...]:
+        """Read these rails from now on, say what is in trouble, forget what has been gone for long; returns `facts`."""
         rails: dict[int, list[tuple[str, str]]] = {}
         for decision in decisions:
             if decision.rail is not None:
@@ -198,10 +198,13 @@ class EthernetWatch:
             self._say(watched, state)
         now_ns = self._clock.monotonic_ns()
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+        return self._facts(state)
 
     def facts(self) -> tuple[RailEthernet, ...]:
         """Every rail, those of namespaces that have gone lately included."""
-        state = self._sampler.state()
+        return self._facts(self._sampler.state())
+
+    def _facts(self, state: SamplerState) -> tuple[RailEthernet, ...]:
         living = tuple(fact for watched in self._watched.values() for fact in _facts(watched, state))
         return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
 

@@ -13,6 +13,7 @@ from typing import Final
 from agent.config import Config
 from agent.correlation import ExpectedBytes
 from agent.ethernet import EthernetWatch
+from agent.ethernet_facts import RailEthernet
 from agent.nvlink import NO_NVLINK, NvlinkWatch
 from agent.rail_watch import RailWatch
 from agent.rails import parse_rail_patterns
@@ -138,9 +139,8 @@ class Hardware:
     def look(self) -> None:
         """Once a second, before `tick`: learn of ports and links that came or went."""
         if self._ethernet is not None:
-            self._ethernet.tick(self.rails.decisions())
             # Before what collectives handed over is read: no connection then seems to have carried more.
-            self._tell_rails()
+            self._tell_rails(self._ethernet.tick(self.rails.decisions()))
         if self._rdma is not None:
             self._rdma.tick()
             self.rails.other_devices = self._rdma.names
@@ -159,7 +159,7 @@ class Hardware:
     def relate(self, expected: list[ExpectedBytes]) -> None:
         """The same between two ticks."""
         if self._ethernet is not None:
-            self._tell_rails()
+            self._tell_rails(self._ethernet.facts())
         self.rails.relate(self._relate_rdma(expected), self._handed_over())
 
     def set_whole(self, whole: bool) -> None:
@@ -176,7 +176,7 @@ class Hardware:
     def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
         """Rails that processes of a network namespace can use, each with when it last changed its carrier."""
         if self._ethernet is not None:
-            self._tell_rails()
+            self._tell_rails(self._ethernet.facts())
         rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
         return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))
 
@@ -210,9 +210,8 @@ class Hardware:
         if self._nvlink is not None:
             self._nvlink.close()
 
-    def _tell_rails(self) -> None:
-        if self._ethernet is not None:
-            self.rails.ethernet = {(one.netns, one.device): one for one in self._ethernet.facts()}
+    def _tell_rails(self, facts: Iterable[RailEthernet]) -> None:
+        self.rails.ethernet = {(one.netns, one.device): one for one in facts}
 
     def _relate_rdma(self, expected: list[ExpectedBytes]) -> list[ExpectedBytes]:
         """Relate what goes through RDMA; returns what is left for the network devices."""

@@ -259,9 +259,10 @@ class RailWatch:
         `expected` None: bytes are not related now.
         """
         now_ns = self._clock.monotonic_ns()
+        state = self._sampler.state()
         if expected is not None:
-            self.relate(expected, handed_over)
-        self._say()
+            self._relate(state, expected, handed_over)
+        self._say(state)
         for sources in self._to_close:
             sources.close()
         self._to_close.clear()
@@ -279,9 +280,8 @@ class RailWatch:
         self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
 
-    def _say(self) -> None:
+    def _say(self, state: SamplerState) -> None:
         """One line when counters begin to be in trouble, when that changes, and when it ends."""
-        state = self._sampler.state()
         for watched in self._watched.values():
             result = state.result(watched.key)
             if result is not None and result.reads:
@@ -303,8 +303,12 @@ class RailWatch:
 
         `handed_over`: bytes that collectives gave to each device, by namespace and name; None: not observed.
         """
+        self._relate(self._sampler.state(), expected, handed_over)
+
+    def _relate(
+        self, state: SamplerState, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None
+    ) -> None:
         self._handed_over = handed_over
-        state = self._sampler.state()
         keys, ports = [], []
         for decision in self._decisions:
             totals = state.device(decision.device.netns, decision.device.name)

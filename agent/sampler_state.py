@@ -83,6 +83,8 @@ class SamplerState:
 
     def __init__(self, frames: Iterable[Frame]) -> None:
         self._frames = {frame.result.key: frame for frame in frames}
+        self._devices: dict[tuple[str, str], DeviceTotals] = {}
+        """Those that were asked for, by source and name."""
 
     @property
     def results(self) -> tuple[SourceResult, ...]:
@@ -109,13 +111,20 @@ class SamplerState:
         """Totals of one device; None if no source has seen it."""
         for frame in self._frames.values():
             if frame.netns == netns and name in frame.rows:
-                return frame.device(name)
+                return self._device(frame, name)
         return None
 
     def of_source(self, key: str, name: str) -> DeviceTotals | None:
         """Totals of one device as one source sees them; None if it has not."""
         frame = self._frames.get(key)
-        return frame.device(name) if frame is not None and name in frame.rows else None
+        return self._device(frame, name) if frame is not None and name in frame.rows else None
+
+    def _device(self, frame: Frame, name: str) -> DeviceTotals:
+        key = (frame.result.key, name)
+        found = self._devices.get(key)
+        if found is None:
+            found = self._devices[key] = frame.device(name)
+        return found
 
     def result(self, key: str) -> SourceResult | None:
         """How one source is doing; None where there is no such source."""

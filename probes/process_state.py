@@ -25,6 +25,7 @@ Condition = Literal["running", "stopped", "traced", "frozen", "gone"]
 
 MOST_THREADS: Final = 512
 """Looked at in one process: a PyTorch rank has some hundred."""
+_SCHEDSTAT_BYTES: Final = 128
 CGROUPS: Final = Path("/sys/fs/cgroup")
 _STOPPED: Final = "T"
 _TRACED: Final = "t"
@@ -85,7 +86,7 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
         condition = "traced"
     elif state in _SLEEPING and _frozen(folder, cgroups):
         condition = "frozen"
-    return ProcessState(now_ns, condition, _threads(folder), written_bytes(procfs, identity.pid))
+    return ProcessState(now_ns, condition, thread_times(procfs, identity.pid), written_bytes(procfs, identity.pid))
 
 
 def threads_waiting_for_network(procfs: Path, pid: int, tids: frozenset[int], machine: str) -> dict[int, str]:
@@ -135,12 +136,21 @@ def _main_state(folder: str, identity: ProcessIdentity) -> str | None:
     return letter
 
 
-def _threads(folder: str) -> tuple[ThreadTimes, ...]:
+def thread_times(procfs: Path, pid: int) -> tuple[ThreadTimes, ...]:
+    """What each thread of a process has run so far, of at most `MOST_THREADS`.
+
+    Empty: the process has ended, or one is not allowed to know.
+    """
     found = []
-    with contextlib.suppress(OSError):
-        for task in islice(Path(f"{folder}/task").iterdir(), MOST_THREADS):
+    # By descriptor, which takes a third of the time: this is asked of every process every second.
+    with contextlib.suppress(OSError), os.scandir(f"{procfs}/{pid}/task") as tasks:
+        for task in islice(tasks, MOST_THREADS):
             with contextlib.suppress(OSError, ValueError):
-                busy, waited, runs = map(int, (task / "schedstat").read_bytes().split())
+                file = os.open(f"{task.path}/schedstat", os.O_RDONLY)
+                try:
+                    busy, waited, runs = map(int, os.read(file, _SCHEDSTAT_BYTES).split())
+                finally:
+                    os.close(file)
                 found.append(ThreadTimes(int(task.name), busy, waited, runs))
     return tuple(found)
 

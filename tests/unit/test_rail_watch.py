@@ -213,7 +213,7 @@ def test_bytes_are_related_only_when_it_is_said_what_was_expected(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     related: list[object] = []
-    monkeypatch.setattr(watch.rails, "relate", lambda *expected: related.append(expected))
+    monkeypatch.setattr(watch.rails, "_relate", lambda *expected: related.append(expected))
     watch.inventory.names.append("eth1")
     watch.events.coming.append(MalformedNetlink("short"))
     watch.take()
