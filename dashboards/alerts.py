@@ -5,7 +5,7 @@ every series that its expression gives, whatever the value; Grafana wants a numb
 asked whether it is a number at all.  This is how Grafana's own import of such rules writes them.
 
 Grafana's templates differ: `$value` is a text there, the number is `$values.query.Value`; and they cannot query, so
-that what a template fetches (`{{ range … | query }}` to its end) is left out.
+that what a template fetches (`{{ range … | query }}` to its end) is left out, and so is a label that fetches.
 
 Source: Grafana's "Alerting provisioning HTTP API" and "Template annotations and labels" (11.6).
 """
@@ -27,6 +27,7 @@ _ACTION: Final = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 _OPENS: Final = re.compile(r"\{\{-?\s*(range|with|if|block|define)\b")
 _ENDS: Final = re.compile(r"\{\{-?\s*end\b")
 _QUERIES: Final = re.compile(r"\|\s*query\s*-?\}\}$")
+_FETCHES: Final = re.compile(r"\|\s*query\b")
 _VALUE: Final = re.compile(r"\$value\b")
 
 SHOWN_BY: Final = {
@@ -79,7 +80,8 @@ def _rule(
         "noDataState": "OK",
         "execErrState": "Error",
         "for": alert.holds_for,
-        "labels": dict(alert.labels),
+        # Of a label nothing would be left but what is said where nothing is found.
+        "labels": {key: template(text) for key, text in alert.labels if not _FETCHES.search(text)},
         "annotations": annotations,
     }
 

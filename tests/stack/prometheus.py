@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +65,16 @@ def running(command: Sequence[str], log: Path) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(30)
+
+
+def alert_annotations(url: str, name: str, comm: str) -> dict[str, str]:
+    """What a communicator's alert says as of now, at the Prometheus with this URL; empty: it does not fire."""
+    with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as answer:
+        alerts = json.load(answer)["data"]["alerts"]
+    wanted = {"alertname": name, "comm": comm}.items()
+    said = [one["annotations"] for one in alerts if one["state"] == "firing" and wanted <= one["labels"].items()]
+    assert len(said) <= 1, said
+    return said[0] if said else {}
 
 
 def answering(url: str, name: str) -> str:

@@ -14,7 +14,7 @@ import yaml
 from agent.prometheus_query import Endpoint, PrometheusStore
 from exporters.catalogue import METRICS
 from tests.stack.fleet import SimulatedFleet, served
-from tests.stack.prometheus import prometheus, tool, until
+from tests.stack.prometheus import alert_annotations, prometheus, tool, until
 
 pytestmark = pytest.mark.stack
 
@@ -116,8 +116,9 @@ def test_alerts_fire_and_clear_in_a_real_prometheus(tmp_path: Path) -> None:
         }
         until(lambda: firing() == expected, "five alerts and no other")
         assert len(store.query("comm:railscope_stalled_ranks:count")) == 2
-        (stalled,) = store.query('ALERTS{alertname="CollectiveStalled"}')
-        assert stalled.labels["cause"] == "process_stopped"
+        told = alert_annotations(url, "CollectiveStalled", stop.comm)
+        assert told["summary"] == f"Communicator {stop.comm} is stalled: process_stopped"
+        assert told["description"].startswith("stop1:9779 says process_stopped of rank 1, blaming rank 1. For")
         for fleet in (stop, down, slow, save):
             fleet.recover()
         lost.silent.clear()

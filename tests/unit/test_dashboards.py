@@ -466,6 +466,24 @@ def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:
     )
 
 
+def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
+    (stalled,) = [one for one in rules_files.alerts() if one.name == "CollectiveStalled"]
+    told = {name: alerts.template(text) for name, text in stalled.annotations if name != "runbook_url"}
+    assert told == {
+        "summary": "Communicator {{ $labels.comm }} is stalled",
+        "description": "For the whole picture run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+    }
+
+
+def test_nothing_that_grafana_is_given_asks_a_question() -> None:
+    rules = alerts.group("all", rules_files.alerts(), "folder", "source", None, "")["rules"]
+    told = [text for rule in rules for name in ("labels", "annotations") for text in rule[name].values()]
+    assert told
+    assert not [text for text in told if re.search(r"\|\s*query\b", text)]
+    (stalled,) = [rule for rule in rules if rule["title"] == "CollectiveStalled"]
+    assert stalled["labels"] == {"severity": "critical"}
+
+
 def test_more_keys_make_no_difference_and_other_values_do() -> None:
     wanted = {"a": [{"b": 1}], "c": None}
     assert holds({"a": [{"b": 1, "id": 7}], "c": None, "version": 3}, wanted)
