@@ -12,9 +12,9 @@ Observers are measured once they have come to rest: an agent that has just come 
 all busy, and one that chooses its level first tries more, and takes it back within seconds.  A job of weeks pays for
 neither.
 
-How far a level can come at all, three figures tell: what a program that does nothing costs where calls are counted,
-what level counts costs without the agent's process, which takes cores that the job keeps busy to the last, and what
-that process takes of them.
+How far a level can come at all, four figures tell: what a program that does nothing costs where calls are counted, what
+counting costs, what the programs of level counts cost without the agent's process, which takes cores that the job keeps
+busy to the last, and what that process takes of them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ _EMPTY: Final = "an empty uprobe at each call"
 """What no accounting can do better than."""
 _ALONE: Final = "the programs of level counts alone"
 """What the probes cost; the agent's process costs the rest."""
+_SILENT: Final = "these programs without events"
+"""What counting alone costs."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -95,7 +97,7 @@ _CASES: Final = (
     _Case(
         "1 KiB",
         1 << 10,
-        (*_LEVELS, _COUNTS, _AUTO, _ALONE, _EMPTY, _BPFTRACE),
+        (*_LEVELS, _COUNTS, _AUTO, _ALONE, _SILENT, _EMPTY, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
     ),
     _Case("16 MiB", 16 << 20, (_AUTO,), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
@@ -185,6 +187,7 @@ def measure(built: Built, rounds: int) -> list[Line]:
     without_agent: dict[str, _Programs] = {
         _EMPTY: lambda _: empty_probe(built, double.nccl, points),
         _ALONE: lambda pids: programs_alone(double.nccl, pids),
+        _SILENT: lambda pids: programs_alone(double.nccl, pids, write_events=False),
     }
     lines: list[Line] = []
     with Fabric(hosts=2, rails=2) as fabric:

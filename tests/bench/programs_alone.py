@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from agent.config import Config
@@ -22,15 +23,18 @@ from tests.bench.target import BenchError
 
 
 @contextmanager
-def programs_alone(library: Path, pids: tuple[int, ...]) -> Iterator[NcclPrograms]:
+def programs_alone(library: Path, pids: tuple[int, ...], *, write_events: bool = True) -> Iterator[NcclPrograms]:
     """Count the calls of these processes as an agent does that was told to observe them and no others.
+
+    `write_events` False: nothing is written for time lines and stalls, and so there is nothing to read.
 
     Raises:
         BenchError: the programs do not load, or counted nothing.
     """
     with ExitStack() as stack:
         try:
-            programs = NcclPrograms.load(program_settings(Config(pids=pids)))
+            settings = replace(program_settings(Config(pids=pids)), write_events=write_events)
+            programs = NcclPrograms.load(settings)
         except LoadError as error:
             raise BenchError(str(error)) from None
         stack.callback(programs.close)
@@ -39,11 +43,12 @@ def programs_alone(library: Path, pids: tuple[int, ...]) -> Iterator[NcclProgram
         with library.open("rb") as file, Elf.open(file.fileno()) as elf:
             points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
         stack.callback(programs.attach(str(library), points, 0, layout).close)
-        stop = threading.Event()
-        reader = threading.Thread(target=_read, args=(programs.call_events, stop), name="ring")
-        reader.start()
-        stack.callback(reader.join)
-        stack.callback(stop.set)
+        if write_events:
+            stop = threading.Event()
+            reader = threading.Thread(target=_read, args=(programs.call_events, stop), name="ring")
+            reader.start()
+            stack.callback(reader.join)
+            stack.callback(stop.set)
         yield programs
         if not programs.stats()[Stat.CALLS]:
             raise BenchError("the programs alone counted nothing")
