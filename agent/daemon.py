@@ -32,7 +32,7 @@ from agent.program_settings import program_settings
 from agent.recorder_feed import RecorderFeed, Stream, make_recorder
 from agent.recording import RecordedStall, Recording
 from agent.recording_store import RecordingStore
-from agent.recordings import Recordings
+from agent.recordings import Recordings, settling_ns
 from agent.snapshot import Snapshot
 from agent.stall_watch import LOOK_NS
 from exporters.budget import SeriesBudget
@@ -109,7 +109,8 @@ class Daemon:
         store = None
         if self._recorder is not None and config.recordings_directory is not None:
             store = RecordingStore(config.recordings_directory, config.recordings_max_bytes)
-        self.recordings = Recordings(clock, store, self.freeze, self._wake)
+        settle_ns = settling_ns(config.sample_interval_ns)
+        self.recordings = Recordings(clock, store, self.freeze, self._wake, settle_ns)
         try:
             if serve:
                 self._server = self._bind()
@@ -298,6 +299,8 @@ class Daemon:
         if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._drained_ns):
             drain_ns = others_ns
         next_ns = min(drain_ns, tick_ns, self._next_look_ns, self._next_scan_ns)
+        if self.recordings.due_ns is not None:
+            next_ns = min(next_ns, self.recordings.due_ns)
         for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
             handler: Callable[[], None] = key.data
             handler()

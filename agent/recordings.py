@@ -3,6 +3,9 @@
 Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
 together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
 of a recording on signal share the next one.  What fills a disk tells nobody more.
+
+Ports are read once in a period, by threads that a device may hold up: a recording waits until they have been read once
+more since it was asked for, or should have been, and for no thread.
 """
 
 from __future__ import annotations
@@ -24,8 +27,16 @@ _SAME_COMMUNICATOR_NS: Final = 60_000_000_000
 _ANY_STALL_NS: Final = 10_000_000_000
 _ANY_SIGNAL_NS: Final = 1_000_000_000
 
+_LONGEST_SETTLING_NS: Final = 1_000_000_000
+"""Of ports that are read more seldom what was read last is enough: a recording is for somebody who waits."""
+
 Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
 """Makes the recording of a reason and its stalls."""
+
+
+def settling_ns(sample_interval_ns: int) -> int:
+    """How long after it was asked for a recording has what ports counted until then: a period, and a late answer's."""
+    return min(sample_interval_ns + sample_interval_ns // 4, _LONGEST_SETTLING_NS)
 
 
 def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
@@ -50,8 +61,21 @@ def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
 class Recordings:
     """`request`, `signal` and `counts` may be called from any thread, the rest from the daemon's loop."""
 
-    def __init__(self, clock: Clock, store: RecordingStore | None, freeze: Freeze, wake: Callable[[], None]) -> None:
-        """`store` None: nothing is written, every request is refused.  `wake` makes the loop call `turn` soon."""
+    def __init__(
+        self,
+        clock: Clock,
+        store: RecordingStore | None,
+        freeze: Freeze,
+        wake: Callable[[], None],
+        settle_ns: int = 0,
+    ) -> None:
+        """`store` None: nothing is written, every request is refused.  `wake` makes the loop call `turn` soon.
+
+        `settle_ns`: how long a recording waits after the turn that finds it asked for.
+        """
+        self._settle_ns = settle_ns
+        self.due_ns: int | None = None
+        """When `turn` is to be called for the recording that waits (monotonic); None: whenever there is a turn."""
         self._clock = clock
         self._store = store
         self._freeze = freeze
@@ -110,13 +134,20 @@ class Recordings:
             return
         now_ns = self._clock.monotonic_ns()
         with self._lock:
-            stalls: tuple[RecordedStall, ...] = ()
-            if self._stalls and (self._stall_ns is None or now_ns - self._stall_ns >= _ANY_STALL_NS):
-                stalls, self._stalls, self._stall_ns = tuple(self._stalls), [], now_ns
-            elif self._signalled and (self._signal_ns is None or now_ns - self._signal_ns >= _ANY_SIGNAL_NS):
-                self._signalled, self._signal_ns = False, now_ns
-            else:
+            of_stalls = bool(self._stalls) and (self._stall_ns is None or now_ns - self._stall_ns >= _ANY_STALL_NS)
+            on_signal = self._signalled and (self._signal_ns is None or now_ns - self._signal_ns >= _ANY_SIGNAL_NS)
+            if not of_stalls and not on_signal:
                 return
+            if self.due_ns is None:
+                self.due_ns = now_ns + self._settle_ns
+            if now_ns < self.due_ns:
+                return
+            self.due_ns = None
+            stalls: tuple[RecordedStall, ...] = ()
+            if of_stalls:
+                stalls, self._stalls, self._stall_ns = tuple(self._stalls), [], now_ns
+            else:
+                self._signalled, self._signal_ns = False, now_ns
         self._store.write(self._freeze(STALL if stalls else SIGNAL, stalls), self._written)
 
     def counts(self) -> Mapping[tuple[str, str], int]:

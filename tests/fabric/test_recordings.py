@@ -73,7 +73,6 @@ def test_a_signal_writes_every_call_of_the_last_minute_and_names_its_communicato
             time.sleep(3 * SAMPLE_SECONDS)
             job.release()
             reports = job.wait(60)
-            time.sleep(2 * SAMPLE_SECONDS)  # ports are read once in a period: the last bytes at the next beat
             os.kill(agent.process.pid, signal.SIGUSR2)
             agent.until(lambda: len(written(folder)) == 1)
             os.kill(agent.process.pid, signal.SIGUSR2)

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from agent.config import Config
 from agent.daemon import Daemon
 from agent.observer import Observer
+from agent.recording import RecordedStall, Recording
+from tests.unit.recordings import recording
 from tests.unit.stall_world import SimulatedClock
 
 MS = 1_000_000
@@ -104,3 +107,28 @@ def test_rings_are_read_at_about_their_time(monkeypatch: pytest.MonkeyPatch, pau
     with run_beside_a_job(monkeypatch, pause_ms * MS) as done:
         waits_ns = [later - earlier for earlier, later in pairwise(done.drains[2:])]
         assert 0.75 * pause_ms * MS <= min(waits_ns) <= max(waits_ns) <= (1.25 * pause_ms + 5) * MS
+
+
+def test_a_recording_is_made_when_ports_were_read_once_more_and_no_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = SimulatedClock()
+    monkeypatch.setattr(selectors, "DefaultSelector", lambda: SkippingSelector(clock))
+    daemon = Daemon(Config(collectors=frozenset(), recordings_directory=tmp_path), clock, "0", serve=False)
+    made = []
+
+    def freeze(reason: str, _stalls: tuple[RecordedStall, ...]) -> Recording:
+        made.append(clock.now_ns)
+        daemon.stop()
+        return recording(reason)
+
+    monkeypatch.setattr(daemon, "_drain", lambda: 250 * MS)
+    monkeypatch.setattr(daemon.recordings, "_freeze", freeze)
+    asked_ns = clock.now_ns
+    daemon.recordings.signal()
+    try:
+        daemon.run()
+    finally:
+        daemon.close()
+    (made_ns,) = made
+    assert 100 * MS < made_ns - asked_ns < 130 * MS

@@ -10,7 +10,7 @@ import pytest
 
 from agent.recording import ClockReading, RecordedStall, Recording
 from agent.recording_store import RecordingStore, WriteResult
-from agent.recordings import Recordings, recorded_stall
+from agent.recordings import Recordings, recorded_stall, settling_ns
 from agent.stall_facts import Blame, Cause, Stall
 from tests.unit.recordings import SECOND_NS, recording, stall
 
@@ -150,6 +150,40 @@ def test_a_signal_is_answered_at_once_every_time(bench: Bench) -> None:
         bench.recordings.signal()
         assert bench.after(0) == [("signal", [])]
         assert bench.after(1) == []
+
+
+@pytest.mark.parametrize("asked", ["signal", "stall"])
+def test_a_recording_waits_until_ports_were_read_once_more(bench: Bench, asked: str) -> None:
+    period_ns = SECOND_NS // 10
+    clock, store = bench.clock, bench.store
+    bench.recordings = Recordings(clock, store, bench._freeze, bench._wake, settling_ns(period_ns))
+    for _ in range(2):
+        if asked == "signal":
+            bench.recordings.signal()
+        else:
+            bench.recordings.request(stall(f"{clock.monotonic_ns()}"))
+        asked_ns = clock.monotonic_ns()
+        assert bench.recordings.due_ns is None
+        assert bench.after(0) == []
+        due_ns = bench.recordings.due_ns
+        assert due_ns is not None
+        assert period_ns < due_ns - asked_ns < 2 * period_ns
+        assert bench.after((due_ns - clock.monotonic_ns()) / 1e9 - 0.001) == []
+        assert [reason for reason, _ in bench.after(0.001)] == [asked]
+        assert bench.recordings.due_ns is None
+        assert bench.after(20) == []
+
+
+def test_ports_that_are_read_seldom_are_not_waited_for() -> None:
+    assert settling_ns(10 * SECOND_NS) == SECOND_NS
+
+
+def test_at_the_end_no_recording_waits(bench: Bench) -> None:
+    bench.recordings = Recordings(bench.clock, bench.store, bench._freeze, bench._wake, SECOND_NS)
+    bench.recordings.request(stall("a"))
+    assert bench.after(0) == []
+    bench.recordings.close()
+    assert bench.made == [("stall", ["a"])]
 
 
 def test_signals_within_a_second_of_a_recording_share_the_next_one(bench: Bench) -> None:
