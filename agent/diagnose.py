@@ -18,8 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from agent.communicator_names import bare_hash
 from agent.fleet_facts import Fleet
-from agent.fleet_reader import read_fleet
+from agent.fleet_reader import named_communicator, read_fleet
 from agent.label_numbers import number_of
 from agent.prometheus_query import (
     Endpoint,
@@ -54,6 +55,7 @@ class Question:
 
     url: str
     comm: str | None = None
+    """A communicator's hash, or how it begins."""
     at: float | None = None
     """Seconds since the Unix epoch; None: now, by the store's clock."""
     window_seconds: float = 300.0
@@ -79,7 +81,9 @@ def question_from(parsed: Any) -> Question:
         window_seconds = seconds_of(parsed.window)
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
-    comm = parsed.comm.strip().lower().removeprefix("0x") if parsed.comm else None
+    comm = bare_hash(parsed.comm) if parsed.comm else None
+    if comm == "":
+        raise PrometheusError(f"--comm: {parsed.comm!r} is no communicator's hash: write it, or how it begins")
     return Question(
         url=parsed.prometheus,
         comm=comm,
@@ -128,8 +132,10 @@ def diagnose(store: Store, question: Question) -> Verdict:
     """The verdict on what the store holds.
 
     Raises:
-        PrometheusError: the store does not answer, or knows nothing of railscope.
+        PrometheusError: the store does not answer, knows nothing of railscope, or not one communicator that is meant.
     """
+    if question.comm is not None:
+        question = replace(question, comm=named_communicator(store, question.comm, question.at))
     fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)
     earlier: list[Fleet] = []
     while (moment := next_moment(fleet, earlier)) is not None:

@@ -9,7 +9,9 @@ from pathlib import Path
 def add_diagnose_arguments(parser: ArgumentParser) -> None:
     """The options of `railscope diagnose`."""
     parser.add_argument("--prometheus", required=True, metavar="URL", help="the store, as in http://prometheus:9090")
-    parser.add_argument("--comm", metavar="HASH", help="only this communicator, and what it waits for")
+    parser.add_argument(
+        "--comm", metavar="HASH", help="only this communicator, or the one whose hash begins so, and what it waits for"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--time", metavar="T", help="at this moment, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"

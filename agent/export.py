@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TextIO
 
+from agent.communicator_names import begins_so
 from agent.dataset.files import DatasetError
 from agent.recording_file import RecordingError, read_recording
 from agent.same_operations import SameOperations, same_operations
@@ -124,7 +125,7 @@ def _chosen(
     from_ns = (began_ns if from_seconds >= 0 else ended_ns) + round(from_seconds * 1e9)
     until_ns = ended_ns if seconds is None else from_ns + round(seconds * 1e9)
     recorded = sorted(set().union(*(source.comms() for source in sources)))
-    chosen = [comm for comm in recorded if any(comm.startswith(start) for start in comms)]
+    chosen = [comm for comm in recorded if any(begins_so(comm, start) for start in comms)]
     if comms and not chosen:
         there = f"there are {_some(recorded)}" if recorded else "none is known by name"
         raise RecordingError(f"--comm {' '.join(comms)}: no such communicator was recorded: {there}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from agent.communicator_names import HASH_DIGITS, several_fit
 from agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
 from agent.fleet_history import Points, highest_rate, mean_rate, risen, usual_rate
 from agent.fleet_scrapes import (
@@ -18,6 +19,7 @@ from agent.fleet_scrapes import (
     REMEMBERED,
     Asker,
     Scrapes,
+    beginning,
     either,
     rate_seconds_of,
     recent_seconds_of,
@@ -32,6 +34,24 @@ _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""
 _MOST_HOSTS: Final = 64
 """Rails are asked for on so many hosts at most, those first that a stall names."""
+
+
+def named_communicator(store: Store, text: str, at: float | None = None) -> str:
+    """The hash that begins so, of communicators within the last hour; what was given where none does.
+
+    Raises:
+        PrometheusError: the store does not answer, or several begin so.
+    """
+    if len(text) >= HASH_DIGITS:
+        return text
+    info = f"railscope_comm_info{{{beginning('comm', text)}}}"
+    found = store.query(f"count by (comm) (last_over_time({info}[{REMEMBERED}]))", at)
+    comms = {sample.labels.get("comm", "") for sample in found}
+    if text in comms or not comms:
+        return text
+    if len(comms) > 1:
+        raise PrometheusError(several_fit("--comm", text, comms))
+    return comms.pop()
 
 
 def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, comm: str | None = None) -> Fleet:

@@ -186,5 +186,13 @@ def recent_seconds_of(interval_seconds: float | None) -> float:
 
 def either(label: str, values: Iterable[str]) -> str:
     """A matcher for any of these values."""
-    escaped = "|".join(re.escape(value) for value in sorted(values)).replace("\\", "\\\\").replace('"', '\\"')
-    return f'{label}=~"{escaped}"'
+    return f'{label}=~"{_quoted("|".join(re.escape(value) for value in sorted(values)))}"'
+
+
+def beginning(label: str, text: str) -> str:
+    """A matcher for all values that begin so."""
+    return f'{label}=~"{_quoted(re.escape(text))}.*"'
+
+
+def _quoted(expression: str) -> str:
+    return expression.replace("\\", "\\\\").replace('"', '\\"')

@@ -30,7 +30,9 @@ def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
     elif culprit.cause in ("process_stopped", "process_gone"):
         steps = [step for rank in culprit.ranks[:2] for step in _process(culprit.cause, rank)]
     elif culprit.cause.startswith("rail_"):
-        steps = [step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail, _inside(rail, stalled))]
+        steps = [
+            step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail, inside_namespace(rail, stalled))
+        ]
         steps += [] if culprit.rails else _every_host(stalled)
     elif culprit.cause == "rank_behind":
         steps = [step for rank in culprit.ranks[:2] for step in _behind(rank)]
@@ -50,7 +52,9 @@ def _process(cause: str, rank: Rank) -> Iterable[Step]:
         if rank.host:
             yield Step(rank.host, "dmesg --ctime | tail -50", "the OOM killer, a GPU's Xid or a signal that ended it")
         yield Step(
-            "", "", f"the job's log of rank {_in_logs(rank)}: why it left; the others wait until they are ended too"
+            "",
+            "",
+            f"the job's log of rank {number_in_logs(rank)}: why it left; the others wait until they are ended too",
         )
         return
     pid = rank.pid or "PID"
@@ -60,12 +64,12 @@ def _process(cause: str, rank: Rank) -> Iterable[Step]:
     yield Step(rank.host, f"kill -CONT {pid}", "lets it go on, once you know who stopped it")
 
 
-def _in_logs(rank: Rank) -> str:
+def number_in_logs(rank: Rank) -> str:
     """The number that a job's logs have."""
     return rank.world_rank or rank.rank
 
 
-def _inside(rail: Rail, stalled: StalledCommunicator) -> str:
+def inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
     """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
     if not rail.netns:
         return ""
@@ -108,7 +112,9 @@ def _behind(rank: Rank) -> Iterable[Step]:
     yield Step(rank.host, f"cat /proc/{pid}/stack", "what it waits for in the kernel: disk, a lock, nothing")
     yield Step(rank.host, f"top -H -b -n 1 -p {pid}", "busy, or kept from the CPU by others")
     yield Step(
-        "", "", f"the job's log of rank {_in_logs(rank)}: an exception, a checkpoint, a branch the others do not take"
+        "",
+        "",
+        f"the job's log of rank {number_in_logs(rank)}: an exception, a checkpoint, a branch the others do not take",
     )
 
 

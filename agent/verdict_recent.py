@@ -80,14 +80,18 @@ def when(recent: RecentCause, fleet: Fleet) -> str:
     """The beginning of a headline: `STALLED until 4.2 s ago for 6.0 s, not at this moment`."""
     history = recent.history
     length = length_of(history, fleet, recent.then)
-    silent = {agent.host for agent in fleet.agents if not agent.up}
-    if any(host in silent for host, _, _ in history.said):
+    if _told_by_the_silent(history, fleet):
         # It may be on: who said so says nothing any more.
         return f"STALLED when last heard of, {duration(fleet.at - history.last)} ago, for {duration(length)}"
     if history.times > 1:
         often = f"{history.times} times and for {duration(length)} in the last {duration(fleet.at - history.first)}"
         return f"STALLED on and off, {often}, not at this moment"
     return f"STALLED until {duration(fleet.at - history.last)} ago for {duration(length)}, not at this moment"
+
+
+def is_over(recent: RecentCause, fleet: Fleet) -> bool:
+    """Whether nothing is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
+    return recent.history.times == 1 and not _told_by_the_silent(recent.history, fleet)
 
 
 def length_of(history: StallHistory, *fleets: Fleet) -> float:
@@ -117,13 +121,12 @@ def past(words: str) -> str:
 def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
     """Stalls that are over, as far as one hears, those of communicators in `shown` apart."""
     told = {*shown, *_stalled_now(fleet)}
-    silent = {agent.host for agent in fleet.agents if not agent.up}
     over = [one for one in fleet.history if one.comm not in told and not _left_without_a_word(one)]
     for one in over[:_MOST_LINES]:
         who = "; ".join(dict.fromkeys(_saying(*said) for said in one.said[:2]))
         ended = ", and its processes have ended since" if _ended(one, fleet) else ""
         moment = datetime.fromtimestamp(one.last, UTC).strftime("%H:%M:%S UTC")
-        until = "when last heard of at" if any(host in silent for host, _, _ in one.said) else "until"
+        until = "when last heard of at" if _told_by_the_silent(one, fleet) else "until"
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
             f"communicator {one.comm} {_state_of(one)} {until} {moment}, {duration(fleet.at - one.last)} ago{ended}: "
@@ -160,6 +163,11 @@ def _ended(history: StallHistory, fleet: Fleet) -> bool:
         agent.host for agent in fleet.agents if agent.up and (agent.started is None or agent.started <= history.last)
     }
     return bool(ranks) and all(rank.host in watched for rank in ranks)
+
+
+def _told_by_the_silent(history: StallHistory, fleet: Fleet) -> bool:
+    silent = {agent.host for agent in fleet.agents if not agent.up}
+    return any(host in silent for host, _, _ in history.said)
 
 
 def _state_of(history: StallHistory) -> str:

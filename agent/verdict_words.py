@@ -9,11 +9,13 @@ from typing import Final
 
 from agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable, is_gone
 from agent.fleet_facts import Agent, Fleet, Rail, Rank
-from agent.stall_facts import OF_A_PROCESS, rail_name
+from agent.stall_facts import OF_A_PROCESS
 from agent.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
 from agent.verdict_advice import Step, next_steps
+from agent.verdict_names import hosts_text, last_places, named, rail_text, ranks_and_hosts
+from agent.verdict_past_advice import Period, past_steps
 from agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
-from agent.verdict_recent import RecentCause, length_of, notes_of, past, recent_causes, state_now, when
+from agent.verdict_recent import RecentCause, is_over, length_of, notes_of, past, recent_causes, state_now, when
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
@@ -132,14 +134,14 @@ def _is_writing(cause: RootCause) -> bool:
 
 def _wait_for_writers(cause: RootCause) -> str:
     also = f" (and {', '.join(others)} because of it)" if (others := _comms(cause)[1:]) else ""
-    who, verb = _named(cause.stalled.culprit.ranks), "writes" if len(cause.stalled.culprit.ranks) == 1 else "write"
+    who, verb = named(cause.stalled.culprit.ranks), "writes" if len(cause.stalled.culprit.ranks) == 1 else "write"
     return f"communicator {cause.stalled.comm}{also} waits for {who}, which {verb} to storage: a checkpoint?"
 
 
 def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
     stalled = recent.cause.stalled
     ago = duration(fleet.at - recent.history.last)
-    who = _named(stalled.culprit.ranks)
+    who = named(stalled.culprit.ranks)
     return f"communicator {stalled.comm} waited until {ago} ago for {who}, which wrote to storage: a checkpoint?"
 
 
@@ -180,12 +182,14 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
 def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
     """Of a stall that is not on at this moment: everything as it was, and said to be so."""
     history = recent.history
+    period = Period(history.first, history.last)
     as_it_was = _finding(recent.cause, replace(recent.then, history=()))
     return replace(
         as_it_was,
         seconds=length_of(history, fleet, recent.then),
         headline=f"{when(recent, fleet)}: {past(_what(recent.cause))}.",
         evidence=(state_now(recent, fleet), *as_it_was.evidence),
+        next_steps=past_steps(recent.cause.stalled, period) if is_over(recent, fleet) else as_it_was.next_steps,
         now=False,
         times=history.times,
         last=history.last,
@@ -211,9 +215,9 @@ def _what(cause: RootCause) -> str:
 
 def _blame(culprit: Culprit) -> str:
     ranks, rails = culprit.ranks, culprit.rails
-    who = _named(ranks) or "a peer that its host does not know"
+    who = named(ranks) or "a peer that its host does not know"
     verb = "is" if len(ranks) < 2 else "are"
-    rail = _rail_text(rails[0]) if rails else "a rail"
+    rail = rail_text(rails[0]) if rails else "a rail"
     where = "" if rails else ", which its host does not name"
     words = {
         "process_gone": f"{who} {verb} gone: the process ended",
@@ -225,7 +229,7 @@ def _blame(culprit: Culprit) -> str:
         WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
         "rank_behind": f"{who} did not enter the operation that the others wait in",
         "gpu_not_progressing": f"the GPU of {who} does not progress",
-        RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + _places(ranks),
+        RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + last_places(ranks),
         "unseen": "cannot tell: operations run that railscope does not see",
     }
     if len({entry.host for entry in rails}) > 1 and culprit.cause != "rail_down":
@@ -233,7 +237,7 @@ def _blame(culprit: Culprit) -> str:
         rail_words = words[culprit.cause]
         return f"{rail_words} (seen from {also} too)"
     if culprit.one_of:
-        return f"a peer is gone; it may be one of {ranks_text(culprit.missing)}{_places(ranks)}, which nobody sees"
+        return f"a peer is gone; it may be one of {ranks_text(culprit.missing)}{last_places(ranks)}, which nobody sees"
     if culprit.cause == "process_gone" and culprit.basis == "absence":
         return f"{words[culprit.cause]} (a peer's did, and only this rank is seen by nobody)"
     if culprit.basis == "history":
@@ -245,34 +249,6 @@ def _blame(culprit: Culprit) -> str:
     if culprit.basis == "completion":
         return f"data does not reach {who}: the others completed more"
     return words.get(culprit.cause, "the cause is not known; no rank, rail or host stands out")
-
-
-def _named(ranks: Sequence[Rank]) -> str:
-    """The ranks with their hosts; empty where there are none."""
-    return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else _ranks_of(ranks)
-
-
-def _places(ranks: Iterable[Rank]) -> str:
-    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
-    return f" (last seen on {_hosts_text(hosts)})" if hosts else ""
-
-
-def _rank_text(rank: Rank) -> str:
-    # Logs of the job number its ranks through; a communicator of some of them has numbers of its own.
-    of_job = f"rank {rank.world_rank} of the job" if rank.world_rank not in ("", rank.rank) else ""
-    known = ", ".join(word for word in (of_job, f"pid {rank.pid}" if rank.pid else "", rank.host) if word)
-    return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
-
-
-def _ranks_of(ranks: Sequence[Rank]) -> str:
-    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
-    return f"{ranks_text(rank.rank for rank in ranks)} (on {_hosts_text(hosts)})"
-
-
-def _hosts_text(hosts: Iterable[str], most: int = 3) -> str:
-    """`host0, host1, host2, …`."""
-    named = list(hosts)
-    return ", ".join(named[:most]) + (", …" if len(named) > most else "")
 
 
 def _evidence(cause: RootCause) -> Iterable[str]:
@@ -364,11 +340,7 @@ def _rail_state(rail: Rail) -> str:
     if rail.mute and rail.unsent_bytes:
         words.append(f"{decimal_bytes(rail.unsent_bytes)} were never let out")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
-    return f"{_rail_text(rail)}: {', '.join(words) or 'nothing is known of it'}"
-
-
-def _rail_text(rail: Rail) -> str:
-    return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"
+    return f"{rail_text(rail)}: {', '.join(words) or 'nothing is known of it'}"
 
 
 def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
@@ -420,11 +392,12 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]
     lost = [rank for rank in present if rank.position is None and rank.enqueued is not None]
     if lost:
         yield (
-            f"{_ranks_of(lost)}: the agent began to count beside the running job and has too little history: "
+            f"{ranks_and_hosts(lost)}: the agent began to count beside the running job and has too little history: "
             "its sequence is not compared"
         )
     if stalled.too_early:
-        yield f"{_ranks_of(stalled.too_early)}: last scraped before the stall began; ask again after the next scrape"
+        early = ranks_and_hosts(stalled.too_early)
+        yield f"{early}: last scraped before the stall began; ask again after the next scrape"
     if any(line.endswith(_WEAK) for line in evidence):
         yield "evidence marked weak rests on calls and threads that wait, not on completions"
 
@@ -441,7 +414,7 @@ def _silent_text(agents: Iterable[Agent]) -> str:
     hosts = [agent.host for agent in agents]
     if not hosts:
         return "a host may not be scraped at all"
-    return f"silent now: {_hosts_text(hosts, most=5)}"
+    return f"silent now: {hosts_text(hosts, most=5)}"
 
 
 def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
@@ -455,7 +428,7 @@ def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
     if rates:
         lines.append(f"ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s")
     if not present:
-        lines.append(f"{_ranks_of(ranks)} were seen within the hour, and are not any more")
+        lines.append(f"{ranks_and_hosts(ranks)} were seen within the hour, and are not any more")
     return tuple(lines)
 
 
@@ -481,7 +454,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     if mixed:
         labels = ", ".join(sorted({label for agent in mixed for label in agent.mixed_by}))
         yield (
-            f"{_hosts_text(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
+            f"{hosts_text(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
             "what different hosts say may be mixed here: ask a store that holds one of them"
         )
     slack = _CLOCK_SECONDS + (fleet.scrape_seconds or 0.0)

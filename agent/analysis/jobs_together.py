@@ -15,6 +15,7 @@ import ibis
 
 from agent.analysis.gpus import Gpus, find_gpus, is_unnamed
 from agent.analysis.quantities import numbers, shortened
+from agent.communicator_names import begins_so, several_fit
 from agent.dataset.files import DatasetError
 from agent.dataset.reader import Dataset
 
@@ -65,12 +66,19 @@ def said_of_several(jobs: Sequence[JobPart]) -> str:
 def only_job(dataset: Dataset, name: str) -> tuple[Dataset, Gpus]:
     """The dataset without other jobs than the one that has a communicator, or an identifier, of this name; its GPUs.
 
+    How a communicator's name begins is enough where no other job has one that begins so.
+
     Raises:
-        DatasetError: nothing is called so.
+        DatasetError: nothing is called so, or communicators of several jobs begin so.
     """
     everyone = find_gpus(dataset)
     jobs = jobs_in(dataset, everyone)
     chosen = [job for job in jobs if name == job.job or name in job.comms]
+    if not chosen:
+        meant = [comm for job in jobs for comm in job.comms if not is_unnamed(comm) and begins_so(comm, name)]
+        chosen = [job for job in jobs if set(job.comms) & set(meant)]
+        if len(chosen) > 1:
+            raise DatasetError(several_fit("--only", name, meant))
     if not chosen:
         there = ", ".join(_name(job) for job in jobs[:_MOST_NAMED]) or "none"
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""

@@ -35,7 +35,9 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with pictures")
     parser.add_argument(
-        "--only", metavar="COMM|JOB", help="of several jobs the one with this communicator, or of this identifier"
+        "--only",
+        metavar="COMM|JOB",
+        help="of several jobs the one with this communicator, or one that begins so, or of this identifier",
     )
     parser.add_argument("--leaf-map", type=Path, metavar="FILE", help="which leaf switch each server is at: CSV")
     parser.add_argument(

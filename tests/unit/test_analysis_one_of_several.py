@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.analysis.report import ReportOptions, make_report
 from agent.analysis.report_facts import Report
 from agent.analysis.report_html import html_text
 from agent.analysis.report_json import as_json
 from agent.analysis.report_text import as_text
+from agent.dataset.files import DatasetError
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset
 
 OPTIONS = ReportOptions(memory_bytes=1 << 29)
@@ -63,6 +66,19 @@ def test_gpus_keep_the_numbers_of_the_whole_report(tmp_path: Path) -> None:
     assert as_json(alone)["recording"]["one_of_several"].startswith(said)
     assert "one_of_several" in as_json(whole)["recording"]
     assert "recorded GPUs only" not in as_text(whole)
+
+
+def test_the_beginning_of_a_communicator_s_hash_is_enough_where_no_other_job_has_one_that_begins_so(
+    tmp_path: Path,
+) -> None:
+    job = JobDataset(tmp_path, servers=(4,))
+    for comm, gpus in (("00aa01", (0, 1)), ("00aa02", (2, 3))):
+        job.communicator(comm, gpus)
+        job.collective(comm, "AllReduce", 1 << 20)
+    folder = job.write()
+    assert {gpu.number for gpu in of(folder, "0x00AA02").gpus} == {2, 3}
+    with pytest.raises(DatasetError, match=r"--only 00aa: 2 communicators begin so, name one of them: 00aa01, 00aa02"):
+        of(folder, "00aa")
 
 
 def test_the_page_names_gpus_by_these_numbers_in_picture_and_tables(tmp_path: Path) -> None:

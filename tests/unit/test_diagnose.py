@@ -107,6 +107,32 @@ def test_what_limits_the_store_s_answers_is_the_first_note() -> None:
     assert any("host1" in note for note in verdict.notes[1:])
 
 
+@pytest.mark.parametrize("typed", ["0x00AA", "00aa", "00Aa000000000001"])
+def test_a_communicator_is_named_by_how_its_hash_begins(typed: str) -> None:
+    store = CannedStore()
+    agent(store, "host0:9779")
+    labels = {"instance": "host0:9779", "comm": "00aa000000000001", "rank": "0"}
+    store.say("last_over_time(railscope_comm_info)", 1, **labels, nranks="2", pid="100")
+    store.say("railscope_comm_enqueued_total", 7, **labels)
+    store.say("countby(comm)(last_over_time(railscope_comm_info))", 1, comm="00aa000000000001")
+    verdict = diagnose(store, question_from(parsed("--comm", typed)))
+    assert verdict.headline == "No stall: no host calls communicator 00aa000000000001 stalled."
+
+
+def test_of_several_communicators_that_begin_so_none_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CannedStore()
+    for number in (1, 2):
+        store.say("countby(comm)(last_over_time(railscope_comm_info))", 1, comm=f"00aa{number:012x}")
+    monkeypatch.setattr(command, "PrometheusStore", lambda _endpoint: store)
+    assert run_diagnose(parsed("--comm", "00AA"), io.StringIO()) == 2
+    assert capsys.readouterr().err == (
+        "railscope diagnose: --comm 00aa: 2 communicators begin so, name one of them: "
+        "00aa000000000001, 00aa000000000002\n"
+    )
+
+
 def test_json_holds_everything_by_name() -> None:
     verdict = json.loads(as_json_text(stopped()))
     assert verdict["problem"] is True
@@ -168,6 +194,7 @@ def test_options_are_understood(tmp_path: Path) -> None:
         ("--window", "s"),
         ("--window", "0s"),
         ("--basic-auth", "me"),
+        ("--comm", "0x"),
     ],
 )
 def test_values_that_make_no_sense_name_their_option(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.fleet_reader import named_communicator
 from agent.fleet_sequences import Position, difference, positions
 from agent.prometheus_query import PrometheusError, Series
 from agent.verdict_words import verdict_of
@@ -258,6 +259,25 @@ def test_a_communicator_that_is_not_there_says_so(store: CannedStore) -> None:
     with pytest.raises(PrometheusError, match="no communicator ffff"):
         read(store, "ffff")
     assert len(read(store, COMM).ranks) == 2
+
+
+def test_one_communicator_is_meant_by_the_beginning_of_its_hash_alone() -> None:
+    info = "countby(comm)(last_over_time(railscope_comm_info))"
+    store = CannedStore().say(info, 2, comm="ab00000000000001")
+    assert named_communicator(store, "ab") == "ab00000000000001"
+    assert store.asked == ['count by (comm) (last_over_time(railscope_comm_info{comm=~"ab.*"}[1h]))']
+    assert named_communicator(CannedStore(), "ab") == "ab"
+    assert named_communicator(store, 'a"\\d') == "ab00000000000001"
+    assert store.asked[-1].count(r'comm=~"a\"\\\\d.*"') == 1
+    for number in range(2, 8):
+        store.say(info, 2, comm=f"ab{number:014x}")
+    with pytest.raises(PrometheusError) as several:
+        named_communicator(store, "ab")
+    first = ", ".join(f"ab{number:014x}" for number in range(1, 6))
+    assert str(several.value) == f"--comm ab: 7 communicators begin so, name one of them: {first} and 2 more"
+    asked = len(store.asked)
+    assert named_communicator(store, "ab00000000000003") == "ab00000000000003"
+    assert len(store.asked) == asked, "a whole hash needs no question"
 
 
 def test_clock_and_start_of_an_agent_are_told(store: CannedStore) -> None:

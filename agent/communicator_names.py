@@ -1,0 +1,28 @@
+"""Communicators as a person types them: the beginning of a hash, in either case, with or without 0x."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+HASH_DIGITS: Final = 16
+"""NCCL's commHash has 64 bits."""
+_MOST_NAMED: Final = 5
+
+
+def bare_hash(text: str) -> str:
+    """What was typed, as hashes are shown."""
+    return text.strip().lower().removeprefix("0x")
+
+
+def begins_so(comm: str, text: str) -> bool:
+    """Whether a communicator is one of those that were meant; imported ones may have names that are no hashes."""
+    return comm.startswith((text, bare_hash(text) or text))
+
+
+def several_fit(option: str, text: str, comms: Collection[str]) -> str:
+    """That more than one communicator was meant where one must be, and the first of them."""
+    named = sorted(comms)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    first = ", ".join(named[:_MOST_NAMED])
+    return f"{option} {text}: {len(named)} communicators begin so, name one of them: {first}{more}"
