@@ -66,8 +66,9 @@ _SILENT: Final = "these programs without events"
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
-_WINDOW_SECONDS: Final = 0.5
-"""The bare rate wanders at every scale of time: many short windows tell more than few long ones."""
+_WINDOW_SECONDS: Final = 1.0
+"""What an agent does once a second is in every window once: in one of half a second it is always, or never.  The bare
+rate wanders at every scale of time, so that many short windows tell more than few long ones."""
 _SETTLE_SECONDS: Final = 0.5
 _BPFTRACE_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.0003

@@ -16,12 +16,14 @@ RECORD = np.dtype([("time_ns", "<u8"), ("value", "<u4"), ("reserved", "<u4")])
     capacity=st.integers(1, 12),
     sizes=st.lists(st.integers(0, 30), max_size=12),
     since=st.integers(0, 120),
+    gaps=st.booleans(),
 )
-def test_it_holds_the_last_records_in_their_order(capacity: int, sizes: list[int], since: int) -> None:
+def test_it_holds_the_last_records_in_their_order(capacity: int, sizes: list[int], since: int, gaps: bool) -> None:
     ring = RecordRing(RECORD, capacity)
     everything: list[int] = []
     for size in sizes:
-        batch = np.zeros(size, RECORD)
+        # As they lie in the kernel's ring: each behind a header.
+        batch = np.zeros(2 * size, RECORD)[::2] if gaps else np.zeros(size, RECORD)
         batch["time_ns"] = batch["value"] = len(everything) + np.arange(size)
         everything += batch["value"].tolist()
         ring.add(batch)

@@ -150,6 +150,34 @@ def test_a_batch_is_a_copy_that_later_records_do_not_change() -> None:
         assert batch["number"].tolist() == [1, 3]
 
 
+def test_a_batch_is_taken_out_when_its_block_ends_however_it_ends() -> None:
+    with rings() as (kernel, ring):
+        kernel.write(1)
+        kernel.write(2, BUSY)
+        with ring.batch() as batch:
+            assert batch["number"].tolist() == [1]
+            assert (kernel.consumed(), ring.records_read) == (0, 0)
+        assert (kernel.consumed(), ring.records_read) == (40, 1)
+        kernel.finish(40)
+        with pytest.raises(InterruptedError), ring.batch():
+            raise InterruptedError
+        assert (kernel.consumed(), ring.records_read) == (80, 2)
+        with ring.batch() as batch:
+            assert len(batch) == 0
+
+
+def test_a_batch_lies_in_the_ring_and_cannot_be_written_to() -> None:
+    with rings() as (kernel, ring):
+        for number in range(3):
+            kernel.write(number)
+        with ring.batch() as batch:
+            assert not batch.flags.owndata
+            assert batch.strides == (40,)
+            with pytest.raises(ValueError, match="read-only"):
+                batch["number"] = 7
+            del batch
+
+
 @pytest.mark.parametrize("flags", [0, DISCARDED], ids=["all", "some discarded"])
 def test_every_field_of_a_record_arrives(flags: int) -> None:
     written = np.frombuffer(np.random.default_rng(1).bytes(3 * CALL_EVENT.itemsize), CALL_EVENT)
