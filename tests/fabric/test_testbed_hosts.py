@@ -83,7 +83,13 @@ def test_a_failure_inside_leaves_nothing_behind() -> None:
 
     def use() -> None:
         with fabric:
-            sleepers.append(subprocess.Popen(fabric.hosts[0].command("sleep", "60")))
+            command = fabric.hosts[0].command("sh", "-c", "echo inside; exec sleep 60")
+            sleeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            sleepers.append(sleeper)
+            # One that is still on its way into the namespace is nothing of the fabric's yet.
+            assert sleeper.stdout is not None
+            with sleeper.stdout:
+                assert sleeper.stdout.readline() == "inside\n"
             raise RuntimeError("inside")
 
     with pytest.raises(RuntimeError, match="inside"):
