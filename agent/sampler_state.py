@@ -79,7 +79,7 @@ def on_one_line(troubles: Iterable[str]) -> str:
 
 
 class SamplerState:
-    """The sampler at one moment; immutable."""
+    """The sampler at one moment.  What it tells never changes; for one thread."""
 
     def __init__(self, frames: Iterable[Frame]) -> None:
         self._frames = {frame.result.key: frame for frame in frames}

@@ -32,7 +32,6 @@ NOT_BY_ALL: Final = np.isin(np.arange(256), (Op.Send, Op.Recv, Op.PutSignal, Op.
 """By number of the operation: whether only some ranks call it."""
 _NOT_WANTED: Final = -1
 _NOBODY: Final = (_NOT_WANTED, 0)
-_SOMEBODY: Final = (0, 0)
 
 Integers = npt.NDArray[np.int64]
 
@@ -106,7 +105,7 @@ class Stragglers:
         `communicator_of` says who an instance is, None: not known yet.  What is needed of the events is kept until
         there are many, or somebody asks: one look at thousands costs little more than one at a few.
         """
-        if all(self._places.get(instance, _SOMEBODY) == _NOBODY for instance in called):
+        if all(self._places.get(instance) == _NOBODY for instance in called):  # one that is not known yet may be wanted
             return
         self._pending.append(_Calls(*(events[name].copy() for name in _Calls._fields)))
         self._pending_count += len(events)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
 
 from probes.ring import Ring
 
@@ -31,14 +29,6 @@ class RingWakeups:
         except BaseException:
             self._epoll.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def fileno(self) -> int:
         return self._epoll.fileno()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -70,7 +71,7 @@ def test_a_burst_of_completed_operations_wakes_their_reader(two_hosts: Fabric, d
     with Job(two_hosts, tmp_path, double, iterations=5_000, size_bytes=1024, hold=True) as job:
         with watched(double, job.ready(), write_events=True) as seen:
             ring = seen.internals.completion_events
-            with RingWakeups([ring]) as wakeups:
+            with contextlib.closing(RingWakeups([ring])) as wakeups:
                 assert not select.select([wakeups], [], [], 0)[0]
                 job.start()
                 assert select.select([wakeups], [], [], 60)[0] == [wakeups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -34,7 +35,7 @@ def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target) -> None:
     with (
         loaded(testbed, ring_bytes=RING_BYTES) as programs,
         attached(programs, testbed, all_reduce_only(testbed.points)),
-        RingWakeups([programs.call_events]) as wakeups,
+        contextlib.closing(RingWakeups([programs.call_events])) as wakeups,
     ):
         for _ in range(2):
             all_reduce(testbed, HALF - BETWEEN_LOOKS, comm)

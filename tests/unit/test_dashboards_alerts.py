@@ -1,0 +1,36 @@
+"""What Grafana is given of the alerts: it cannot query in a template."""
+
+from __future__ import annotations
+
+import re
+
+from dashboards import alerts, rules_files
+
+
+def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:
+    prometheus = (
+        "{{ $labels.comm }} has {{ $value | humanize }}. "
+        "{{ range printf \"a{b='%s'}\" $labels.b | query -}}"
+        "{{ .Labels.c }}{{- with .Labels.d }}, {{ . }}{{ end }}{{ end }} Done {{ with $labels.x }}{{ . }}{{ end }}"
+    )
+    assert alerts.template(prometheus) == (
+        "{{ $labels.comm }} has {{ $values.query.Value | humanize }}. Done {{ with $labels.x }}{{ . }}{{ end }}"
+    )
+
+
+def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
+    (stalled,) = [one for one in rules_files.alerts() if one.name == "CollectiveStalled"]
+    told = {name: alerts.template(text) for name, text in stalled.annotations if name != "runbook_url"}
+    assert told == {
+        "summary": "Communicator {{ $labels.comm }} is stalled",
+        "description": "For the whole picture run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+    }
+
+
+def test_nothing_that_grafana_is_given_asks_a_question() -> None:
+    rules = alerts.group("all", rules_files.alerts(), "folder", "source", None, "")["rules"]
+    told = [text for rule in rules for name in ("labels", "annotations") for text in rule[name].values()]
+    assert told
+    assert not [text for text in told if re.search(r"\|\s*query\b", text)]
+    (stalled,) = [rule for rule in rules if rule["title"] == "CollectiveStalled"]
+    assert stalled["labels"] == {"severity": "critical"}
