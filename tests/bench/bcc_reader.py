@@ -29,7 +29,7 @@ class CallEvent(ctypes.Structure):
         ("comm", ctypes.c_uint64),
         ("stream", ctypes.c_uint64),
         ("payload_bytes", ctypes.c_uint64),
-        ("identity", ctypes.c_uint32 * 6),
+        ("identity", ctypes.c_uint32 * 5),
         ("op", ctypes.c_uint8),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from probes import libbpf
 from probes.nccl import records
+from probes.nccl.abi import Op
 from probes.ring import Ring
 from tests.bench.produce import Producer
 from tests.bench.ring_reader import Produced, ProducerProcess
-from tests.bench.ring_readers import ArrayReader
+from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader
 from tests.bench.target import build
 
 pytestmark = pytest.mark.root
@@ -56,3 +58,14 @@ def test_a_pace_is_kept_and_every_event_is_read_or_lost(tmp_path: Path) -> None:
     assert produced == Produced(20_000 - reading.events, produced.duration_ns)
     assert produced.duration_ns >= 20_000 / 200_000 * 1e9
     assert int(reader.calls.sum()) == reading.events
+
+
+def test_the_readers_in_other_words_understand_the_same_events(tmp_path: Path) -> None:
+    with loaded(tmp_path, 1 << 20) as (program_fd, ring), ProducerProcess(program_fd) as producer:
+        for kind in (CallbackReader, BccReader):
+            with contextlib.closing(kind(ring.fd)) as reader:
+                reader.start()
+                assert producer.produce(2_000, 100_000).lost == 0
+                assert reader.finish().events == 2_000
+                if isinstance(reader, CallbackReader):
+                    assert [op for op, calls in enumerate(reader.calls) if calls] == [Op.AllReduce]
