@@ -206,7 +206,8 @@ OPTIONS: Final = (
     _integer("communicator_entries", "--limit.communicators", "limits.communicators", whole_number(64, 1 << 20),
              "16384", "room in the kernel for communicators"),
     _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
-          "room in the kernel for events that wait for the agent, a power of two"),
+          "room in the kernel for calls that wait for the agent, a power of two, for each processor as long as all of "
+          "them need no more than 64 MiB"),
     _text("stall_after_ns", "--stall.after", "stalls.after", duration_ns("1s", "24h"), "TIME", "30s",
           "an operation that has not moved for this long is stalled, though nothing here explains it"),
     _text("stall_factor", "--stall.factor", "stalls.factor", decimal(2, 1000), "N", "8",

@@ -25,7 +25,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import POLLED, UNUSED_NS, WOKEN, pause_ns
+from agent.drain_pace import UNUSED_NS, pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -49,7 +49,7 @@ from probes.nccl.internals import Internals
 from probes.nccl.programs import EnqueueTime, NcclPrograms
 from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity, open_pidfd
-from probes.ring_wakeups import RingWakeups
+from probes.ring_wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 
@@ -222,7 +222,7 @@ class Daemon:
                 self._selector.register(self._mmap_events, selectors.EVENT_READ, self._take_mappings)
             except MmapEventsError as error:
                 _log.warning("new processes are found by scanning only: %s", error)
-            rings = [self._programs.call_events]
+            rings: list[WakingRing] = [self._programs.call_events]
             if self._internals is not None:
                 self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
                 rings.append(self._internals.completion_events)
@@ -272,7 +272,7 @@ class Daemon:
         kind = {AttachKind.MULTI: "uprobe_multi", AttachKind.PERF: "perf event"}[programs.attach_kind]
         alone = " to the named processes alone" if programs.pids else ""
         _log.info(
-            "calls are counted by %s links%s, host time %s, the ring holds %d KiB",
+            "calls are counted by %s links%s, host time %s, %s",
             kind,
             alone,
             times,
@@ -430,21 +430,19 @@ class Daemon:
         fullness = 0.0
         if self._internals is not None:
             ring = self._internals.completion_events
-            fullness = ring.backlog_bytes() / ring.size_bytes
+            fullness = ring.fullness()
             with ring.batch() as completions:
                 if len(completions):
                     self.observer.take_completions(completions)
                     if recorder is not None:
                         recorder.add_completions(completions)
-        ring = self._programs.call_events
-        fullness = max(fullness, ring.backlog_bytes() / ring.size_bytes)
-        with ring.batch() as calls:
+        fullness = max(fullness, self._programs.call_events.fullness())
+        with self._programs.call_events.batch() as calls:
             if len(calls):
                 self.observer.take_calls(calls)
                 if recorder is not None:
                     recorder.add_calls(calls)
-        pace = WOKEN if self._programs.wakes_reader else POLLED
-        return pause_ns(pace, fullness, waited_ns, used=self._used)
+        return pause_ns(fullness, waited_ns, used=self._used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:

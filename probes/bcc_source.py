@@ -2,7 +2,7 @@
 
 The sources in probes/bpf are written for libbpf.  bcc compiles almost the same C, but its compiler finds maps by
 declarations of its own and takes only its own calls on them, in the text itself: "cannot use map function inside a
-macro", so no header can translate.  Eight things differ, and each is rewritten here:
+macro", so no header can translate.  Seven things differ, and each is rewritten here:
 
 1. headers beside the source are put in its place, because only the text itself is searched for maps and calls;
 2. maps: `struct { __uint(…) … } name SEC(".maps")` becomes BPF_F_TABLE, or BPF_RINGBUF_OUTPUT;
@@ -10,8 +10,7 @@ macro", so no header can translate.  Eight things differ, and each is rewritten 
 4. `const volatile` variables, which a loader fills in, become constants with their values;
 5. programs stand in no section;
 6. the licence is a macro;
-7. comments go, so that no rewriting is misled by one;
-8. how full a ring is cannot be asked, so none ever seems to be, and no reader is woken for that.
+7. comments go, so that no rewriting is misled by one.
 
 A source that has another shape than this is an error, never a guess.  The headers of the kernel and of libbpf have
 stand-ins in probes/bpf/bcc.  Source of facts: bcc's docs/reference_guide.md and
@@ -45,9 +44,7 @@ _MAP_PART: Final = re.compile(r"__(?:uint|type)\(\s*(\w+)\s*,\s*([^;]*?)\s*\)\s*
 _CONSTANT: Final = re.compile(r"^const volatile (\w+) (\w+) = [^;]+;", re.MULTILINE)
 _PROGRAM: Final = re.compile(r'SEC\("(?:uprobe|uretprobe|kprobe|kretprobe)"\)\s*int (\w+)\(')
 _LICENCE: Final = re.compile(r'char _license\[\]\s+SEC\("license"\)\s*=\s*"([^"]+)"\s*;')
-_MAP_CALL: Final = re.compile(
-    r"\bbpf_(map_lookup_elem|map_update_elem|map_delete_elem|ringbuf_reserve|ringbuf_query)\s*\("
-)
+_MAP_CALL: Final = re.compile(r"\bbpf_(map_lookup_elem|map_update_elem|map_delete_elem|ringbuf_reserve)\s*\(")
 _UPDATES: Final = {"BPF_ANY": "update", "BPF_NOEXIST": "insert"}
 
 
@@ -176,8 +173,6 @@ def _map_call(function: str, arguments: list[str], maps: frozenset[str]) -> str:
                 return f"{name}.{_UPDATES[flag]}({key}, {value})"
             case "ringbuf_reserve", [size, "0"]:
                 return f"{name}.ringbuf_reserve({size})"
-            case "ringbuf_query", [_]:
-                return "0"
     raise SourceError(f"bcc has no word for bpf_{function}({', '.join(arguments)})")
 
 

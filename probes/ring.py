@@ -75,9 +75,9 @@ class Ring:
         """Bytes written and not yet read."""
         return int(self._producer[0]) - int(self._consumer[0])
 
-    @property
-    def size_bytes(self) -> int:
-        return self._size
+    def fullness(self) -> float:
+        """The part of the ring that waits, 0 to 1."""
+        return self.backlog_bytes() / self._size
 
     def read(self) -> Records:
         """Take all finished records, oldest first, as a copy of shape (n,).

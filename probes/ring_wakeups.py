@@ -1,7 +1,7 @@
 """Hearing of rings that fill suddenly.
 
 A ring that is read by polling always has something in it, and so is always readable.  What matters is that a program
-has woken its reader (RECORDS_BETWEEN_LOOKS in probes/bpf/observed.h): an edge, of which an epoll instance of its own
+has woken its reader (probes/bpf/call_slots.h, probes/bpf/completion.h): an edge, of which an epoll instance of its own
 tells once.  That instance is readable from then on until it is cleared, as any other descriptor that a loop waits on.
 """
 
@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterable
+from typing import Protocol
 
-from probes.ring import Ring
+
+class WakingRing(Protocol):
+    """A ring whose reader can be woken by the programs that write into it."""
+
+    @property
+    def fd(self) -> int: ...
 
 
 class RingWakeups:
     """Readable after a program has woken the reader of one of these rings, and once in the beginning."""
 
-    def __init__(self, rings: Iterable[Ring]) -> None:
+    def __init__(self, rings: Iterable[WakingRing]) -> None:
         """The rings stay the caller's, and may be closed first.
 
         Raises:

@@ -67,6 +67,12 @@ static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 
 	return proxy->previous_ns > posted_ns ? proxy->previous_ns : posted_ns;
 }
 
+/*
+ * How to submit a record to a ring that is read by polling: its reader comes before half of the ring waits, unless
+ * records suddenly come much faster than before, and then it is woken.  The ring is looked at for every 16th record.
+ */
+#define RECORDS_BETWEEN_LOOKS 16
+
 static __always_inline __u64 completion_events_flag(__u64 number)
 {
 	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&completion_events, BPF_RB_AVAIL_DATA) >

@@ -3,7 +3,7 @@
  * Probes on NCCL's entry points: count every collective exactly, number it within its communicator, and write one
  * event for it.  Nothing here changes or delays the job beyond the trap itself.
  *
- * The hot path is account(): two look-ups in arrays, four atomic adds, one ring record, and no read of user memory
+ * The hot path is account(): two look-ups in arrays, four atomic adds, one record (call_slots.h), and no read of user memory
  * that is not needed for counting.  Everything that happens once in a communicator's life (reading its identity, its
  * init and its end) is kept out of line.
  *
@@ -28,9 +28,12 @@ const volatile __u64 pid_namespace_inode = 0;
 const volatile __u32 only_observed_processes = 0; /* 1: count what observed_processes names, nothing else */
 const volatile __u32 write_events = 1;
 const volatile __u32 sample_shift = 4; /* host time is measured for 1 call in 2^shift */
+const volatile __u32 call_ring_mask = 0; /* number of rings, a power of two, less one */
+const volatile __u32 call_slot_bits = 6; /* a ring has 2^bits slots */
 
 #include "arguments.h"
 #include "arithmetic.h"
+#include "call_slots.h"
 #include "communicators.h"
 #include "lifecycle.h"
 #include "observed.h"
@@ -72,20 +75,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct enqueue_time);
 } enqueue_times SEC(".maps");
-
-/* One call_event a call, for time lines; read by polling, and woken up for when half of it waits. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 8 * 1024 * 1024);
-} call_events SEC(".maps");
-
-static __always_inline __u64 call_events_flag(__u64 number)
-{
-	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&call_events, BPF_RB_AVAIL_DATA) >
-							   bpf_ringbuf_query(&call_events, BPF_RB_RING_SIZE) / 2)
-		return BPF_RB_FORCE_WAKEUP;
-	return BPF_RB_NO_WAKEUP;
-}
 
 /* Sampled calls under way, by thread; only where there is no session program. */
 struct call_under_way {
@@ -296,7 +285,6 @@ static __always_inline int sampled(__u32 sequence)
 static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, struct call *call,
 				     struct thread *thread)
 {
-	struct call_event *event;
 	__u32 sequence = 0;
 	__u32 instance = 0;
 	__u64 now;
@@ -331,8 +319,12 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 	    (COOKIE_IS_INFO(cookie) || COOKIE_PLACE(cookie, PLACE_COUNT) != PLACE_NONE))
 		note_empty(call, thread->tgid, sequence);
 	if (write_events) {
-		event = bpf_ringbuf_reserve(&call_events, sizeof(*event), 0);
-		if (event) {
+		__u64 stamp;
+		struct call_slot *slot = reserve_call_slot(&stamp);
+
+		if (slot) {
+			struct call_event *event = &slot->event;
+
 			event->time_ns = now;
 			event->comm = call->comm;
 			event->stream = call->stream;
@@ -345,7 +337,7 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 			event->op = call->op;
 			event->data_type = call->data_type;
 			event->library = call->library;
-			bpf_ringbuf_submit(event, call_events_flag(sequence));
+			finish_call_slot(slot, stamp);
 		} else {
 			count(STAT_RING_FULL);
 		}

@@ -85,7 +85,7 @@ enum stat {
 	STAT_COUNT,
 };
 
-/* One call, as written to the ring: with the kernel's eight bytes before it, one cache line. */
+/* One call. */
 struct call_event {
 	__u64 time_ns; /* CLOCK_MONOTONIC at entry */
 	__u64 comm; /* communicator's address in its process */
@@ -99,6 +99,19 @@ struct call_event {
 	__u8 op;
 	__u8 data_type;
 	__u16 library;
+};
+
+/* A call on its way to the reader: one cache line.  Finished when the stamp is its number in the ring, from 1. */
+struct call_slot {
+	struct call_event event;
+	__u64 stamp;
+};
+
+/* How far a ring of slots has got; a cache line of its own. */
+struct call_ring {
+	__u64 reserved; /* slots given to writers so far */
+	__u64 taken; /* by the reader, who writes it */
+	__u64 unused[6];
 };
 
 /* Exact counts: one entry per combination, per CPU. */
@@ -213,6 +226,8 @@ struct comm_layout {
 
 #define ASSERT_SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type " is not " #size " bytes")
 ASSERT_SIZE(call_event, 56);
+ASSERT_SIZE(call_slot, 64);
+ASSERT_SIZE(call_ring, 64);
 ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
 ASSERT_SIZE(aggregate_slot, 32);

@@ -35,13 +35,6 @@ static __always_inline void count(__u32 stat)
 		__sync_fetch_and_add(value, 1);
 }
 
-/*
- * How to submit a record to a ring that is read by polling: its reader comes before half of the ring waits, unless
- * records suddenly come much faster than before, and then it is woken.  Each ring has a function for that, as bcc cannot
- * be given a map; it looks at the ring for every 16th record of a communicator.
- */
-#define RECORDS_BETWEEN_LOOKS 16
-
 struct thread {
 	__u32 tgid;
 	__u32 tid;

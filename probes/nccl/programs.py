@@ -26,9 +26,11 @@ from probes.bpf_syscall import (
     KernelRefusal,
     possible_cpus,
 )
+from probes.clock import SystemClock
 from probes.links import AttachKind, Links, supports_multi, tells_processes_apart
 from probes.maps import Map, MappedArray, Records
 from probes.nccl import records
+from probes.nccl.call_rings import CallRings
 from probes.nccl.layout import CommLayout
 from probes.nccl.library import ProbePoints
 from probes.nccl.records import Stat
@@ -84,6 +86,7 @@ class ProgramSettings:
     """Attach to these processes alone where the kernel can: others meet no probe then.  Empty: to all."""
     write_events: bool = True
     ring_bytes: int = 2 << 20
+    """Of a ring of call events, of which each processor has one while they fit (probes/slot_rings.py)."""
     aggregate_entries: int = 65536
     communicator_entries: int = 16384
 
@@ -97,11 +100,7 @@ class NcclPrograms:
         attach: AttachKind,
         enqueue_time: EnqueueTime,
         settings: ProgramSettings,
-        *,
-        wakes_reader: bool,
     ) -> None:
-        self.wakes_reader = wakes_reader
-        """Whether rings that are read by polling wake their reader when half of them waits."""
         self.attach_kind = attach
         self.enqueue_time = enqueue_time
         self.settings = settings
@@ -130,7 +129,7 @@ class NcclPrograms:
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
-        self.call_events = Ring(loaded.map_fds["call_events"], settings.ring_bytes, records.CALL_EVENT)
+        self.call_events = CallRings.of_this_host(settings.ring_bytes).open(loaded, SystemClock())
         self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
 
     @classmethod
@@ -167,7 +166,7 @@ class NcclPrograms:
                 _log.debug("programs for %s/%s do not load: %s", attach.value, enqueue_time.value, error)
                 continue
             if attach is AttachKind.PERF or _kernel_links(loaded, enqueue_time):
-                return cls(loaded, attach, enqueue_time, settings, wakes_reader=loader is Loader.LIBBPF)
+                return cls(loaded, attach, enqueue_time, settings)
             loaded.close()
             refusals.append(libbpf.LoadError("this kernel has no such links"))
         if refusals:
@@ -296,12 +295,13 @@ def _load(
         attach_types["collective_session"] = BPF_TRACE_UPROBE_SESSION
     if enqueue_time is EnqueueTime.PAIR:
         attach_types["collective_return"] = plain
+    rings = CallRings.of_this_host(settings.ring_bytes)
     map_entries = {
         "aggregates": settings.aggregate_entries,
         "communicators": settings.communicator_entries,
-        "call_events": settings.ring_bytes,
+        **rings.map_entries,
     }
-    values = constants(settings, enqueue_time)
+    values = constants(settings, enqueue_time) + rings.constants
     if loader is Loader.BCC:
         # What runs another program and takes its answer is for those who need it: libbpf loads nearly everywhere.
         from probes import bcc_loader
@@ -325,7 +325,7 @@ def plain_attach_type(attach: AttachKind) -> int:
 
 
 def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
-    """The `const volatile` variables of nccl.bpf.c, in their order."""
+    """The `const volatile` variables that all objects have, in their order."""
     namespace = Path("/proc/self/ns/pid").stat()
     initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
     off = enqueue_time is EnqueueTime.OFF

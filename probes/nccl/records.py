@@ -32,6 +32,8 @@ CALL_EVENT: Final[Dtype] = np.dtype(
         ("library", "<u2"),
     ]
 )
+CALL_SLOT: Final[Dtype] = np.dtype([("event", CALL_EVENT), ("stamp", "<u8")])
+CALL_RING: Final[Dtype] = np.dtype([("reserved", "<u8"), ("taken", "<u8"), ("unused", "<u8", (6,))])
 AGGREGATE_KEY: Final[Dtype] = np.dtype(
     [
         ("tgid", "<u4"),
@@ -125,6 +127,8 @@ SLOT: Final[Dtype] = np.dtype("<u4")
 
 SIZES: Final = {
     "call_event": (CALL_EVENT, 56),
+    "call_slot": (CALL_SLOT, 64),
+    "call_ring": (CALL_RING, 64),
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
     "aggregate_slot": (AGGREGATE_SLOT, 32),

@@ -23,7 +23,7 @@ _MOST_AT_ONCE: Final = 1 << 20  # bpf_loop() goes no further than 8 Mi
 
 
 class Producer:
-    """The loaded program `produce` of producer.bpf.c."""
+    """A loaded program of producer.bpf.c."""
 
     def __init__(self, program_fd: int) -> None:
         self._order = ctypes.create_string_buffer(_ORDER.size)

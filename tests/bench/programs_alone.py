@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.config import Config
-from agent.drain_pace import WOKEN, pause_ns
+from agent.drain_pace import pause_ns
 from agent.program_settings import program_settings
 from probes.elf import Elf
 from probes.libbpf import LoadError
@@ -18,7 +18,7 @@ from probes.nccl.layout import Layouts
 from probes.nccl.library import probe_points
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import Stat
-from probes.ring import Ring
+from probes.slot_rings import SlotRings
 from tests.bench.target import BenchError
 
 
@@ -54,12 +54,12 @@ def programs_alone(library: Path, pids: tuple[int, ...], *, write_events: bool =
             raise BenchError("the programs alone counted nothing")
 
 
-def _read(ring: Ring, stop: threading.Event) -> None:
-    """Read the ring as often as the agent does."""
+def _read(rings: SlotRings, stop: threading.Event) -> None:
+    """Read the rings as often as the agent does."""
     read_ns = time.monotonic_ns()
     waiting_ns = 0
     while not stop.wait(waiting_ns / 1e9):
         now_ns = time.monotonic_ns()
-        waiting_ns = pause_ns(WOKEN, ring.backlog_bytes() / ring.size_bytes, now_ns - read_ns)
+        waiting_ns = pause_ns(rings.fullness(), now_ns - read_ns)
         read_ns = now_ns
-        ring.read()
+        rings.read()

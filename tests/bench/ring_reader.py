@@ -1,22 +1,25 @@
 """What reading one event costs, and what is lost, while a million of them come each second.
 
 A BPF program writes the events in bursts (producer.bpf.c): with a trap for each event, two cores cannot fill a ring
-that fast.  The records, the ring's size and kind, and railscope's reader are the shipped ones.
+that fast.  The records, the rings that railscope's reader reads, and that reader are the shipped ones; the others read
+a ring buffer of the kernel that is as large as all those rings, and is all that they can read.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from probes import libbpf
-from probes.nccl import records
+from probes.clock import SystemClock
+from probes.nccl.call_rings import CallRings
 from probes.nccl.programs import ProgramSettings
-from probes.ring import Ring
+from probes.slot_rings import SlotRings
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader, Reader, Reading
@@ -38,7 +41,7 @@ class Produced:
 
 
 class ProducerProcess:
-    """Writes into the ring `call_events` of the loaded producer, beside the readers."""
+    """Writes into the rings of the loaded producer, by one of its programs, beside the readers."""
 
     def __init__(self, program_fd: int) -> None:
         """Raises BenchError when it does not start."""
@@ -102,22 +105,49 @@ class Round:
         return self.reading.cpu_seconds / self.reading.events * 1e6
 
 
+@dataclass(frozen=True, slots=True)
+class Producing:
+    """The loaded producer: its programs, and what they write into."""
+
+    write_slots_fd: int
+    write_records_fd: int
+    slots: SlotRings
+    kernel_ring_fd: int
+
+
+@contextmanager
+def producing(built: Built, rings: CallRings) -> Iterator[Producing]:
+    """Load the producer.
+
+    Raises:
+        LoadError: the kernel does not take it.
+    """
+    loaded = libbpf.load(
+        built.producer_object,
+        attach_types=dict.fromkeys(("produce_slots", "produce_records"), 0),
+        map_entries={**rings.map_entries, "kernel_ring": rings.rings * rings.ring_bytes},
+        constants=rings.constants,
+    )
+    try:
+        with closing(rings.open(loaded, SystemClock())) as slots:
+            programs = loaded.program_fds
+            yield Producing(
+                programs["produce_slots"], programs["produce_records"], slots, loaded.map_fds["kernel_ring"]
+            )
+    finally:
+        loaded.close()
+
+
 def measure(built: Built, rounds: int) -> list[Line]:
     """Let the readers take turns, `rounds` times."""
     lines: list[Line] = []
-    ring_bytes = ProgramSettings().ring_bytes
     with ExitStack() as stack:
         try:
-            loaded = libbpf.load(
-                built.producer_object, attach_types={"produce": 0}, map_entries={"call_events": ring_bytes}
-            )
+            produced = stack.enter_context(producing(built, CallRings.of_this_host(ProgramSettings().ring_bytes)))
         except libbpf.LoadError as error:
             return [Omission(PART, "all", str(error))]
-        stack.callback(loaded.close)
-        map_fd = loaded.map_fds["call_events"]
-        ring = Ring(map_fd, ring_bytes, records.CALL_EVENT)
-        stack.callback(ring.close)
-        ours = ArrayReader(ring)
+        ours = ArrayReader(produced.slots)
+        map_fd = produced.kernel_ring_fd
         readers: dict[str, Reader] = {_OURS: ours, _TWICE: ours, _CALLBACK: CallbackReader(map_fd)}
         stack.callback(readers[_CALLBACK].close)
         try:
@@ -125,10 +155,12 @@ def measure(built: Built, rounds: int) -> list[Line]:
             stack.callback(readers[_BCC].close)
         except BenchError as error:
             lines.append(Omission(PART, _BCC, str(error)))
-        producer = stack.enter_context(ProducerProcess(loaded.program_fds["produce"]))
+        slots = stack.enter_context(ProducerProcess(produced.write_slots_fd))
+        kernel = stack.enter_context(ProducerProcess(produced.write_records_fd))
         taken: dict[str, list[Round]] = {name: [] for name in readers}
         for turn in range(-1, rounds):
             for name, reader in readers.items():
+                producer = slots if reader is ours else kernel
                 one = _round(reader, producer, _EVENTS_PER_SECOND * (2 if name == _TWICE else 1))
                 if one.reading.events + one.produced.lost != _EVENTS:
                     raise BenchError(f"{name}: {one.reading.events} read and {one.produced.lost} lost of {_EVENTS}")

@@ -1,4 +1,4 @@
-"""Three readers of one ring: railscope's, a ctypes callback from libbpf, and bcc's.
+"""Three readers: railscope's of its rings, and of a ring buffer a ctypes callback from libbpf, and bcc's.
 
 Each does the same with an event: calls and payload by operation.  Each polls every 10 ms and reports the CPU time of
 its thread, sleeping and waking included.  Only one may read at a time.
@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 
 from probes.nccl import records
-from probes.ring import Ring
+from probes.slot_rings import SlotRings
 from tests.bench.target import BenchError
 
 POLL_SECONDS: Final = 0.01
@@ -91,18 +91,18 @@ class _Polling:
 class ArrayReader(_Polling):
     """railscope's: a whole batch as one array."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, rings: SlotRings) -> None:
         super().__init__()
-        self._ring = ring
+        self._rings = rings
         self.calls = np.zeros(_OPS)
         self.payload_bytes = np.zeros(_OPS)
 
     def consume(self) -> int:
-        batch = self._ring.read()
-        op = batch["op"]
-        self.calls += np.bincount(op, minlength=_OPS)
-        self.payload_bytes += np.bincount(op, weights=batch["payload_bytes"], minlength=_OPS)
-        return len(batch)
+        with self._rings.batch() as batch:
+            op = batch["op"]
+            self.calls += np.bincount(op, minlength=_OPS)
+            self.payload_bytes += np.bincount(op, weights=batch["payload_bytes"], minlength=_OPS)
+            return len(batch)
 
 
 class _CallEvent(ctypes.Structure):

@@ -26,7 +26,7 @@ def test_calls_are_counted_and_their_events_read_without_an_agent(tmp_path: Path
         with programs_alone(target.library, (target.pid,), write_events=False) as programs:
             target.call(1000)
             assert programs.stats()[Stat.CALLS] == 1000
-            assert programs.call_events.backlog_bytes() == programs.call_events.records_read == 0
+            assert programs.call_events.fullness() == programs.call_events.records_read == 0
         with (
             pytest.raises(BenchError, match="counted nothing"),
             programs_alone(silent.library, (silent.pid,)),

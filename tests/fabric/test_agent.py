@@ -288,7 +288,7 @@ def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric:
             agent.until(lambda: observed(agent) == 0)
             log = log_until_stopped(agent)
     (how,) = [line for line in log if "calls are counted by" in line]
-    assert "host time of one call in 4 is measured by pair probes, the ring holds 1024 KiB" in how
+    assert "host time of one call in 4 is measured by pair probes, rings of 1024 KiB" in how
     (end,) = [line for line in log if "stopping: " in line]
     assert f"{sum(report.calls for report in reports)} calls counted, events lost: none" in end
 

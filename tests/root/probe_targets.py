@@ -6,6 +6,7 @@ behind the probed functions.  Where a live communicator is needed, the testbed's
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Iterator
@@ -82,6 +83,17 @@ def attached(programs: NcclPrograms, to: Target, points: ProbePoints | None = No
         yield links
     finally:
         links.close()
+
+
+@contextmanager
+def on_processor(number: int, to: Target) -> Iterator[None]:
+    """Keep the thread that calls the library to one processor, whose ring it fills alone."""
+    before = os.sched_getaffinity(to.caller.pid)
+    os.sched_setaffinity(to.caller.pid, {sorted(before)[number]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(to.caller.pid, before)
 
 
 def all_reduce_only(points: ProbePoints) -> ProbePoints:

@@ -24,6 +24,7 @@ from tests.root.probe_targets import (
     communicators,
     counted,
     loaded,
+    on_processor,
     target,
 )
 
@@ -108,7 +109,7 @@ def test_only_observed_processes_are_counted(testbed: Target, layouts: Layouts) 
 
 @pytest.mark.nccl
 def test_a_full_ring_loses_events_and_no_counts(nccl: Target) -> None:
-    with loaded(nccl, ring_bytes=4096) as programs, attached(programs, nccl):
+    with loaded(nccl, ring_bytes=4096) as programs, attached(programs, nccl), on_processor(0, nccl):
         all_reduce(nccl, 1000)
         first = programs.call_events.read()
         all_reduce(nccl, 20, count=200)
@@ -116,10 +117,36 @@ def test_a_full_ring_loses_events_and_no_counts(nccl: Target) -> None:
         lost = programs.stats()[Stat.RING_FULL]
         assert counted(programs) == {Op.AllReduce: Count(1020, 416_000)}
         assert programs.call_events.records_read == len(first) + len(second)
-        assert programs.call_events.backlog_bytes() == 0
-    assert 50 <= len(first) <= 4096 // 64
+        assert programs.call_events.fullness() == 0
+    assert len(first) == 4096 // 64
     assert second["payload_bytes"].tolist() == [800] * 20
     assert lost == 1000 - len(first)
+
+
+@pytest.mark.nccl
+def test_a_thread_that_changes_processors_is_read_in_order(nccl: Target) -> None:
+    comm = nccl.caller.memory(2 << 20)
+    taken = []
+    with loaded(nccl) as programs, attached(programs, nccl, all_reduce_only(nccl.points)):
+        for turn in range(40):
+            with on_processor(turn % 2, nccl):
+                all_reduce(nccl, 25, comm)
+            if turn % 3 == 0:
+                taken.append(programs.call_events.read())
+        taken.append(programs.call_events.read())
+        assert programs.stats()[Stat.RING_FULL] == 0
+    assert np.concatenate([events["sequence"] for events in taken]).tolist() == list(range(1, 1001))
+
+
+@pytest.mark.nccl
+def test_writers_that_share_a_ring_lose_nothing(nccl: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # fewer rings than processors
+    comm = nccl.caller.memory(2 << 20)
+    with loaded(nccl) as programs, attached(programs, nccl, all_reduce_only(nccl.points)):
+        nccl.caller.call_from_threads("ncclAllReduce", 8, 2000, 0, 0, 100, FLOAT32, 0, comm, 0)
+        events = programs.call_events.read()
+        assert programs.stats()[Stat.RING_FULL] == 0
+    assert sorted(events["sequence"].tolist()) == list(range(1, 16_001))
 
 
 @pytest.mark.nccl

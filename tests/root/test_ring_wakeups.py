@@ -13,15 +13,16 @@ import agent.daemon
 from agent.config import Config
 from agent.daemon import Daemon
 from probes.clock import SystemClock
-from probes.ring import Ring
+from probes.nccl.programs import Loader
 from probes.ring_wakeups import RingWakeups
-from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded
+from probes.slot_rings import SlotRings
+from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded, on_processor
 
 RING_BYTES = 64 << 10
 RECORD_BYTES = 64
 HALF = RING_BYTES // RECORD_BYTES // 2
-BETWEEN_LOOKS = 16
-"""Records of a communicator after which the programs look at the ring again (observed.h)."""
+BETWEEN_WAKEUPS = HALF // 16
+"""From half of a ring on, records after which the programs wake the reader again (WAKEUPS_BITS in call_slots.h)."""
 
 pytestmark = pytest.mark.root
 
@@ -30,24 +31,26 @@ def woken(wakeups: RingWakeups, seconds: float = 0.0) -> bool:
     return bool(select.select([wakeups], [], [], seconds)[0])
 
 
-def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target) -> None:
+@pytest.mark.parametrize("loader", Loader)
+def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target, loader: Loader) -> None:
     comm = testbed.caller.new_communicator()
     with (
-        loaded(testbed, ring_bytes=RING_BYTES) as programs,
+        loaded(testbed, ring_bytes=RING_BYTES, loader=loader) as programs,
         attached(programs, testbed, all_reduce_only(testbed.points)),
         contextlib.closing(RingWakeups([programs.call_events])) as wakeups,
+        on_processor(0, testbed),
     ):
         for _ in range(2):
-            all_reduce(testbed, HALF - BETWEEN_LOOKS, comm)
+            all_reduce(testbed, HALF - BETWEEN_WAKEUPS, comm)
             assert not woken(wakeups, 0.2)
-            all_reduce(testbed, 2 * BETWEEN_LOOKS, comm)
+            all_reduce(testbed, 2 * BETWEEN_WAKEUPS, comm)
             assert woken(wakeups, 5)
             assert wakeups.clear()
             assert not woken(wakeups), "what has been heard is not told again"
             assert not wakeups.clear()
-            all_reduce(testbed, BETWEEN_LOOKS, comm)
+            all_reduce(testbed, BETWEEN_WAKEUPS, comm)
             assert woken(wakeups, 5), "as long as nobody comes, the programs go on calling"
-            assert len(programs.call_events.read()) == HALF + 2 * BETWEEN_LOOKS
+            assert len(programs.call_events.read()) == HALF + 2 * BETWEEN_WAKEUPS
             wakeups.clear()
 
 
@@ -68,15 +71,16 @@ def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypat
         thread.start()
         try:
             assert daemon._programs is not None
-            ring = daemon._programs.call_events
-            all_reduce(testbed, 1, comm)
-            time.sleep(0.5)  # the loop finds the communicator, and reads what there is
-            before = ring.records_read
-            all_reduce(testbed, HALF - 2 * BETWEEN_LOOKS, comm)
-            time.sleep(0.5)
-            assert ring.records_read == before, "without a burst the rings have their own time"
-            all_reduce(testbed, 4 * BETWEEN_LOOKS, comm)
-            assert_read(ring, before + HALF)
+            rings = daemon._programs.call_events
+            with on_processor(0, testbed):
+                all_reduce(testbed, 1, comm)
+                time.sleep(0.5)  # the loop finds the communicator, and reads what there is
+                before = rings.records_read
+                all_reduce(testbed, HALF - 2 * BETWEEN_WAKEUPS, comm)
+                time.sleep(0.5)
+                assert rings.records_read == before, "without a burst the rings have their own time"
+                all_reduce(testbed, 4 * BETWEEN_WAKEUPS, comm)
+                assert_read(rings, before + HALF)
         finally:
             daemon.stop()
             thread.join()
@@ -84,7 +88,7 @@ def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypat
         daemon.close()
 
 
-def assert_read(ring: Ring, records: int) -> None:
+def assert_read(ring: SlotRings, records: int) -> None:
     deadline = time.monotonic() + 10
     while ring.records_read < records and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.bcc_source import SourceError, bcc_source, read_source
+from probes.nccl.call_rings import CallRings
 from probes.nccl.programs import EnqueueTime, ProgramSettings, constants
 
 SHIPPED = Path(__file__).resolve().parents[2] / "probes/bpf/nccl.bpf.c"
@@ -130,7 +131,8 @@ def test_headers_beside_the_source_stand_in_it_once(tmp_path: Path) -> None:
 def test_the_shipped_programs_can_be_put_in_bccs_words() -> None:
     settings = ProgramSettings()
     source = read_source(SHIPPED)
-    rewritten = bcc_source(source, {"call_events": 1 << 16}, constants(settings, EnqueueTime.PAIR))
+    rings = CallRings(4, 1 << 16)
+    rewritten = bcc_source(source, rings.map_entries, constants(settings, EnqueueTime.PAIR) + rings.constants)
     assert set(rewritten.programs) >= {
         "collective_entry",
         "collective_return",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from probes.nccl import programs, records
 from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
+from probes.nccl.call_rings import CallRings
 from probes.nccl.layout import CommLayout
 from probes.nccl.programs import EnqueueTime, ProgramSettings
 from tests.nccl.library import REPOSITORY
@@ -75,11 +76,13 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
         "only_observed_processes",
         "write_events",
         "sample_shift",
+        "call_ring_mask",
+        "call_slot_bits",
     ]
     settings = ProgramSettings(only_observed_processes=True, write_events=False, sample_every=64)
-    packed = programs.constants(settings, EnqueueTime.PAIR)
+    packed = programs.constants(settings, EnqueueTime.PAIR) + CallRings(16, 1 << 20).constants
     assert len(packed) == sum(int(bits) // 8 for bits, _ in declared)
-    assert struct.unpack_from("<III", packed, 16) == (1, 0, 6)
+    assert struct.unpack_from("<IIIII", packed, 16) == (1, 0, 6, 15, 14)
     assert struct.unpack_from("<I", programs.constants(settings, EnqueueTime.OFF), 24)[0] >= 32
 
 
