@@ -81,7 +81,7 @@ def question_from(parsed: Any) -> Question:
         window_seconds = seconds_of(parsed.window)
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
-    comm = bare_hash(parsed.comm) if parsed.comm else None
+    comm = None if parsed.comm is None else bare_hash(parsed.comm)
     if comm == "":
         raise PrometheusError(f"--comm: {parsed.comm!r} is no communicator's hash: write it, or how it begins")
     return Question(

@@ -36,6 +36,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with pictures")
     parser.add_argument(
         "--only",
+        type=_named,
         metavar="COMM|JOB",
         help="of several jobs the one with this communicator, or one that begins so, or of this identifier",
     )
@@ -63,3 +64,9 @@ def _memory(text: str) -> int:
         return size_bytes("128MiB", "64GiB")(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _named(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("write the hash of a communicator, how it begins, or a job's identifier")
+    return text

@@ -329,6 +329,12 @@ def test_the_command_prints_text_or_json_and_writes_a_page(tmp_path: Path) -> No
     assert set(json.loads(text)) >= ISSUE_KEYS
 
 
+def test_no_name_is_not_every_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run([tmp_path, "--only", " "])
+    assert "--only: write the hash of a communicator" in capsys.readouterr().err
+
+
 def test_a_flight_recorders_file_is_reported_like_a_dataset(tmp_path: Path) -> None:
     save(recording(), tmp_path / "stall.npz")
     status, text = run([tmp_path / "stall.npz", "--json"])

@@ -195,6 +195,7 @@ def test_options_are_understood(tmp_path: Path) -> None:
         ("--window", "0s"),
         ("--basic-auth", "me"),
         ("--comm", "0x"),
+        ("--comm", ""),
     ],
 )
 def test_values_that_make_no_sense_name_their_option(
