@@ -43,13 +43,16 @@ from probes.clock import Clock
 from probes.exit_status import exit_status
 from probes.libbpf import LoadError
 from probes.links import AttachKind
+from probes.maps import Records
 from probes.mmap_events import MmapEvents, MmapEventsError
 from probes.nccl.internal_functions import Level
 from probes.nccl.internals import Internals
 from probes.nccl.programs import EnqueueTime, NcclPrograms
 from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity, open_pidfd
+from probes.ring import Ring
 from probes.ring_wakeups import RingWakeups, WakingRing
+from probes.slot_rings import SlotRings
 
 _log = logging.getLogger("railscope.daemon")
 
@@ -421,7 +424,7 @@ class Daemon:
             self.observer.look_at(pids.intersection(self._config.pids) if self._config.pids else pids)
 
     def _drain(self) -> int:
-        """Make room in the ring of call events; returns when to come again, ns."""
+        """Make room in the rings of events; returns when to come again, ns."""
         if self._programs is None:
             return _TICK_NS
         recorder = self._recorder
@@ -429,19 +432,10 @@ class Daemon:
         waited_ns, self._drained_ns = now_ns - self._drained_ns, now_ns
         fullness = 0.0
         if self._internals is not None:
-            ring = self._internals.completion_events
-            fullness = ring.fullness()
-            with ring.batch() as completions:
-                if len(completions):
-                    self.observer.take_completions(completions)
-                    if recorder is not None:
-                        recorder.add_completions(completions)
-        fullness = max(fullness, self._programs.call_events.fullness())
-        with self._programs.call_events.batch() as calls:
-            if len(calls):
-                self.observer.take_calls(calls)
-                if recorder is not None:
-                    recorder.add_calls(calls)
+            add_completions = recorder.add_completions if recorder is not None else None
+            fullness = _empty(self._internals.completion_events, self.observer.take_completions, add_completions)
+        add_calls = recorder.add_calls if recorder is not None else None
+        fullness = max(fullness, _empty(self._programs.call_events, self.observer.take_calls, add_calls))
         return pause_ns(fullness, waited_ns, used=self._used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
@@ -469,6 +463,17 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
+
+
+def _empty(ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None) -> float:
+    """Let what is in a ring be learnt from, and recorded where a recorder is; returns how full it was found."""
+    fullness = ring.fullness()
+    with ring.batch() as records:
+        if len(records):
+            learn(records)
+            if record is not None:
+                record(records)
+    return fullness
 
 
 def _notify_systemd(state: str) -> None:
