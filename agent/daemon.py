@@ -25,7 +25,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import UNUSED_NS, pause_ns
+from agent.drain_pace import AIM, UNUSED_NS, pause_ns
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -62,6 +62,8 @@ _TOGETHER_NS: Final = 25_000_000
 _SHIFT: Final = 1 / 4
 """Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
 _TROUBLE_SECONDS: Final = 0.2
+_MOST_BATCHES: Final = 64
+"""Of one ring, before other things have their turn."""
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
 
@@ -275,7 +277,7 @@ class Daemon:
         kind = {AttachKind.MULTI: "uprobe_multi", AttachKind.PERF: "perf event"}[programs.attach_kind]
         alone = " to the named processes alone" if programs.pids else ""
         _log.info(
-            "calls are counted by %s links%s, host time %s, %s",
+            "calls are counted by %s links%s, host time %s, rings of %d KiB",
             kind,
             alone,
             times,
@@ -466,14 +468,19 @@ class Daemon:
 
 
 def _empty(ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None) -> float:
-    """Let what is in a ring be learnt from, and recorded where a recorder is; returns how full it was found."""
-    fullness = ring.fullness()
-    with ring.batch() as records:
-        if len(records):
+    """Let what is in a ring be learnt from, and recorded where a recorder is; returns how full it was found, or is."""
+    fullness = left = ring.fullness()
+    for _ in range(_MOST_BATCHES):
+        with ring.batch() as records:
+            if not len(records):
+                break
             learn(records)
             if record is not None:
                 record(records)
-    return fullness
+        left = ring.fullness()
+        if left < AIM:  # as a rule: a batch takes all that waits, unless that is very much
+            break
+    return max(fullness, left)
 
 
 def _notify_systemd(state: str) -> None:

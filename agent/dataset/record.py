@@ -199,7 +199,8 @@ def describe_losses(totals: StreamTotals) -> Iterator[str]:
     if not totals.kernel_lost and not totals.overwritten:
         yield "nothing was lost"
     if totals.kernel_lost:
-        yield f"lost by the kernel, whose ring was full: {_counts(totals.kernel_lost)} (a larger one: --limit.ring)"
+        larger = " (a larger one: --limit.ring)" if "calls" in totals.kernel_lost else ""  # the others' have one size
+        yield f"lost by the kernel, whose ring was full: {_counts(totals.kernel_lost)}{larger}"
     if totals.overwritten:
         yield f"overwritten before it was on disk: {_counts(totals.overwritten)} (more memory holds more: --memory)"
 

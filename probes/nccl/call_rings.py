@@ -10,7 +10,6 @@ from typing import Final, Self
 
 import numpy as np
 
-from probes.clock import Clock
 from probes.libbpf import LoadedObject
 from probes.nccl.records import CALL_EVENT, CALL_SLOT
 from probes.ring import Ring
@@ -41,7 +40,7 @@ class CallRings:
         """The variables `call_ring_mask` and `call_slot_bits`, one behind the other."""
         return struct.pack("<II", self.rings - 1, (self.ring_bytes // CALL_SLOT.itemsize).bit_length() - 1)
 
-    def open(self, loaded: LoadedObject, clock: Clock) -> SlotRings:
+    def open(self, loaded: LoadedObject) -> SlotRings:
         """The reader of records of dtype CALL_EVENT.
 
         Raises:
@@ -55,5 +54,4 @@ class CallRings:
             rings=self.rings,
             ring_bytes=self.ring_bytes,
             record=CALL_EVENT,
-            clock=clock,
         )

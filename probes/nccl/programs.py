@@ -26,7 +26,6 @@ from probes.bpf_syscall import (
     KernelRefusal,
     possible_cpus,
 )
-from probes.clock import SystemClock
 from probes.links import AttachKind, Links, supports_multi, tells_processes_apart
 from probes.maps import Map, MappedArray, Records
 from probes.nccl import records
@@ -129,7 +128,7 @@ class NcclPrograms:
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
-        self.call_events = CallRings.of_this_host(settings.ring_bytes).open(loaded, SystemClock())
+        self.call_events = CallRings.of_this_host(settings.ring_bytes).open(loaded)
         self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
 
     @classmethod

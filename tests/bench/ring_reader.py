@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from probes import libbpf
-from probes.clock import SystemClock
 from probes.nccl.call_rings import CallRings
 from probes.nccl.programs import ProgramSettings
 from probes.slot_rings import SlotRings
@@ -129,7 +128,7 @@ def producing(built: Built, rings: CallRings) -> Iterator[Producing]:
         constants=rings.constants,
     )
     try:
-        with closing(rings.open(loaded, SystemClock())) as slots:
+        with closing(rings.open(loaded)) as slots:
             programs = loaded.program_fds
             yield Producing(
                 programs["produce_slots"], programs["produce_records"], slots, loaded.map_fds["kernel_ring"]

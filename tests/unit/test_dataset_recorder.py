@@ -178,6 +178,9 @@ def test_losses_are_told_by_their_cause() -> None:
         "lost by the kernel, whose ring was full: 1,234 calls (a larger one: --limit.ring)",
         "overwritten before it was on disk: 2 rail samples (more memory holds more: --memory)",
     ]
+    assert list(describe_losses(StreamTotals({"completions": 3}, {}))) == [
+        "lost by the kernel, whose ring was full: 3 completions"
+    ]
 
 
 def test_a_recorder_takes_what_its_agent_saw_up_to_the_end_of_it(

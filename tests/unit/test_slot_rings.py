@@ -10,13 +10,15 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.clock import SystemClock
+import agent.daemon
+from agent.drain_pace import AIM
 from probes.ring import Ring
 from probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
 
@@ -24,15 +26,6 @@ RECORD = np.dtype([("time_ns", "<u8"), ("number", "<u8"), ("more", "<u8", (5,))]
 SLOT_BYTES = 64
 PAGE = mmap.PAGESIZE
 SLOTS = PAGE // SLOT_BYTES
-
-
-class StoppedClock(SystemClock):
-    """Stands where it is put."""
-
-    now_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
 
 
 class Writers:
@@ -77,16 +70,14 @@ class Writers:
 
 
 @contextmanager
-def opened(rings: int = 2, *, position: int = 0) -> Iterator[tuple[Writers, SlotRings, StoppedClock]]:
-    writers, clock = Writers(rings), StoppedClock()
+def opened(rings: int = 2, *, position: int = 0) -> Iterator[tuple[Writers, SlotRings]]:
+    writers = Writers(rings)
     try:
         writers.start_at(position)
         wakeups = Ring(writers.wakeups_fd, PAGE, np.dtype("<u8"))
-        reader = SlotRings(
-            *(writers.rings_fd, writers.slots_fd, wakeups), rings=rings, ring_bytes=PAGE, record=RECORD, clock=clock
-        )
+        reader = SlotRings(*(writers.rings_fd, writers.slots_fd, wakeups), rings=rings, ring_bytes=PAGE, record=RECORD)
         try:
-            yield writers, reader, clock
+            yield writers, reader
         finally:
             reader.close()
         os.fstat(writers.slots_fd)  # the descriptors stay the caller's
@@ -101,8 +92,7 @@ def numbers(reader: SlotRings) -> list[int]:
 
 
 def test_records_come_once_and_in_the_order_of_their_time() -> None:
-    with opened() as (writers, reader, clock):
-        clock.now_ns = 100
+    with opened() as (writers, reader):
         assert numbers(reader) == []
         for time_ns in (10, 20, 30, 40):
             assert writers.write(time_ns // 10 % 2, time_ns, time_ns)
@@ -114,34 +104,55 @@ def test_records_come_once_and_in_the_order_of_their_time() -> None:
         assert reader.records_read == 4
 
 
-def test_a_record_under_way_holds_up_those_behind_it_in_its_ring_alone() -> None:
-    with opened() as (writers, reader, clock):
-        clock.now_ns = 100
+def test_a_record_under_way_holds_up_what_may_follow_those_behind_it() -> None:
+    with opened() as (writers, reader):
         writers.write(0, 10, 1)
-        under_way = writers.reserve(0)
+        under_way = writers.reserve(0)  # by a thread that is preempted
         assert under_way is not None
         writers.write(0, 12, 3)
-        writers.write(1, 13, 4)
-        assert numbers(reader) == [1, 4]
+        writers.write(1, 11, 2)
+        writers.write(1, 13, 4)  # perhaps of the thread that wrote 3, and then came to another processor
+        assert numbers(reader) == [1, 2]
         assert numbers(reader) == []
-        writers.finish(0, under_way, 11, 2)
-        assert numbers(reader) == [2, 3]
+        writers.finish(0, under_way, 11, 99)
+        assert numbers(reader) == [99, 3, 4]
 
 
-def test_what_was_done_after_the_reading_began_is_left_for_the_next() -> None:
-    with opened() as (writers, reader, clock):
-        clock.now_ns = 15
-        writers.write(0, 10, 1)
-        writers.write(1, 20, 2)  # of the thread that wrote 1, and then came to another processor
-        writers.write(1, 14, 3)  # taken before 2, by another thread that was preempted
-        assert numbers(reader) == [1]
-        clock.now_ns = 20
-        assert numbers(reader) == [3, 2]
+def test_what_comes_between_the_two_looks_holds_up_what_may_follow_it() -> None:
+    with opened() as (writers, reader):
+
+        class Meanwhile:
+            """In the fence's place: the first time that the reader passes it a thread writes."""
+
+            def __enter__(self) -> None:
+                if not writers.position(0)[0]:
+                    writers.write(0, 10, 1)
+
+            def __exit__(self, *_: object) -> None:
+                writers.write(1, 12, 3)
+
+        writers.write(1, 11, 2)  # seen at the first look; may be the next record of who writes 1, now seen too late
+        reader._fence = Meanwhile()  # type: ignore[assignment]
+        assert 2 not in [int(number) for number in _batch(reader)]
+        assert _batch(reader)[:2] == [1, 2]
+
+
+def test_writers_that_were_preempted_before_they_took_a_slot_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.slot_rings.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("probes.slot_rings._FEWEST_OF_A_RING", 1)
+    with opened() as (writers, reader):
+        for time_ns in (13, 12, 11, 10):
+            writers.write(0, time_ns, time_ns)
+        assert numbers(reader) == [13, 12, 11, 10]
+
+
+def _batch(reader: SlotRings) -> list[int]:
+    with reader.batch() as records:
+        return [int(number) for number in records["number"]]
 
 
 def test_a_full_ring_takes_no_more_until_it_is_read() -> None:
-    with opened() as (writers, reader, clock):
-        clock.now_ns = 10**9
+    with opened() as (writers, reader):
         assert all(writers.write(0, each, each) for each in range(SLOTS))
         assert not writers.write(0, SLOTS, SLOTS)
         assert reader.fullness() == 1
@@ -150,38 +161,80 @@ def test_a_full_ring_takes_no_more_until_it_is_read() -> None:
         assert numbers(reader) == [SLOTS]
 
 
+class Thread:
+    """Calls again and again, on whatever processor it is."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.called = 0
+        self.ring = 0
+        self.time_ns: int | None = None
+        self.stamp: int | None = None
+
+    def step(self, writers: Writers, now_ns: int, ring: int) -> bool:
+        """Look at the clock, then reserve a slot, then finish it; returns whether a record was lost."""
+        if self.time_ns is None:
+            self.ring, self.time_ns = ring, now_ns
+            return False
+        if self.stamp is None:
+            self.stamp = writers.reserve(self.ring)
+            if self.stamp is not None:
+                return False
+        else:
+            self.called += 1
+            writers.finish(self.ring, self.stamp, self.time_ns, self.number << 32 | self.called)
+        lost = self.stamp is None
+        self.time_ns = self.stamp = None
+        return lost
+
+
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40), max_size=12),
-    st.sampled_from([0, 1, SLOTS - 1, 2**40 + 5]),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=600),
+    st.sampled_from([0, SLOTS - 1, 2**40 + 5]),
+    st.sampled_from([2, 1 << 16]),
 )
-def test_whatever_comes_between_the_readings_nothing_is_lost_or_doubled(
-    between: list[list[tuple[int, bool]]], position: int
+def test_whenever_threads_stop_and_wherever_they_go_on_what_each_did_is_read_once_and_in_order(
+    steps: list[tuple[int, int]], position: int, most: int
 ) -> None:
-    with opened(4, position=position) as (writers, reader, clock):
-        written: list[int] = []
-        unfinished: list[tuple[int, int, int]] = []
-        taken: list[int] = []
-        for writes in between:
-            for ring, finished in writes:
-                clock.now_ns += 10
-                stamp = writers.reserve(ring)
-                if stamp is None:
-                    continue
-                written.append(clock.now_ns)
-                if finished:
-                    writers.finish(ring, stamp, clock.now_ns, clock.now_ns)
-                else:
-                    unfinished.append((ring, stamp, clock.now_ns))
-            batch = numbers(reader)
-            assert batch == sorted(batch)
-            taken += batch
-            for ring, stamp, time_ns in unfinished:
-                writers.finish(ring, stamp, time_ns, time_ns)
-            unfinished.clear()
-        clock.now_ns += 10
+    threads = [Thread(number) for number in range(6)]
+    taken: list[int] = []
+    with (
+        opened(4, position=position) as (writers, reader),
+        patch("probes.slot_rings.MOST_AT_ONCE", most),
+        patch("probes.slot_rings._FEWEST_OF_A_RING", 1),
+    ):
+        for now_ns, (thread, ring) in enumerate(steps, start=1):
+            if thread == len(threads):
+                taken += _batch(reader)
+            else:
+                threads[thread].step(writers, now_ns, ring)
+        for thread_ in threads:
+            while thread_.time_ns is not None:
+                thread_.step(writers, len(steps) + 1, 0)
         taken += numbers(reader)
-        assert sorted(taken) == written
-        assert reader.records_read == len(written)
+        assert reader.records_read == len(taken)
+    for thread_ in threads:
+        of_thread = [number & 0xFFFFFFFF for number in taken if number >> 32 == thread_.number]
+        assert of_thread == list(range(1, thread_.called + 1))
+
+
+def test_the_agent_goes_on_reading_while_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.slot_rings.MOST_AT_ONCE", 8)
+    monkeypatch.setattr("probes.slot_rings._FEWEST_OF_A_RING", 1)
+    taken: list[int] = []
+    recorded: list[int] = []
+    with opened() as (writers, reader):
+        for number in range(SLOTS):
+            writers.write(0, number, number)
+        found = agent.daemon._empty(
+            reader,
+            lambda records: taken.extend(records["number"].tolist()),
+            lambda records: recorded.extend(records["number"].tolist()),
+        )
+        assert found == 1
+        assert reader.fullness() < AIM
+    assert taken == recorded == list(range(len(taken)))
+    assert len(taken) > SLOTS // 2
 
 
 def test_a_ring_is_mapped_while_it_is_used() -> None:
@@ -190,8 +243,7 @@ def test_a_ring_is_mapped_while_it_is_used() -> None:
             ranges = [line.split()[0].split("-") for line in maps if "memfd:slots" in line]
         return sum(int(end, 16) - int(begin, 16) for begin, end in ranges) // PAGE
 
-    with opened() as (writers, reader, clock):
-        clock.now_ns = 100
+    with opened() as (writers, reader):
         assert mapped() == 0
         writers.write(1, 10)
         assert len(reader.read()) == mapped() == 1
@@ -233,7 +285,6 @@ def test_sizes_that_cannot_be_are_refused(rings: int, ring_bytes: int) -> None:
                 rings=rings,
                 ring_bytes=ring_bytes,
                 record=RECORD,
-                clock=SystemClock(),
             )
     finally:
         wakeups.close()
