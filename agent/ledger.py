@@ -24,9 +24,10 @@ packets, or where their headers would not fit, the device counts large packets: 
 packets, and whose they are, within limits, from how much others carried.  Otherwise every segment is a packet.
 
 **How far to trust it.**  The error is half the width of the band that a class may lie in: bytes that passed between
-reading one counter and another; headers between the two ways of counting packets; bytes of connections that came or
-went between two readings; the disagreement between what the model expects and what connections carried, for as long as
-nothing is handed over by NCCL itself; on rails without evidence of connections, half of what nothing explains.
+reading one counter and another, and before the first reading; headers between the two ways of counting packets; bytes
+of connections that came or went between two readings; the disagreement between what the model expects and what
+connections carried, for as long as nothing is handed over by NCCL itself; on rails without evidence of connections,
+half of what nothing explains.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ class _Sums:
     """Port bytes beyond those of connections, of times in which connections came or went."""
     unseen_bytes: int = 0
     """The most that connections were seen to carry beyond what collectives explained by then."""
+    early_bytes: int = 0
+    """The most of what was handed over that the port may have sent before it was first read."""
     large_packets: bool = False
     """The port counts packets larger than a link carries."""
 
@@ -165,13 +168,28 @@ class Account:
         """The last evidence whose port or sockets differed from those before."""
         self._sums = _Sums()
         self._given: tuple[int, ...] = (0,) * 6
+        self._begun: tuple[int, int] | None = None
         self.ledger = DirectionLedger(0, 0, 0, 0, 0, 0, None)
         """As of the last update."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there was any evidence."""
+        return self._first is not None
 
     @property
     def exact(self) -> tuple[int, int]:
         """(handed over, expected) bytes, both 0 where not everything that is handed over is seen."""
         return (self._sums.handed_bytes, self._sums.expected_bytes) if self._sums.exact else (0, 0)
+
+    def begin(self, handed_over_bytes: int, expected_bytes: int) -> None:
+        """Totals of a moment before port and connections are read for the first time.
+
+        The first evidence has what was read of the port together with what had been handed over some time later: of a
+        job that sends already, what it handed over in between would be taken for bytes that collectives did not move.
+        """
+        if self._first is None:
+            self._begun = handed_over_bytes, expected_bytes
 
     def update(self, evidence: Evidence) -> DirectionLedger:
         """Take the evidence of one moment.
@@ -181,6 +199,9 @@ class Account:
         first, last, highest, read = self._first, self._last, self._highest, self._read
         if first is None or last is None or highest is None or read is None:
             self._first = self._last = self._highest = self._read = evidence
+            if self._begun is not None:
+                self._last = _as_of(evidence, *self._begun)
+                self._sums.early_bytes = max(0, (evidence.handed_over_bytes or 0) - (self._last.handed_over_bytes or 0))
             return self.ledger
         evidence = _not_before(evidence, highest)
         growth = evidence.port_bytes - read.port_bytes
@@ -240,7 +261,8 @@ class Account:
             split = _wider(split, max(0, sums.tail_bytes - tail) // 2)
             if not sums.exact:
                 split = _wider(split, min(abs(collective - own - tail), sums.inexact_bytes) // 2)
-        return _wider(split, min(split.unseen, sums.unknown_bytes) // 2 + skew_bytes)
+        early_bytes = min(sums.early_bytes, split.collective)
+        return _wider(split, (min(split.unseen, sums.unknown_bytes) + early_bytes) // 2 + skew_bytes)
 
     def _tail(self, own: int, collective: int, floor: int, room: int) -> int:
         """What connections carried after they were read for the last time, in the same mix as before."""
@@ -283,6 +305,16 @@ class Account:
         port = sum(self._given)
         error = min(1.0, split.uncertain_bytes / port) if port else None
         self.ledger = DirectionLedger(collective, overhead, retransmission, foreign, unseen, offload, error)
+
+
+def _as_of(evidence: Evidence, handed_over_bytes: int, expected_bytes: int) -> Evidence:
+    """Evidence with what collectives had given at an earlier moment."""
+    handed, expected = evidence.handed_over_bytes, evidence.expected_bytes
+    return replace(
+        evidence,
+        handed_over_bytes=None if handed is None else min(handed, handed_over_bytes),
+        expected_bytes=None if expected is None else min(expected, expected_bytes),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,12 @@ class RailLedgers:
     def __init__(self) -> None:
         self._accounts: dict[RailKey, tuple[Account, Account]] = {}
 
+    def begin(self, key: RailKey, wire: RailWire | None, handed_over_bytes: int | None) -> None:
+        """Note what collectives have given to a rail whose port and connections are yet to be read together."""
+        transmit, receive = self._accounts.setdefault(key, (Account(), Account()))
+        transmit.begin(handed_over_bytes or 0, _expected(wire.transmit if wire else None) or 0)
+        receive.begin(0, _expected(wire.receive if wire else None) or 0)
+
     def update(self, rails: Sequence[RailEvidence]) -> None:
         """Take the evidence of all rails that share the same collectives, at one moment."""
         accounts = [self._accounts.setdefault(rail.key, (Account(), Account())) for rail in rails]
@@ -209,7 +215,9 @@ class RailLedgers:
     def of(self, key: RailKey) -> RailLedger | None:
         """None: nothing is known of it yet."""
         accounts = self._accounts.get(key)
-        return RailLedger(accounts[0].ledger, accounts[1].ledger) if accounts is not None else None
+        if accounts is None or not accounts[0].known:
+            return None
+        return RailLedger(accounts[0].ledger, accounts[1].ledger)
 
     def forget(self, netns: int) -> None:
         """Drop the rails of a network namespace that has gone."""

@@ -334,15 +334,19 @@ class RailWatch:
         for decision in self._decisions:
             key = (decision.device.netns, decision.device.name)
             port, ethernet = state.device(*key), self.ethernet.get(key)
+            if decision.rail is None or port is None:
+                continue
+            handed_over_bytes = None if self._handed_over is None else self._handed_over.get(key, 0)
             # Bytes that were classed before it is known whose they are would stay where they are.
-            if decision.rail is None or port is None or self._awaits_connections_of(ethernet):
+            if self._awaits_connections_of(ethernet):
+                self._ledgers.begin(key, self._wire.get(key), handed_over_bytes)
                 continue
             by_namespace.setdefault(decision.device.netns, []).append(
                 evidence_of(
                     key,
                     port,
                     self._wire.get(key),
-                    None if self._handed_over is None else self._handed_over.get(key, 0),
+                    handed_over_bytes,
                     ethernet.together if ethernet is not None else None,
                     complete=self.handed_over_whole,
                 )

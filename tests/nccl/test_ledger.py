@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +99,26 @@ def test_foreign_bytes_beside_real_nccl_are_found_within_five_percent(
         assert shown[place].origins["foreign"] == pytest.approx(FOREIGN_BYTES, rel=0.05), shown[place]
     for place in ((0, 0, "transmit"), (1, 1, "transmit"), (1, 0, "receive")):
         assert shown[place].origins["foreign"] < 0.01 * FOREIGN_BYTES, (place, shown[place])
+
+
+def test_an_agent_that_comes_late_takes_nothing_of_a_healthy_job_for_unseen(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    with Job(
+        two_hosts, tmp_path, double, iterations=500, size_bytes=1 << 20, pace_us=8_000, hold=True
+    ) as job:  # fmt: skip
+        pids = job.ready()
+        job.start()
+        time.sleep(1)
+        with AgentProcess(*(option for pid in pids for option in ("--pid", str(pid))), "--level", "rails") as agent:
+            job.finished()
+            agent.until(lambda: len(ledgers(agent, two_hosts)) == 8)
+            time.sleep(2)  # connections are read once a second
+            shown = ledgers(agent, two_hosts)
+        job.release()
+        job.wait()
+    for place, ledger in shown.items():
+        assert ledger.bytes > 50_000_000, (place, ledger)
+        assert ledger.origins["unseen"] <= ledger.error_ratio * ledger.bytes + 0.01 * ledger.bytes, (place, ledger)
+        if place[2] == "transmit":
+            assert ledger.origins["unseen"] < 0.01 * ledger.bytes, (place, ledger)

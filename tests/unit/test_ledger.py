@@ -283,3 +283,40 @@ def test_a_port_that_begins_anew_stands_still_until_it_counts_on() -> None:
 def test_counters_read_far_apart_widen_the_band() -> None:
     evidence = Evidence(*port(100 * MEGABYTE), 100 * MEGABYTE, True, sockets=sockets(100 * MEGABYTE))
     assert ledger_of(replace(evidence, skew=0.01)).error_ratio == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("unseen", [0, 5 * MEGABYTE])
+def test_a_job_that_sends_already_when_its_port_is_first_read_is_no_unseen_traffic(unseen: int) -> None:
+    """Port and connections are read between two looks at what was handed over, a second apart."""
+    account = Account()
+    second = 60 * MEGABYTE
+
+    def moment(seconds: int) -> Evidence:
+        """What was handed over, and the port of half a second before; the job ends after 40 seconds."""
+        sent = min(40 * second, seconds * second - second // 2) + unseen * (seconds > 2)
+        port_bytes, packets = port(sent)
+        return Evidence(port_bytes, packets, min(40, seconds) * second, complete=True, sockets=sockets(sent))
+
+    account.begin(second, 0)
+    for seconds in range(2, 44):
+        account.update(moment(seconds))
+    ledger = account.ledger
+    whole = moment(43).port_bytes - moment(2).port_bytes
+    assert sum(classes(ledger)) == whole
+    # As much as was handed over before the port was first read may hide what is not seen; the error tells of that.
+    assert ledger.unseen <= unseen
+    assert ledger.collective == 38 * second + second // 2 + unseen - ledger.unseen
+    assert ledger.error_ratio == pytest.approx(second / 2 / whole, rel=0.01)
+
+
+def test_a_job_that_begins_after_its_port_was_read_is_told_without_an_error() -> None:
+    account = Account()
+    account.begin(0, 0)
+    account.update(replace(NOTHING, handed_over_bytes=0, complete=True))
+    port_bytes, packets = port(MEGABYTE)
+    account.update(Evidence(port_bytes, packets, MEGABYTE, complete=True, sockets=sockets(MEGABYTE)))
+    assert (account.ledger.collective, account.ledger.unseen, account.ledger.error_ratio) == (
+        MEGABYTE,
+        0,
+        0,
+    )
