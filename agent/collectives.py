@@ -67,7 +67,12 @@ class Collectives:
         self._communicators = Communicators(programs.communicators, self._version_of)
         self._totals = NodeTotals()
         self._history = CommunicatorHistory()
-        self._expected = ExpectedWire(small_payload_bytes, self._communicators.get, processes.get)
+        self._expected = ExpectedWire(
+            small_payload_bytes,
+            self._communicators.get,
+            processes.get,
+            completion.replays if completion else lambda _: False,
+        )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()

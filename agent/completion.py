@@ -140,6 +140,11 @@ class Completion:
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
+    def replays(self, instance: int) -> bool:
+        """Whether replays of CUDA graphs were seen on a communicator."""
+        progress = self._progress.get(instance)
+        return progress is not None and progress.replayed > 0
+
     def read_handed_over(self) -> None:
         """Learn what was handed to each rail."""
         if self.rail_bytes is None or self.levels.wanted < Level.RAILS:

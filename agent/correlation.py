@@ -66,6 +66,8 @@ class ObservedCalls(NamedTuple):
     """Upper bound of one call's payload (of the size bucket, for instance)."""
     active: bool = True
     """False once the communicator is gone: what could not be known of it then no longer hides what is known."""
+    replayed: bool = False
+    """The communicator also runs collectives without a call: CUDA graphs are replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +142,11 @@ class _Sum:
     unknown: str = ""
 
     def add(self, call: ObservedCalls, wire_bytes: int | None, small: bool) -> None:
+        if call.active and (wire_bytes is None or call.replayed):
+            self.unknown = self.unknown or _why_unknown(call)
         if wire_bytes is None:
-            if call.active:
-                self.unknown = self.unknown or _why_unknown(call)
-        elif small:
+            return
+        if small:
             self.small_bytes += wire_bytes
         else:
             self.spread_bytes += wire_bytes
@@ -153,6 +156,8 @@ class _Sum:
 
 
 def _why_unknown(call: ObservedCalls) -> str:
+    if call.replayed:
+        return f"communicator {call.comm} replays CUDA graphs, whose collectives are no calls"
     if call.placement is None:
         return f"the placement of communicator {call.comm}'s ranks is not known"
     if not call.placement.contiguous:

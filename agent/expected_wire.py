@@ -36,19 +36,34 @@ class _Placed:
 class ExpectedWire:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, small_payload_bytes: int, communicator_of: CommunicatorOf, process_of: ProcessOf) -> None:
-        """`small_payload_bytes`: messages up to this size may use a single rail."""
+    def __init__(
+        self,
+        small_payload_bytes: int,
+        communicator_of: CommunicatorOf,
+        process_of: ProcessOf,
+        replays: Callable[[int], bool],
+    ) -> None:
+        """
+        Args:
+            small_payload_bytes: messages up to this size may use a single rail.
+            replays: whether the communicator of an instance is known to replay CUDA graphs.
+        """
         self._small_payload_bytes = small_payload_bytes
         self._communicator_of = communicator_of
         self._process_of = process_of
+        self._replays = replays
+        self._replayed: set[int] = set()
+        """Instances of which replays were seen, also while nobody looks for them."""
         self._folded: dict[str, ExpectedBytes] = {}
         self._placed: dict[int, _Placed] = {}
         """By instance, as of the last rows: it changes seldom, and each has a row for each kind and size of calls."""
 
     def fold(self, counts: Iterable[CallCount]) -> None:
         """Keep what rows say that were taken out of the kernel's table."""
-        for expected in self._of(counts):
+        rows = list(counts)
+        for expected in self._of(rows):
             self._folded[expected.rail_set] = _sum(self._folded.get(expected.rail_set), expected)
+        self._replayed.difference_update(row.kind.instance for row in rows)
 
     def with_living(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
         """One entry for each namespace: what was folded and what these rows say."""
@@ -71,6 +86,8 @@ class ExpectedWire:
             if known is None or known.communicator is not communicator:
                 known = _Placed(communicator, communicator.name, communicator.placement)
             self._placed[kind.instance] = known
+            if self._replays(kind.instance):
+                self._replayed.add(kind.instance)
             by_namespace[process.namespace.inode].append(
                 ObservedCalls(
                     known.name,
@@ -80,6 +97,7 @@ class ExpectedWire:
                     count.payload_bytes,
                     1 << kind.size_bucket,
                     communicator.ended_ns is None,
+                    kind.instance in self._replayed,
                 )
             )
         return [expected_bytes(str(inode), calls, self._small_payload_bytes) for inode, calls in by_namespace.items()]

@@ -60,8 +60,14 @@ def test_replays_of_a_graph_are_told_from_calls_and_are_no_stall(
             captured = by_rank(agent, "railscope_comm_graph_captured_total")
             agent.until(lambda: by_rank(agent, "railscope_comm_inflight_seconds") == {"0": 0.0, "1": 0.0})
             calls = sum(value for _, value in agent.samples("railscope_collective_calls_total"))
+            expected = [
+                (labels, value)
+                for labels, value in agent.samples("railscope_rail_expected_wire_bytes_total")
+                if labels["device"] in two_hosts.rail_names
+            ]
             job.release()
             job.wait()
+    assert expected == [], "what replays send is in no call, so the model cannot say"
     assert captured == {"0": 2, "1": 2}
     assert calls == sum(entry.calls for report in reports for entry in report.operations) == 4
 

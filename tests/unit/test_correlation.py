@@ -368,6 +368,15 @@ def test_one_communicator_without_placement_hides_the_sum_and_says_which() -> No
     assert "00c0ffee" in found.receive.unknown
 
 
+def test_replays_of_graphs_hide_the_sum_which_does_not_fall() -> None:
+    before = expected_bytes("a", [calls(Op.AllReduce, 10 * MIB, MIB)]).transmit
+    found = expected_bytes("a", [calls(Op.AllReduce, 10 * MIB, MIB)._replace(replayed=True)]).transmit
+    assert (found.spread_bytes, found.small_bytes) == (before.spread_bytes, before.small_bytes)
+    assert "replays CUDA graphs" in found.unknown
+    gone = calls(Op.AllReduce, 10 * MIB, MIB)._replace(replayed=True, active=False)
+    assert expected_bytes("a", [gone]).transmit == before
+
+
 def test_a_communicator_that_is_gone_hides_nothing() -> None:
     found = expected_bytes("a", [calls(Op.AllReduce, 8, 8), calls(Op.AllReduce, 8, 8, placement=None, active=False)])
     assert found.transmit == WireTotals(0, 8)
