@@ -79,7 +79,7 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 	$(BIN)/python -m tests.panels --install
 	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
-test-vm: setup packages-vm  ## the probes and real RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
+test-vm: setup packages-vm $(STAMPS)/nccl  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm
 	RAILSCOPE_TEST_VM=1 $(BIN)/python -m pytest tests/vm
 

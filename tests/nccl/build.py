@@ -75,18 +75,12 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
     nccl = nccl_library(version, repository)
     if shutil.which(compiler) is None:
         raise BuildError(f"{compiler} is missing: install the packages gcc and libc6-dev")
-    folder = nccl.parents[1] / ("double" if version == NCCL_VERSION else f"double-{version}")
+    folder = _folder(nccl, version)
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Path(__file__)
     layout = folder / "layout.h"
     stub = folder / "libnvidia-ml.so.1"
-    double = Double(
-        nccl,
-        shared_object=folder / "libcuda-double.so",
-        driver=folder / "nccl-driver",
-        cuda_runtime=folder / "libcudart.so.12",
-        cuda_driver=folder / "libcuda.so.1",
-    )
+    double = _double(nccl, folder)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         generator = SOURCES / "make-layout.py"
@@ -125,6 +119,30 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
             flags = ["-O2", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
             _compile([*common, f"-I{WORKLOAD}", *flags], inputs, double.driver, libraries)
     return double
+
+
+def built(repository: Path = REPOSITORY) -> Double:
+    """Where `build` has put everything for the usual version, for who can only read it.
+
+    Raises:
+        LibraryMissing: NCCL has not been fetched.
+    """
+    nccl = nccl_library(NCCL_VERSION, repository)
+    return _double(nccl, _folder(nccl, NCCL_VERSION))
+
+
+def _folder(nccl: Path, version: str) -> Path:
+    return nccl.parents[1] / ("double" if version == NCCL_VERSION else f"double-{version}")
+
+
+def _double(nccl: Path, folder: Path) -> Double:
+    return Double(
+        nccl,
+        shared_object=folder / "libcuda-double.so",
+        driver=folder / "nccl-driver",
+        cuda_runtime=folder / "libcudart.so.12",
+        cuda_driver=folder / "libcuda.so.1",
+    )
 
 
 def _stale(output: Path, inputs: Sequence[Path]) -> bool:

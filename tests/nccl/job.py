@@ -18,13 +18,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
-from testbed.hosts import Fabric
+from testbed.hosts import Host
 from testbed.job import GptShape, Moments, SkippedCall, moment_arguments
 from tests.nccl.build import Double
 
@@ -40,6 +40,13 @@ ENVIRONMENT: Final = {
 """What keeps NCCL to what the double plays: plain memory, sockets, the ring, the Simple protocol."""
 
 POLL_SECONDS: Final = 0.01
+
+
+class Hosts(Protocol):
+    """Where ranks run: a fabric (testbed/hosts.py), as a rule."""
+
+    @property
+    def hosts(self) -> Sequence[Host]: ...
 
 
 class JobError(RuntimeError):
@@ -142,7 +149,7 @@ class Job:
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Hosts,
         folder: Path,
         double: Double,
         *,

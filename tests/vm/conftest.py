@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.nccl.build import build
 from tests.vm.machine import KERNELS, MachineMissing, boot
 
 BOOT_SECONDS: Final = 900
@@ -44,6 +45,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip("the virtual machine's processor is x86_64, and the built workload is this machine's")
     if sys.version_info[:2] != GUEST_PYTHON:
         pytest.skip("the virtual machine has Python 3.11: its packages come from a virtual environment of that version")
+    build()  # the machine can read the checkout, and not write into it
     release = next((path.name for path in KERNELS.glob(f"{request.param}.*")), request.param)
     try:
         outcome = boot(release, "python3 -m tests.vm.guest", tmp_path_factory.mktemp("vm"), seconds=BOOT_SECONDS)

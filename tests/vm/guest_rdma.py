@@ -1,8 +1,6 @@
 """Inside a virtual machine: two soft-RoCE devices on a pair of network devices, traffic between them, and faults.
 
-    python3 -m tests.vm.guest_rdma
-
-Both ends are in one network namespace, so the kernel is told to accept its own addresses from outside.
+python3 -m tests.vm.guest_rdma
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import subprocess
 import time
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 from probes.clock import SystemClock
@@ -20,16 +17,14 @@ from probes.netdev.counters import CounterReading
 from probes.rdma.counters import RdmaCounters
 from probes.rdma.inventory import read_ports
 from probes.rdma.netlink import RdmaNetlink
+from tests.vm.soft_roce import GID_INDEX, SYSFS, Pair, made, run, wait_for
 
-SYSFS: Final = Path("/sys")
 SENDER: Final = "rxe0"
 RECEIVER: Final = "rxe1"
 MESSAGES: Final = 500
 MESSAGE_BYTES: Final = 4096
 LOSS_PERCENT: Final = 5
 _NETDEVS: Final = {SENDER: "eth0", RECEIVER: "eth1"}
-_GID: Final = "1"
-"""Number of the IPv4 address among a port's."""
 _WAIT_17_SECONDS: Final = 22
 _WAIT_HALF_A_SECOND: Final = 17
 """How long a sender waits for an answer before it sends again: 4 µs times two to the power of this.  ib_send_bw's own
@@ -43,7 +38,11 @@ def main() -> None:
 
 def try_soft_roce() -> dict[str, Any]:
     """Ports, and what the counters moved by: of clean traffic, of traffic with loss, and of a link going down."""
-    _make_devices()
+    with made([Pair((SENDER, RECEIVER), (_NETDEVS[SENDER], _NETDEVS[RECEIVER]))]):
+        return _try_devices()
+
+
+def _try_devices() -> dict[str, Any]:
     seen: dict[str, Any] = {"ports": _ports()}
     with closing(RdmaCounters(SYSFS, SystemClock())) as plain:
         netlink = RdmaNetlink()
@@ -58,35 +57,20 @@ def try_soft_roce() -> dict[str, Any]:
             seen["sysfs"] = _hw_counters()
             seen["read"] = after
             seen["netlink"] = _rows(requested.read())
-            _run("tc", "qdisc", "add", "dev", _NETDEVS[SENDER], "root", "netem", "loss", f"{LOSS_PERCENT}%")
+            run("tc", "qdisc", "add", "dev", _NETDEVS[SENDER], "root", "netem", "loss", f"{LOSS_PERCENT}%")
             _send(_WAIT_HALF_A_SECOND)
             lossy = _rows(plain.read())
             seen["loss"] = _moved(after, lossy)
-            _run("ip", "link", "set", _NETDEVS[SENDER], "down")
-            _wait_for(SENDER, up=False)
+            run("ip", "link", "set", _NETDEVS[SENDER], "down")
+            wait_for(SENDER, up=False)
             seen["down"] = _moved(lossy, _rows(plain.read()))
             seen["ports_down"] = _ports()
     return seen
 
 
-def _make_devices() -> None:
-    _run("modprobe", "-a", "rdma_rxe", "veth", "sch_netem")
-    _run("ip", "link", "add", _NETDEVS[SENDER], "type", "veth", "peer", "name", _NETDEVS[RECEIVER])
-    for name in ("all", *_NETDEVS.values()):
-        folder = Path("/proc/sys/net/ipv4/conf", name)
-        (folder / "accept_local").write_text("1")
-        (folder / "rp_filter").write_text("0")
-    for host, netdev in enumerate(_NETDEVS.values(), start=1):
-        _run("ip", "address", "add", f"10.77.0.{host}/24", "dev", netdev)
-        _run("ip", "link", "set", netdev, "up")
-    for device, netdev in _NETDEVS.items():
-        _run("rdma", "link", "add", device, "type", "rxe", "netdev", netdev)
-        _wait_for(device, up=True)
-
-
 def _send(wait: int) -> None:
     """Send `MESSAGES` messages of `MESSAGE_BYTES` from the one device to the other."""
-    command = ["ib_send_bw", "-x", _GID, "-F", "-n", str(MESSAGES), "-s", str(MESSAGE_BYTES), "-u", str(wait)]
+    command = ["ib_send_bw", "-x", GID_INDEX, "-F", "-n", str(MESSAGES), "-s", str(MESSAGE_BYTES), "-u", str(wait)]
     with subprocess.Popen(
         [*command, "-d", RECEIVER], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as server:
@@ -107,14 +91,6 @@ def _send(wait: int) -> None:
 
 def _ports() -> dict[str, Any]:
     return {port.device: {**asdict(port), "up": port.up} for port in read_ports(SYSFS)}
-
-
-def _wait_for(device: str, *, up: bool) -> None:
-    deadline = time.monotonic() + _MOST_SECONDS
-    while _ports()[device]["up"] is not up:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{device} does not go {'up' if up else 'down'}: {_ports()[device]}")
-        time.sleep(0.05)
 
 
 def _counts_bytes(reading: CounterReading) -> dict[str, bool]:
@@ -147,12 +123,6 @@ def _hw_counters() -> dict[str, dict[str, int]]:
         f"{device}/1": {file.name: int(file.read_text()) for file in folder.iterdir() if file.name != "lifespan"}
         for device, folder in folders.items()
     }
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stdout.strip()}")
 
 
 if __name__ == "__main__":
