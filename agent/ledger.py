@@ -169,6 +169,7 @@ class Account:
         self._sums = _Sums()
         self._given: tuple[int, ...] = (0,) * 6
         self._begun: tuple[int, int] | None = None
+        """Bytes handed over and expected, before the first evidence."""
         self.ledger = DirectionLedger(0, 0, 0, 0, 0, 0, None)
         """As of the last update."""
 

@@ -67,7 +67,7 @@ class _Found:
 
     def until(self, time_ns: int) -> _Found:
         """The slots whose highest time is no later than this."""
-        left = count = int(np.searchsorted(self.highest_ns, time_ns, side="right"))
+        left = count = int(np.searchsorted(self.highest_ns, np.uint64(time_ns), side="right"))
         runs = []
         for run in self.runs:
             runs.append(run[:left])

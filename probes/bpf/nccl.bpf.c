@@ -3,9 +3,9 @@
  * Probes on NCCL's entry points: count every collective exactly, number it within its communicator, and write one
  * event for it.  Nothing here changes or delays the job beyond the trap itself.
  *
- * The hot path is account(): two look-ups in arrays, four atomic adds, one record (call_slots.h), and no read of user memory
- * that is not needed for counting.  Everything that happens once in a communicator's life (reading its identity, its
- * init and its end) is kept out of line.
+ * The hot path is account(): two look-ups in arrays, four atomic adds, one record (call_slots.h), and no read of user
+ * memory that is not needed for counting.  Everything that happens once in a communicator's life (reading its identity,
+ * its init and its end) is kept out of line.
  *
  * Per-CPU values are changed with atomic adds although no other CPU writes them: on a preemptible kernel a second
  * thread may run the same program on the same CPU between load and store, and a lost count is a wrong count.

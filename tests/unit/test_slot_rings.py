@@ -104,6 +104,20 @@ def test_records_come_once_and_in_the_order_of_their_time() -> None:
         assert reader.records_read == 4
 
 
+def test_nanoseconds_count_however_long_the_host_has_been_up() -> None:
+    with opened() as (writers, reader):
+        late_ns = 1 << 62
+        writers.write(0, late_ns + 2, 2)
+        under_way = writers.reserve(0)
+        assert under_way is not None
+        writers.write(0, late_ns + 3, 4)
+        writers.write(1, late_ns + 1, 1)
+        writers.write(1, late_ns + 4, 5)
+        assert numbers(reader) == [1, 2]
+        writers.finish(0, under_way, late_ns + 2, 3)
+        assert numbers(reader) == [3, 4, 5]
+
+
 def test_a_record_under_way_holds_up_what_may_follow_those_behind_it() -> None:
     with opened() as (writers, reader):
         writers.write(0, 10, 1)
