@@ -3,7 +3,7 @@
  * Calls on their way to the reader, one record each, for time lines.
  *
  * The kernel's ring buffer has one lock and one position for all processors.  With two that call at once each record
- * cost 0.3 us, more than all counting: waiting for lines that the other processor had, at every step an atomic
+ * cost 0.26 us, as much as all counting: waiting for lines that the other processor had, at every step an atomic
  * operation.  Here a ring is a processor's own as long as there are enough of them, its slots lie in an array that the
  * reader maps, and a record takes one atomic operation on a line that stays where it is; the record itself is written
  * by stores that nothing waits for.  probes/slot_rings.py reads them.

@@ -99,6 +99,7 @@ class NcclPrograms:
         attach: AttachKind,
         enqueue_time: EnqueueTime,
         settings: ProgramSettings,
+        call_rings: CallRings,
     ) -> None:
         self.attach_kind = attach
         self.enqueue_time = enqueue_time
@@ -128,7 +129,7 @@ class NcclPrograms:
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
-        self.call_events = CallRings.of_this_host(settings.ring_bytes).open(loaded)
+        self.call_events = call_rings.open(loaded)
         self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
 
     @classmethod
@@ -157,15 +158,16 @@ class NcclPrograms:
     @classmethod
     def _load_with(cls, loader: Loader, settings: ProgramSettings) -> NcclPrograms:
         refusals: list[libbpf.LoadError] = []
+        call_rings = CallRings.of_this_host(settings.ring_bytes)
         for attach, enqueue_time in _candidates(loader, settings):
             try:
-                loaded = _load(loader, attach, enqueue_time, settings)
+                loaded = _load(loader, attach, enqueue_time, settings, call_rings)
             except libbpf.LoadError as error:
                 refusals.append(error)
                 _log.debug("programs for %s/%s do not load: %s", attach.value, enqueue_time.value, error)
                 continue
             if attach is AttachKind.PERF or _kernel_links(loaded, enqueue_time):
-                return cls(loaded, attach, enqueue_time, settings)
+                return cls(loaded, attach, enqueue_time, settings, call_rings)
             loaded.close()
             refusals.append(libbpf.LoadError("this kernel has no such links"))
         if refusals:
@@ -282,7 +284,7 @@ def _candidates(loader: Loader, settings: ProgramSettings) -> list[tuple[AttachK
 
 
 def _load(
-    loader: Loader, attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettings
+    loader: Loader, attach: AttachKind, enqueue_time: EnqueueTime, settings: ProgramSettings, call_rings: CallRings
 ) -> libbpf.LoadedObject:
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
@@ -294,13 +296,12 @@ def _load(
         attach_types["collective_session"] = BPF_TRACE_UPROBE_SESSION
     if enqueue_time is EnqueueTime.PAIR:
         attach_types["collective_return"] = plain
-    rings = CallRings.of_this_host(settings.ring_bytes)
     map_entries = {
         "aggregates": settings.aggregate_entries,
         "communicators": settings.communicator_entries,
-        **rings.map_entries,
+        **call_rings.map_entries,
     }
-    values = constants(settings, enqueue_time) + rings.constants
+    values = constants(settings, enqueue_time) + call_rings.constants
     if loader is Loader.BCC:
         # What runs another program and takes its answer is for those who need it: libbpf loads nearly everywhere.
         from probes import bcc_loader

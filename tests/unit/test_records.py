@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probes import slot_rings
 from probes.nccl import programs, records
 from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
 from probes.nccl.call_rings import CallRings
@@ -48,6 +49,15 @@ def test_shared_constants_are_the_same() -> None:
     assert found["OP_UNKNOWN"] == Op.Unknown
     assert found["OP_COUNT"] == len(Op)
     assert found["DATA_TYPE_UNKNOWN"] == DataType.Unknown
+
+
+def test_the_reader_of_slots_finds_what_the_programs_write() -> None:
+    assert records.CALL_RING.itemsize == slot_rings.RING_ENTRY_BYTES
+    assert records.CALL_RING.names is not None
+    assert records.CALL_RING.names.index("reserved") == slot_rings._RESERVED
+    assert records.CALL_RING.names.index("taken") == slot_rings._TAKEN
+    assert records.CALL_SLOT.fields is not None
+    assert records.CALL_SLOT.fields["stamp"][1] == records.CALL_EVENT.itemsize
 
 
 def test_the_kernels_element_sizes_are_those_of_the_data_types() -> None:
