@@ -83,24 +83,24 @@ static long write_record(__u32 at, void *context)
 	return 0;
 }
 
-SEC("syscall")
-int produce_slots(struct order *given)
+static __always_inline int write_all(struct order *given, long (*write_one)(__u32, void *))
 {
 	struct order order = *given;
 
 	order.lost = 0;
-	bpf_loop(order.events, write_slot, &order, 0);
+	bpf_loop(order.events, write_one, &order, 0);
 	*given = order;
 	return 0;
 }
 
 SEC("syscall")
+int produce_slots(struct order *given)
+{
+	return write_all(given, write_slot);
+}
+
+SEC("syscall")
 int produce_records(struct order *given)
 {
-	struct order order = *given;
-
-	order.lost = 0;
-	bpf_loop(order.events, write_record, &order, 0);
-	*given = order;
-	return 0;
+	return write_all(given, write_record);
 }
