@@ -16,25 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.communicators import ObservedProcess
-from agent.jobs import JobFacts
 from agent.rail_bytes import RailBytes
 from probes.elf import Elf
-from probes.namespaces import network_namespace
 from probes.nccl.internal_functions import Level, internal_points
 from probes.nccl.internal_records import layout_record
 from probes.nccl.internals import Internals
 from probes.nccl.layout import Layouts
 from probes.nccl.library import probe_points
-from probes.nccl.net_devices import device_arrays, net_devices
+from probes.nccl.net_devices import device_arrays
 from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.processes import executable_mappings, identity_of
 from testbed.hosts import Host
 from tests.nccl.build import built
 from tests.nccl.job import Job, RankReport
+from tests.nccl.test_rail_bytes import Observed, process_facts
 from tests.vm.soft_roce import GID_INDEX, SYSFS, Pair, made
 
-PROCFS: Final = Path("/proc")
 RAILS: Final = (
     Pair(("rxe0", "rxe1"), ("eth0", "eth1"), subnet=0),
     Pair(("rxe2", "rxe3"), ("eth2", "eth3"), subnet=1),
@@ -110,13 +106,9 @@ def observe(pattern: str) -> dict[str, Any]:
         packets = sent_packets()
         job.start()
         reports = job.finished(timeout_s=300)
-        processes = {pid: _process(pid) for pid in pids}
-
-        def devices_of(pid: int, _library: int) -> Any:
-            (file,) = {one.file for one in executable_mappings(PROCFS, pid) if "libnccl" in one.path}
-            return net_devices(PROCFS, processes[pid].identity, file, arrays)
-
-        rails = RailBytes(processes.get, devices_of)
+        processes = {pid: process_facts(pid) for pid in pids}
+        observed = Observed(programs, internals, arrays)
+        rails = RailBytes(processes.get, lambda tgid, _: observed.devices(tgid))
         rails.take(internals.sent())
         completed = sorted(each.completed for each in internals.progress().values())
         totals = rails.totals()
@@ -139,12 +131,6 @@ def sent_packets() -> dict[str, int]:
     devices = [device for rail in RAILS for device in rail.devices]
     folder = SYSFS / "class/infiniband"
     return {device: int((folder / device / "ports/1/hw_counters/sent_pkts").read_text()) for device in devices}
-
-
-def _process(pid: int) -> ObservedProcess:
-    identity = identity_of(PROCFS, pid)
-    assert identity is not None
-    return ObservedProcess(identity, network_namespace(PROCFS, pid), JobFacts(), "", "")
 
 
 def _facts(report: RankReport) -> dict[str, Any]:
