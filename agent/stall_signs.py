@@ -24,6 +24,8 @@ from probes.nccl.abi import Op, op_name
 from probes.nccl.proxy_work import proxy_has_work
 
 _PERIOD_NS: Final = 1_000_000_000
+_LONGEST_PAUSE_NS: Final = 10_000_000_000
+_MOST_BEFORE_NS: Final = 2_000_000_000
 _PROXY_WORKS: Final = "NCCL's proxy has operations under way"
 _POINT_TO_POINT: Final = frozenset({op_name(Op.Send), op_name(Op.Recv)})
 _HELD: Final = frozenset({"stopped", "frozen"})
@@ -70,7 +72,9 @@ class _Sign:
 
     def due(self, now_ns: int, rank: RankFacts) -> bool:
         """Whether to look again: at once when calls were made, and ever more seldom while there is no sign."""
-        pause_ns = _PERIOD_NS if self.flight is not None else max(_PERIOD_NS, (now_ns - rank.last_call_ns) // 10)
+        pause_ns = _PERIOD_NS
+        if self.flight is None:
+            pause_ns = min(max(_PERIOD_NS, (now_ns - rank.last_call_ns) // 10), _LONGEST_PAUSE_NS)
         return self.sequence != rank.enqueued or now_ns - self.looked_ns >= pause_ns
 
 
@@ -115,11 +119,11 @@ class Signs:
                 due.append(rank)
         # Whether others wait for a process is known once they have been looked at.
         for rank in sorted(due, key=look.depends_on_others):
-            flight = self._flight(rank, look.of(rank), look.described)
+            flight = self._flight(now_ns, rank, look.of(rank), look.described)
             look.flights[rank.instance] = flight
             self._seen[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
 
-    def _flight(self, rank: RankFacts, found: _Found | None, described: Described) -> InFlight | None:
+    def _flight(self, now_ns: int, rank: RankFacts, found: _Found | None, described: Described) -> InFlight | None:
         if found is None:
             return None
         known = self._seen.get(rank.instance)
@@ -128,8 +132,9 @@ class Signs:
             if known.flight is not None:
                 since_ns = known.flight.since_ns
             elif found.since_ns is None:
-                # What the last look saw no sign of began after it: a replay of a graph makes no call.
-                since_ns = known.looked_ns
+                # What the last look saw no sign of began after it: a replay of a graph makes no call.  But after a long
+                # pause who waits now may have waited, in vain or not, any number of times.
+                since_ns = max(known.looked_ns, now_ns - _MOST_BEFORE_NS)
         history = described.history(rank.instance)
         return InFlight(
             found.op, None, since_ns, "weak", found.sign, history, one_of=found.one_of, missing=found.missing

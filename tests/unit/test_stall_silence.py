@@ -226,6 +226,23 @@ def test_healthy_jobs_are_silent_for_seven_hours_in_all(life: Life, seen: bool) 
     assert live(world, life, HOUR_LOOKS // 3) == []
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("often", [0.2, 0.4])
+def test_who_is_found_waiting_now_and_then_has_not_waited_ever_since_the_last_call(often: float, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def replays(world: World) -> Iterator[None]:
+        for rank in world.ranks:
+            rank.work(8, 0.005)
+        while True:
+            for rank in world.ranks:
+                rank.replay(1, 0.0005)
+                rank.waits_in = ("recvmsg",) if chance.random() < often else ()
+            yield
+
+    assert live(World(seen=False, ranks=2, nranks=4), replays, HOUR_LOOKS // 6) == []
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
 def test_an_idle_job_whose_ranks_had_called_differently_often_before_the_agent_came_is_silent(seen: bool) -> None:
     world = World(seen=seen, ranks=2)
