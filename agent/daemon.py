@@ -1,10 +1,10 @@
 """The daemon: one loop that reacts to the kernel, and a server that shows what is known.
 
 The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
-link events.  Between them it drains the ring of call events, scans all processes now and then (what the stream of
-mappings may have lost), and once a second relates collectives to port bytes.  All of that is done more seldom while
-there is no communicator, which a lifecycle event ends at once.  Rails are sampled by a thread of their own
-(agent/sampling.py), requests are answered by others (exporters/http.py).
+link events.  Between them it drains the rings of events, looks whether operations stall, scans all processes now and
+then (what the stream of mappings may have lost), and once a second relates collectives to port bytes.  All of that is
+done more seldom while there is no communicator, which a lifecycle event ends at once.  Rails are sampled by a thread
+of their own (agent/sampling.py), requests are answered by others (exporters/http.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 import selectors
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -33,8 +32,9 @@ from agent.recorder_feed import RecorderFeed, Stream, make_recorder
 from agent.recording import RecordedStall, Recording
 from agent.recording_store import RecordingStore
 from agent.recordings import Recordings, settling_ns
+from agent.service_manager import notify
 from agent.snapshot import Snapshot
-from agent.stall_watch import LOOK_NS
+from agent.stall_watch import LOOK_NS, REST_NS
 from exporters.budget import SeriesBudget
 from exporters.http import MetricsServer, ServerSettings
 from exporters.selection import Selection
@@ -101,9 +101,9 @@ class Daemon:
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
-        self._drained_ns = self._beat_ns
+        self._drained_ns = self._looked_ns = self._beat_ns
         self._shown = shown
-        self._look_ns = LOOK_NS if shown else _TICK_NS
+        self._least_look_ns = LOOK_NS if shown else REST_NS
         self._used = False
         """Whether there was a communicator after the last turn."""
         self._mmap_events: MmapEvents | None = None
@@ -248,7 +248,7 @@ class Daemon:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
         self._say_how()
-        _notify_systemd("READY=1\nSTATUS=attached")
+        notify("READY=1\nSTATUS=attached")
 
     def run(self, *, tell_calls: bool = True) -> None:
         """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end.
@@ -295,15 +295,19 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        # A tick waits for a look, and rings are read at about their time.  Neither ticks nor looks come early: what is
+        # A tick and a look wait for each other, and a look that has time goes with the next tick.  Rings are read at
+        # about their time, and before each look, which is based on what they tell.  Ticks never come early: what is
         # done once in a period relies on its length.
-        tick_ns = self._next_tick_ns
-        if tick_ns < self._next_look_ns <= tick_ns + _TOGETHER_NS:
-            tick_ns = self._next_look_ns
-        drain_ns, others_ns = self._next_drain_ns, min(self._next_look_ns, tick_ns)
+        tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
+        if abs(tick_ns - look_ns) <= _TOGETHER_NS:
+            tick_ns = look_ns = max(tick_ns, look_ns)
+        elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
+            look_ns = tick_ns
+        drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
         if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._drained_ns):
             drain_ns = others_ns
-        next_ns = min(drain_ns, tick_ns, self._next_look_ns, self._next_scan_ns)
+        drain_ns = min(drain_ns, look_ns)
+        next_ns = min(drain_ns, tick_ns, self._next_scan_ns)
         if self.recordings.due_ns is not None:
             next_ns = min(next_ns, self.recordings.due_ns)
         for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
@@ -313,11 +317,13 @@ class Daemon:
         ended, self._ended = self._ended, []
         for identity, status in ended:
             self.observer.process_gone(identity, status)
+            self._look_soon()
         if now_ns >= drain_ns:
             self._next_drain_ns = now_ns + self._drain()
-        if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + (self._look_ns if self._used else UNUSED_NS)
-            self.observer.look_for_stalls()
+        if now_ns >= look_ns:
+            self._looked_ns = now_ns
+            pause_ns = max(self._least_look_ns, self.observer.look_for_stalls())
+            self._next_look_ns = now_ns + (pause_ns if self._used else UNUSED_NS)
         if now_ns >= tick_ns:
             self._next_tick_ns = now_ns + (_TICK_NS if self._used else UNUSED_NS)
             for events in self.observer.tick(relate=self._shown):
@@ -382,7 +388,7 @@ class Daemon:
 
     def close(self) -> None:
         """Stop serving, detach, and free everything."""
-        _notify_systemd("STOPPING=1")
+        notify("STOPPING=1")
         with contextlib.ExitStack() as everything:
             # Backwards; whatever fails, the probes come off.
             everything.callback(self._release)
@@ -415,6 +421,11 @@ class Daemon:
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Something came or went that the last look for stalls did not foresee."""
+        self._next_look_ns = min(self._next_look_ns, self._clock.monotonic_ns() + self._least_look_ns)
 
     def _take_mappings(self) -> None:
         if self._mmap_events is not None:
@@ -481,16 +492,3 @@ def _empty(ring: Ring | SlotRings, learn: Callable[[Records], None], record: Cal
         if left < AIM:  # as a rule: a batch takes all that waits, unless that is very much
             break
     return max(fullness, left)
-
-
-def _notify_systemd(state: str) -> None:
-    """Tell the service manager, where there is one (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-        try:
-            notify.connect("\0" + address[1:] if address.startswith("@") else address)
-            notify.send(state.encode())
-        except OSError as error:
-            _log.warning("systemd cannot be told: %s", error)

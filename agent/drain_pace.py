@@ -15,8 +15,8 @@ from typing import Final
 SHORTEST_NS: Final = 5_000_000
 UNUSED_NS: Final = 2_000_000_000
 """Of a ring that was empty, without a communicator."""
-LONGEST_NS: Final = 250_000_000
-"""Where there is a communicator: as often as stalls are looked for, which is based on what the rings tell."""
+LONGEST_NS: Final = 1_000_000_000
+"""Where there is a communicator; before each look for stalls they are read anyway, as it is based on what they tell."""
 AIM: Final = 1 / 4
 """Of a ring's size: as full it should be found.  As much again may come before the reader is woken, and then it has the
 time of two such to come."""

@@ -29,7 +29,7 @@ from agent.level_control import LevelControl
 from agent.rail_bytes import RailBytes
 from agent.rails import RailDecision
 from agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
-from agent.stall_watch import InFlightTables, Known, StallWatch
+from agent.stall_watch import REST_NS, InFlightTables, Known, StallWatch
 from agent.stalls import StallLimits
 from probes.clock import Clock
 from probes.maps import Records
@@ -149,11 +149,10 @@ class Observer:
     def _in_use(self) -> bool:
         return self._programs is not None and (self._collectives.alive or self._stalls.busy)
 
-    def look_for_stalls(self) -> None:
-        """A few times a second: judge whether operations come to their end."""
+    def look_for_stalls(self) -> int:
+        """Judge whether operations come to their end; returns when to look again, in ns from now."""
         with self._lock:
-            if self._in_use:
-                self._stalls.look()
+            return self._stalls.look() if self._in_use else REST_NS
 
     def take_calls(self, events: Records) -> None:
         """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""

@@ -30,7 +30,12 @@ from probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
 
 IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""
-_HISTORY_NS: Final = 1_000_000_000
+_HISTORY_NS: Final = 800_000_000
+"""Once a second: no look that comes a moment early waits for the next."""
+_RECENT_CALL_NS: Final = 1_000_000_000
+_UNCOUNTED_NS: Final = 2_000_000_000
+_SETTLED_NS: Final = 5_000_000_000
+"""Calls that have stood for so long without a sign of an operation are most likely to go on standing."""
 _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
@@ -65,6 +70,11 @@ class _Row(NamedTuple):
     """Of the communicator, in the process."""
     library: int
 
+    @property
+    def since_ns(self) -> int:
+        """When what it is at began, as far as the tables tell."""
+        return self.last_call_ns if self.operation is None else self.operation.posted_ns
+
 
 class RankReader:
     """Not thread-safe: the daemon's lock guards it."""
@@ -93,7 +103,9 @@ class RankReader:
         """As of the last look; None: nobody asked."""
         self._unusual: set[int] = set()
         """Communicators that were stalled since histories were read last."""
-        self._read_ns = 0
+        self.quiet_until_ns: int | None = 0
+        """Until when another reading would show nothing new to judge; None: a rank is suspected of something."""
+        self.read_ns = 0
         """When the tables were read last."""
         self._rows: dict[int, _Row] = {}
         """As of then, by instance: living ranks."""
@@ -153,6 +165,7 @@ class RankReader:
             self._take_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
         rows = {}
         suspects = []
+        quiet_until_ns = now_ns + self._suspicion_ns
         # By column: a look at one field of one row of an array takes as long as the rest of the loop.
         columns = (values["sequence"], values["last_ns"], values["first_ns"], keys["comm"], values["library"])
         for instance, pid, enqueued, last_ns, first_ns, address, library in zip(
@@ -167,14 +180,16 @@ class RankReader:
             rows[instance] = row
             if remember:
                 self._histories.take_calls(now_ns, instance, enqueued, stalled=instance in unusual)
-                if now_ns - row.last_call_ns < _HISTORY_NS and self._known.completed(instance) is None:
+                if now_ns - row.last_call_ns < _RECENT_CALL_NS and self._known.completed(instance) is None:
                     self._look.remember_threads(process)
             if not self._is_well(now_ns, row) or instance in self._slow or instance in stalled:
                 suspects.append(instance)
+            elif (suspect_ns := row.since_ns + self._suspicion_ns) > now_ns:
+                quiet_until_ns = min(quiet_until_ns, suspect_ns)
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
             self.take_times()
-        self._read_ns, self._rows, self._facts = now_ns, rows, {}
+        self.read_ns, self._rows, self._facts = now_ns, rows, {}
         self._late = {row.communicator.comm_hash for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
@@ -190,7 +205,13 @@ class RankReader:
             self._facts.update(
                 (rank.instance, rank) for rank in self._signs.add(now_ns, without, self.every, described)
             )
-        return [self._facts[rank.instance] for rank in found]
+        found = [self._facts[rank.instance] for rank in found]
+        restless = any(
+            rank.in_flight is not None or rank.slow is not None or now_ns - rank.last_call_ns < _SETTLED_NS
+            for rank in found
+        )
+        self.quiet_until_ns = None if restless else quiet_until_ns
+        return found
 
     @property
     def living(self) -> Collection[int]:
@@ -332,7 +353,7 @@ class RankReader:
 
     def _counted(self, pid: int) -> bool:
         """Whether messages of a process are counted: not any more where operations went on without one."""
-        return self._last_send.get(pid, (0, 0))[0] + 2 * _HISTORY_NS >= self._advanced_ns.get(pid, 0)
+        return self._last_send.get(pid, (0, 0))[0] + _UNCOUNTED_NS >= self._advanced_ns.get(pid, 0)
 
     def _oldest(self) -> dict[int, _Operation]:
         """The first operation of each communicator that is not complete, by instance."""
@@ -355,7 +376,7 @@ class RankReader:
             since_ns=posted_ns,
             strength="strong",
             sign="handed to the network and not complete",
-            history=self._histories.of(self._read_ns, operation.instance, operation.op, size),
+            history=self._histories.of(self.read_ns, operation.instance, operation.op, size),
             nothing_sent=operation.op in _BEGINS_WITH_A_SEND
             and operation.algorithm == _RING
             and operation.net_devices != 0

@@ -1,4 +1,6 @@
-"""Looks four times a second whether an operation stalls, and keeps what became of it.
+"""Looks whether an operation stalls, four times a second where that may be, and keeps what became of it.
+
+Where all is well a look a second does: it knows the age of all that is in flight, and so when the next may be needed.
 
 The facts come from agent/rank_facts.py and agent/close_look.py, the judgement from agent/stalls.py.  What is told of
 calls and operations on the way is summed up beside it: who arrives last (agent/stragglers.py), and how long operations
@@ -35,9 +37,12 @@ from probes.maps import Records
 _log = logging.getLogger("railscope.stalls")
 
 LOOK_NS: Final = 250_000_000
+"""Between two looks at what may stall."""
+REST_NS: Final = 1_000_000_000
+"""At most, where nothing is suspected: what is usual is learnt once a second."""
 _MOST_ENDED: Final = 100
 
-__all__ = ("LOOK_NS", "InFlightTables", "Known", "StallWatch")
+__all__ = ("LOOK_NS", "REST_NS", "InFlightTables", "Known", "StallWatch")
 
 
 class StallWatch:
@@ -95,15 +100,18 @@ class StallWatch:
         """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
         return bool(self.current) or self._look.open
 
-    def look(self) -> None:
-        """Judge every living communicator that may not be well."""
+    def look(self) -> int:
+        """Judge every living communicator that may not be well; returns when to look again, in ns from now.
+
+        What is not foreseen, a communicator that comes or goes, wants a look after `LOOK_NS`.
+        """
         self._look.sweep()
         now_ns = self._clock.monotonic_ns()
         try:
             ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
         except KernelRefusal as refusal:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
-            return
+            return LOOK_NS
         self._processes.clear()
         self._peers = None
         if self._writers.due(now_ns):
@@ -111,6 +119,11 @@ class StallWatch:
         changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
+        quiet_until_ns = self._reader.quiet_until_ns
+        if self.current or quiet_until_ns is None:
+            return LOOK_NS
+        # No later than it could be with a look every `LOOK_NS`.
+        return min(quiet_until_ns - now_ns + LOOK_NS, REST_NS)
 
     def process_gone(self, pid: int, status: int | None) -> None:
         """A process has ended; `status` as wait(2) tells it, None: not known.
@@ -118,6 +131,8 @@ class StallWatch:
         Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
         """
         now_ns = self._clock.monotonic_ns()
+        if now_ns - self._reader.read_ns > LOOK_NS:
+            self.look()  # what its ranks were at in the end
         code = exit_code(status)
         badly = ended_badly(code)
         self._look.forget(pid)

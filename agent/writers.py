@@ -16,6 +16,8 @@ from typing import Final
 from agent.stall_facts import LEAST_WRITTEN_BYTES
 
 PERIOD_NS: Final = 1_000_000_000
+_DUE_NS: Final = 800_000_000
+"""A look that comes a moment early does not wait for the next."""
 _IDLE_NS: Final = 600_000_000_000
 """Who has made no call for this long, and does not write, is idle and left alone."""
 
@@ -46,7 +48,7 @@ class Writers:
         self._silent: dict[int, _Silence] = {}
 
     def due(self, now_ns: int) -> bool:
-        return now_ns - self._looked_ns >= PERIOD_NS
+        return now_ns - self._looked_ns >= _DUE_NS
 
     def look(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
         """Ask those that are silent; `last_calls`: of every living process, by pid, the last on any communicator."""

@@ -1,4 +1,4 @@
-"""A host whose ranks, rails and clock do what a test says, four looks a second, as fast as the machine can.
+"""A host whose ranks, rails and clock do what a test says, up to four looks a second, as fast as the machine can.
 
 Simulated: the kernel's tables, what /proc and the network devices tell, and time.
 """
@@ -162,6 +162,11 @@ class World:
         """What is in flight is of a graph: no call was made for it."""
         self.begun: list[tuple[int, Stall]] = []
         self._asked: dict[int, tuple[int, int]] = {}
+        self.looks = 0
+        self.rests = True
+        """Only looks when the last look said so, or something came or went: as the daemon does."""
+        self._living: list[int] = []
+        self._next_look_ns = 0
         self.watch = StallWatch(
             self,
             self,
@@ -196,12 +201,17 @@ class World:
         return next(iter(self.watch.current), None)
 
     def step(self, looks: int = 1) -> None:
-        """Let a quarter of a second pass, and look."""
+        """Let a quarter of a second pass, and look where it is time to."""
         for _ in range(looks):
             self.clock.now_ns += LOOK_NS
             for rank in self.ranks:
                 rank.written_bytes += rank.process.written_bytes * LOOK_NS // _WINDOW_NS
-            self.watch.look()
+            living = [rank.instance for rank in self.ranks if not rank.ended and not rank.gone]
+            # The daemon hears of what comes and goes.
+            if self.clock.now_ns >= self._next_look_ns or living != self._living or not self.rests:
+                self._living = living
+                self.looks += 1
+                self._next_look_ns = self.clock.now_ns + self.watch.look()
 
     def train(self, seconds: float, operations: int = 8, each_s: float = 0.005) -> None:
         """All ranks do what they usually do."""

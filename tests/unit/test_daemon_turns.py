@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +15,8 @@ from agent.config import Config
 from agent.daemon import Daemon
 from agent.observer import Observer
 from agent.recording import RecordedStall, Recording
+from agent.stall_watch import LOOK_NS
+from probes.processes import ProcessIdentity
 from tests.unit.recordings import recording
 from tests.unit.stall_world import SimulatedClock
 
@@ -31,11 +33,18 @@ class SkippingSelector(selectors.EpollSelector):
         super().__init__()
         self._clock = clock
         self.wakings = 0
+        self.happens: list[tuple[int, Callable[[], None]]] = []
+        """What becomes readable, and when, ns, in order."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         assert timeout is not None
-        self._clock.now_ns += round(timeout * 1e9) + LATE_NS
         self.wakings += 1
+        until_ns = self._clock.now_ns + round(timeout * 1e9)
+        if self.happens and self.happens[0][0] <= until_ns:
+            at_ns, handler = self.happens.pop(0)
+            self._clock.now_ns = max(self._clock.now_ns, at_ns) + LATE_NS
+            return [(selectors.SelectorKey(0, 0, selectors.EVENT_READ, handler), selectors.EVENT_READ)]
+        self._clock.now_ns = until_ns + LATE_NS
         return []
 
 
@@ -50,18 +59,34 @@ class Done:
 
 
 @contextmanager
-def run_beside_a_job(monkeypatch: pytest.MonkeyPatch, drain_pause_ns: int) -> Iterator[Done]:
-    """Let the loop run for `SECONDS`; `drain_pause_ns`: how long the rings may be left alone."""
+def run_beside_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+    drain_pause_ns: int,
+    look_pause_ns: int = LOOK_NS,
+    happens: Callable[[Daemon], dict[float, Callable[[], None]]] = lambda _: {},
+) -> Iterator[Done]:
+    """Let the loop run for `SECONDS`.
+
+    Args:
+        drain_pause_ns: how long the rings may be left alone.
+        look_pause_ns: how long a look says that it will do.
+        happens: by time, in seconds from the start and in order: what the loop is to be told of.
+    """
     clock, done = SimulatedClock(), Done()
     selector = SkippingSelector(clock)
     monkeypatch.setattr(selectors, "DefaultSelector", lambda: selector)
     daemon = Daemon(Config(collectors=frozenset(), recordings_memory_bytes=0), clock, "0", serve=False)
     end_ns = clock.now_ns + SECONDS * 1000 * MS
+    selector.happens = [(clock.now_ns + round(at * 1000) * MS, handler) for at, handler in happens(daemon).items()]
 
     def drain() -> int:
         done.drains.append(clock.now_ns)
         daemon._drained_ns = clock.now_ns
         return drain_pause_ns
+
+    def look(_observer: Observer) -> int:
+        done.looks.append(clock.now_ns)
+        return look_pause_ns
 
     def tick(_observer: Observer, **_options: bool) -> list[object]:
         done.ticks.append(clock.now_ns)
@@ -72,7 +97,7 @@ def run_beside_a_job(monkeypatch: pytest.MonkeyPatch, drain_pause_ns: int) -> It
 
     monkeypatch.setattr(daemon, "_drain", drain)
     monkeypatch.setattr(Observer, "in_use", True)
-    monkeypatch.setattr(Observer, "look_for_stalls", lambda _: done.looks.append(clock.now_ns))
+    monkeypatch.setattr(Observer, "look_for_stalls", look)
     monkeypatch.setattr(Observer, "tick", tick)
     try:
         daemon.run()
@@ -102,11 +127,48 @@ def test_nothing_that_is_done_once_in_a_period_comes_early_or_much_too_late(
             assert period_ms * MS <= min(periods_ns) <= max(periods_ns) <= (period_ms + 25 + 5) * MS
 
 
+@pytest.mark.parametrize("look_ms", [1000, 999, 980])
+def test_where_nothing_is_suspected_one_waking_a_second_does_it_all(
+    monkeypatch: pytest.MonkeyPatch, look_ms: int
+) -> None:
+    with run_beside_a_job(monkeypatch, 1000 * MS, look_ms * MS) as done:
+        assert done.wakings <= 1.25 * SECONDS  # the first ones, and scans
+        for times in (done.looks, done.ticks):
+            assert len(times) >= 0.95 * SECONDS
+
+
+def test_a_look_is_never_later_than_it_was_said_to_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_beside_a_job(monkeypatch, 1000 * MS, 700 * MS) as done:
+        periods_ns = [later - earlier for earlier, later in pairwise(done.looks[1:])]
+        assert LOOK_NS <= min(periods_ns) <= max(periods_ns) <= 705 * MS
+
+
+@pytest.mark.parametrize("look_ms", [250, 700, 1000])
+def test_before_each_look_the_rings_are_read(monkeypatch: pytest.MonkeyPatch, look_ms: int) -> None:
+    with run_beside_a_job(monkeypatch, 1000 * MS, look_ms * MS) as done:
+        assert set(done.looks) <= set(done.drains)
+
+
+def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = (ProcessIdentity(4711, 1), None)
+    monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        return {5.4: daemon._take_lifecycle, 9.4: lambda: daemon._ended.append(ended)}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
+        for seconds in (5.4, 9.4):
+            happened_ns = SimulatedClock().now_ns + round(seconds * 1000) * MS
+            assert min(at for at in done.looks if at > happened_ns) <= happened_ns + LOOK_NS + 5 * MS
+
+
 @pytest.mark.parametrize("pause_ms", [250, 234, 50, 37])
 def test_rings_are_read_at_about_their_time(monkeypatch: pytest.MonkeyPatch, pause_ms: int) -> None:
     with run_beside_a_job(monkeypatch, pause_ms * MS) as done:
-        waits_ns = [later - earlier for earlier, later in pairwise(done.drains[2:])]
-        assert 0.75 * pause_ms * MS <= min(waits_ns) <= max(waits_ns) <= (1.25 * pause_ms + 5) * MS
+        looks = set(done.looks)
+        waits_ns = [(later - earlier, later in looks) for earlier, later in pairwise(done.drains[2:])]
+        assert max(waited_ns for waited_ns, _ in waits_ns) <= (1.25 * pause_ms + 5) * MS
+        assert all(for_a_look or waited_ns >= 0.75 * pause_ms * MS for waited_ns, for_a_look in waits_ns)
 
 
 def test_a_recording_is_made_when_ports_were_read_once_more_and_no_later(

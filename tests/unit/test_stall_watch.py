@@ -58,8 +58,8 @@ def test_the_time_of_day_of_a_stall_is_read_once() -> None:
     found_ns = world.stall.since_realtime_ns
     assert found_ns == world.stall.since_ns + 10**18
     world.clock.day_ns += 100_000
-    rank.gone = True
     world.watch.process_gone(rank.pid, 9)
+    rank.gone = True
     assert world.stall.blame.cause is Cause.PROCESS_GONE
     assert world.stall.since_realtime_ns == found_ns
 
@@ -115,8 +115,8 @@ def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
     world = World()
     steady(world)
     (rank,) = world.ranks
-    rank.gone = True
     world.watch.process_gone(rank.pid, status)
+    rank.gone = True
     ((at_ns, stall),) = world.begun
     assert at_ns == world.clock.now_ns
     assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 0)
@@ -132,8 +132,8 @@ def test_a_rank_that_fails_at_the_end_of_a_job_stalls_until_the_others_have_left
     world = World(ranks=3, nranks=3)
     steady(world)
     *others, last = world.ranks
-    last.gone = True
     world.watch.process_gone(last.pid, 1 << 8)
+    last.gone = True
     setattr(others[0], leaves, True)
     world.step(4 * 100)
     assert world.stall is not None, "another rank has not left, and may wait"
