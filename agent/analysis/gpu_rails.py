@@ -68,11 +68,14 @@ def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs, others:
     if not any(counted):
         return Rails(rails, basis, "", f"{assumption}, which no counter of a rail was recorded to check")
     if _contradicted(_given(gpus, rails, pairs), counted, shared):
+        more = ": record at level rails, where the library shows it"
+        if _connections_known(dataset):
+            more = ", and by their connections not every GPU uses a single one"
         return Rails(
             None,
             "",
             "the rails' counters show traffic where a GPU's place on its server, which is assumed otherwise, puts "
-            "none, or none where it puts some: record at level rails, where the library shows it",
+            f"none, or none where it puts some{more}",
             "",
         )
     return Rails(rails, basis, "", f"{assumption}, which agrees with what the rails' counters show")
@@ -117,6 +120,12 @@ def links_of_servers(rows: Sequence[Mapping[str, object]], servers: set[str]) ->
         for server in (row["node"], f"{row['node']}/{row['netns'] or ''}")
         if isinstance(server, str) and server in servers
     ]
+
+
+def _connections_known(dataset: Dataset) -> bool:
+    """Whether it was recorded which network devices connections use."""
+    connections = dataset["connections"]
+    return bool(dataset.rows(connections.filter(connections["net_device"].notnull()).limit(1)).num_rows)
 
 
 def _counted(dataset: Dataset, servers: set[str]) -> _Sent:

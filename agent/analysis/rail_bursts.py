@@ -138,6 +138,8 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
                 span_ns=span_ns,
                 gaps=gaps,
             )
+    if len(raw.begin_ns) == 1:
+        return "all of it passed in one burst, and it takes several to have a rhythm: record longer"
     return (
         f"its {len(raw.begin_ns)} bursts come at no regular distance: record longer, or take it that the traffic is "
         "aperiodic"

@@ -102,6 +102,7 @@ def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
         ([(0.0, 100.0)], 30, "busy whenever it is read"),
         (regular(0.5, 0.3, 30), 0.2, "record longer"),
         (regular(12.0, 0.3, 30), 30, "no regular distance"),
+        ([(10.0, 1.0)], 30, "all of it passed in one burst"),
     ],
 )
 def test_what_has_no_rhythm_says_why(bursts: Bursts, seconds: float, reason: str) -> None:

@@ -284,6 +284,21 @@ def test_a_link_whose_counter_shows_traffic_is_never_advised_away(tmp_path: Path
     assert answer.mappings
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_where_gpus_are_known_to_use_several_rails_nobody_is_told_to_record_that(
+    tmp_path: Path, recorded: bool
+) -> None:
+    job = ring_job(tmp_path, (48 * MIB, 48 * MIB))
+    if recorded:
+        for rank in range(4):
+            for channel in (0, 1):
+                job.connection("all", rank, (rank + 1) % 4, channel, net_device=channel)
+    answer = placement_of(job)
+    assert answer.links is None
+    assert ("record at level rails" in answer.no_links) is not recorded
+    assert ("not every GPU uses a single one" in answer.no_links) is recorded
+
+
 def test_the_text_says_why_there_is_no_link_advice_and_shows_no_bytes_across_rails(tmp_path: Path) -> None:
     _, text = run(str(ring_job(tmp_path, (48 * MIB, 48 * MIB)).write()))
     assert "Links: no advice, as it is not known which rail a GPU uses: the rails' counters show traffic" in text
