@@ -10,9 +10,9 @@ from agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, 
 from agent.rail_ledgers import PortAndConnections
 from agent.sampler_state import DeviceTotals
 from agent.snapshot import RailQueue, RailTcp
+from probes.netdev.connection_accounts import DeviceConnections
 from probes.netdev.ethtool_stats import DeviceStatistics
 from probes.netdev.qdisc import DeviceQueue
-from probes.netdev.tcp_counters import DeviceConnections
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,45 +22,36 @@ import numpy as np
 from probes.clock import Clock
 from probes.netdev.addresses import read_addresses
 from probes.netdev.links import read_links
-from probes.netdev.netlink import NetlinkSocket, attributes
-from probes.netdev.tcp_info import NETLINK_SOCK_DIAG, TcpSocket, read_sockets
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket
+from probes.netdev.tcp_info import NETLINK_SOCK_DIAG, local_addresses, read_table
 from probes.socket_owners import SocketOwners
 
 MOST_CONNECTIONS: Final = 4096
-_INET_DIAG_INFO: Final = 2
 _CLOSE_WAIT: Final = 8
 _TIMER_PERSIST: Final = 4
 _USUAL_PORTS: Final = (32768, 60999)
 """Linux' own choice, where the file that tells cannot be read."""
 _NO_ACCIDENT: Final = 2
 """Vain attempts: the first segment that is sent again comes after 0.2 s, and one may get lost at any time."""
-_FIELDS: Final = {
-    "unanswered_retransmissions": (2, "u1"),
-    "unanswered_probes": (3, "u1"),
-    "unacknowledged_segments": (24, "u4"),
-    "last_acknowledged_ms": (56, "u4"),
-    "round_trip_us": (68, "u4"),
-    "round_trip_deviation_us": (72, "u4"),
-    "bytes_acked": (120, "u8"),
-    "bytes_received": (128, "u8"),
-    "not_sent_bytes": (144, "u4"),
-    "minimum_round_trip_us": (148, "u4"),
-    "busy_us": (168, "u8"),
-    "receive_window_limited_us": (176, "u8"),
-    "bytes_sent": (200, "u8"),
-    "retransmitted_bytes": (208, "u8"),
-    "peer_window_bytes": (228, "u4"),
-}
-"""Offsets in struct tcp_info; the last field came with Linux 5.4."""
-_LEAST_BYTES: Final = 216
-_INFO: Final = np.dtype(
-    {
-        "names": list(_FIELDS),
-        "formats": [form for _, form in _FIELDS.values()],
-        "offsets": [offset for offset, _ in _FIELDS.values()],
-        "itemsize": 232,
-    }
-)
+_FIELDS: Final = [
+    "unanswered_retransmissions",
+    "unanswered_probes",
+    "unacknowledged_segments",
+    "last_acknowledged_ms",
+    "round_trip_us",
+    "round_trip_deviation_us",
+    "bytes_acked",
+    "bytes_received",
+    "not_sent_bytes",
+    "minimum_round_trip_us",
+    "busy_us",
+    "receive_window_limited_us",
+    "bytes_sent",
+    "retransmitted_bytes",
+    "peer_window_bytes",
+]
+"""The last ones of `ConnectionState`, as a `TcpTable` calls them.  Before Linux 5.4 the peer's window is not told: no
+probe is then taken for a failure of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +137,26 @@ class ProcessConnections:
         places = {local.address: names[local.index] for local in read_addresses(self._route) if local.index in names}
         if not places:
             return ()
-        lowest, highest = self._lowest_port, self._highest_port
-        sockets = [
-            socket
-            for socket in read_sockets(self._diag, list(places))
-            if all(lowest <= port <= highest for port in socket.ports)
-        ][:MOST_CONNECTIONS]
-        owners = self._owners.owners(pids, (socket.inode for socket in sockets))
+        table = read_table(self._diag, list(places))
+        ports = table.rows["ports"]
+        between = ((ports >= self._lowest_port) & (ports <= self._highest_port)).all(axis=1)
+        chosen = np.flatnonzero(between)[:MOST_CONNECTIONS]
+        rows = table.rows[chosen]
+        inodes = rows["inode"].tolist()
+        owners = self._owners.owners(pids, inodes)
         found = []
-        for socket in sockets:
-            pid = owners.get(socket.inode)
-            device = names.get(socket.interface) or places.get(socket.local)
-            if pid is not None and device is not None and (state := _state(pid, device, socket)) is not None:
-                found.append(state)
+        for place, (inode, interface, address) in enumerate(
+            zip(inodes, rows["interface"].tolist(), local_addresses(rows), strict=True)
+        ):
+            pid = owners.get(inode)
+            device = names.get(interface) or places.get(address)
+            if pid is None or device is None:
+                continue
+            untold = table.untold.get(int(chosen[place]))
+            if untold is None:
+                found.append(_state(pid, device, rows[place]))
+            elif isinstance(untold, MalformedNetlink):
+                raise untold  # otherwise the kernel told too little (before Linux 4.19)
         return tuple(found)
 
     def close(self) -> None:
@@ -178,19 +176,14 @@ def _chosen_ports(procfs: Path) -> tuple[int, int]:
     return min(lowest, *own), max(highest, *own)
 
 
-def _state(pid: int, device: str, socket: TcpSocket) -> ConnectionState | None:
-    """None: the kernel told too little (before Linux 4.19)."""
-    info = next((data for kind, data in attributes(memoryview(socket.attributes)) if kind == _INET_DIAG_INFO), b"")
-    if len(info) < _LEAST_BYTES:
-        return None
-    # An older kernel does not tell the peer's window: none of its probes is then taken for a failure of ours.
-    fields = np.frombuffer(bytes(info).ljust(_INFO.itemsize, b"\0"), dtype=_INFO, count=1)[0].item()
+def _state(pid: int, device: str, row: np.void) -> ConnectionState:
+    """One row of a `TcpTable`."""
     return ConnectionState(
         pid,
         device,
-        socket.cookie,
-        socket.state == _CLOSE_WAIT,
-        socket.timer == _TIMER_PERSIST,
-        socket.unread_bytes,
-        *fields,
+        int(row["cookie"]),
+        bool(row["state"] == _CLOSE_WAIT),
+        bool(row["timer"] == _TIMER_PERSIST),
+        int(row["unread_bytes"]),
+        *row[_FIELDS].item(),
     )

@@ -3,6 +3,8 @@
 Round-trip time, retransmissions, and how long a sender was busy or waited for its peer tell a slow rail from a fast one
 where bytes do not.  The question names local addresses, so that the kernel neither locks nor lists other sockets.
 
+There may be thousands, asked about every second: an answer becomes columns, and no object is made for a socket.
+
 Source: sock_diag(7), and the kernel's include/uapi/linux/inet_diag.h and tcp.h.  No capability is needed.
 """
 
@@ -12,12 +14,13 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from probes.netdev.addresses import plain_address
 from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
@@ -26,9 +29,7 @@ NETLINK_SOCK_DIAG: Final = 4
 _TCP_SOCKETS: Final = 18
 """TCPDIAG_GETSOCK.  SOCK_DIAG_BY_FAMILY, which came after it, asks for one family: the kernel would walk twice through
 its table of all connections, which has half a million places on a large host."""
-_SOCKET: Final = struct.Struct("=4BHH16s16sIII5I")
-"""struct inet_diag_msg: family, state, timer, retransmits; ports, addresses, device, cookie; expires, queues, user,
-inode."""
+_SOCKET_BYTES: Final = 72
 _QUESTION: Final = struct.Struct("=xxxB48xI4x")
 """struct inet_diag_req: family and two lengths that are not looked at, extensions, socket, states, what is not used."""
 _ATTRIBUTE: Final = struct.Struct("=HH")
@@ -49,109 +50,83 @@ _GO_ON: Final = 1
 MAXIMUM_ADDRESSES: Final = 256
 """In one question; with more the kernel lists every socket."""
 
-_INFO_OFFSETS: Final = {
-    "bytes_sent": (200, "u8"),
-    "bytes_acked": (120, "u8"),
-    "bytes_received": (128, "u8"),
-    "retransmitted_bytes": (208, "u8"),
-    "retransmitted_segments": (100, "u4"),
-    "data_segments_sent": (156, "u4"),
-    "busy_us": (168, "u8"),
-    "receive_window_limited_us": (176, "u8"),
-    "send_buffer_limited_us": (184, "u8"),
-    "round_trip_us": (68, "u4"),
-    "round_trip_deviation_us": (72, "u4"),
-    "minimum_round_trip_us": (148, "u4"),
-    "delivery_rate_bytes_per_second": (160, "u8"),
+_HEADER_BYTES: Final = 16
+"""struct nlmsghdr."""
+_SOCKET_FIELDS: Final = {
+    "family": (0, "u1"),
+    "state": (1, "u1"),  # TCP_ESTABLISHED (1), TCP_FIN_WAIT1 (4) or TCP_CLOSE_WAIT (8: the peer has closed its side)
+    "timer": (2, "u1"),  # 1: waits for an acknowledgement; 4: asks again and again whether the peer takes more
+    "ports": (4, (">u2", (2,))),  # of this side, and of the other
+    "local": (8, "V16"),
+    "interface": (40, "u4"),  # number of the device that it is bound to; 0: any
+    "cookie": (44, "u8"),  # the kernel's number for it, never used again
+    "unread_bytes": (56, "u4"),  # received and acknowledged, not read by the process
+    "inode": (68, "u4"),  # as in `socket:[inode]` of /proc/PID/fd; 0: no process holds it, or not yet
+}
+"""Offsets in struct inet_diag_msg."""
+_INFO_FIELDS: Final = {
+    "unanswered_retransmissions": (2, "u1"),  # of the oldest segment
+    "unanswered_probes": (3, "u1"),  # how often the peer was asked in vain whether it takes more
+    "options": (5, "u1"),  # what both ends agreed upon: OPTION_TIMESTAMPS and others
     "flags": (7, "u1"),
     "unacknowledged_segments": (24, "u4"),
-    "not_sent_bytes": (144, "u4"),
-    "last_sent_ms": (44, "u4"),
-    "segments_sent": (136, "u4"),
+    "last_sent_ms": (44, "u4"),  # time since data was last sent
+    "last_acknowledged_ms": (56, "u4"),  # time since the peer acknowledged anything
+    "round_trip_us": (68, "u4"),  # smoothed; 0: not measured yet
+    "round_trip_deviation_us": (72, "u4"),  # mean deviation from it, smoothed as well
+    "retransmitted_segments": (100, "u4"),  # begins again at 2^32
+    "bytes_acked": (120, "u8"),
+    "bytes_received": (128, "u8"),
+    "segments_sent": (136, "u4"),  # acknowledgements included; begins again at 2^32, as the next
     "segments_received": (140, "u4"),
-    "options": (5, "u1"),
+    "not_sent_bytes": (144, "u4"),  # given to the socket, not yet sent for the first time
+    "minimum_round_trip_us": (148, "u4"),
+    "data_segments_sent": (156, "u4"),  # begins again at 2^32
+    "delivery_rate_bytes_per_second": (160, "u8"),  # at the last acknowledgement; 0: not measured yet
+    "busy_us": (168, "u8"),  # time with data under way; advances in ticks of 1 to 10 ms, as the next two
+    "receive_window_limited_us": (176, "u8"),  # of that, waiting because the peer did not read fast enough
+    "send_buffer_limited_us": (184, "u8"),  # of that, waiting because this host's send buffer was full
+    "bytes_sent": (200, "u8"),  # payload, retransmissions included
+    "retransmitted_bytes": (208, "u8"),
+    "peer_window_bytes": (228, "u4"),  # what the peer said it would take; 0 before Linux 5.4
 }
-"""Where the fields of `TcpInfo` stand in struct tcp_info, in its order."""
-_FIELD_NAMES: Final = tuple(_INFO_OFFSETS)
-_INFO: Final = np.dtype(
-    {
-        "names": list(_FIELD_NAMES),
-        "formats": [form for _offset, form in _INFO_OFFSETS.values()],
-        "offsets": [offset for offset, _form in _INFO_OFFSETS.values()],
-        "itemsize": 216,
-    }
-)
+"""Offsets in struct tcp_info; counters since the connection was opened."""
+_TABLE: Final = np.dtype([(name, kind) for name, (_offset, kind) in (_SOCKET_FIELDS | _INFO_FIELDS).items()])
+_LEAST_INFO_BYTES: Final = 216
+"""As of Linux 4.19."""
+_WHOLE_INFO_BYTES: Final = 232
 OPTION_TIMESTAMPS: Final = 1
 """TCPI_OPT_TIMESTAMPS."""
-_APPLICATION_LIMITED: Final = 0x01 if sys.byteorder == "little" else 0x80
-"""The first bit field of its byte."""
+APPLICATION_LIMITED: Final = 0x01 if sys.byteorder == "little" else 0x80
+"""Of `flags`, the first bit field: the application sent less than the connection would have carried when its delivery
+rate was measured."""
+
+Rows = npt.NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
-class TcpSocket:
-    """One socket, as the kernel lists it."""
+class TcpTable:
+    """Sockets as the kernel lists them, in its order."""
 
-    inode: int
-    """As in `socket:[inode]` of /proc/PID/fd; 0: no process holds it, or not yet."""
-    cookie: int
-    """The kernel's number for it, never used again."""
-    local: bytes
-    """Local address, 4 bytes of IPv4 or 16 of IPv6."""
-    interface: int
-    """Number of the device that it is bound to; 0: any."""
-    attributes: bytes
-    """What else the kernel said, for `info_of`: looked at only for sockets that matter."""
-    state: int = _ESTABLISHED
-    """TCP_ESTABLISHED (1), TCP_FIN_WAIT1 (4) or TCP_CLOSE_WAIT (8: the peer has closed its side)."""
-    timer: int = 0
-    """1: waits for an acknowledgement; 4: asks again and again whether the peer takes more; 0: neither."""
-    unread_bytes: int = 0
-    """Received and acknowledged, not read by the process."""
-    ports: tuple[int, int] = (0, 0)
-    """Of this side, and of the other."""
+    rows: Rows
+    """One a socket, with the fields of _SOCKET_FIELDS and _INFO_FIELDS: may be a view of the answer."""
+    untold: Mapping[int, ValueError]
+    """By row, why its fields of _INFO_FIELDS are all 0: the kernel did not say, or was cut short."""
 
 
 @dataclass(frozen=True, slots=True)
-class TcpInfo:
-    """One connection; the counters since it was opened."""
+class _Form:
+    """Where things stand in a message, which as a rule is the same for all of an answer."""
 
-    bytes_sent: int
-    """Payload, retransmissions included."""
-    bytes_acked: int
-    bytes_received: int
-    retransmitted_bytes: int
-    retransmitted_segments: int
-    """Begins again at 2^32."""
-    data_segments_sent: int
-    """Begins again at 2^32."""
-    busy_us: int
-    """Time with data under way; this and the next two advance in the kernel's ticks of 1 to 10 ms."""
-    receive_window_limited_us: int
-    """Of that, waiting because the peer did not read fast enough."""
-    send_buffer_limited_us: int
-    """Of that, waiting because this host's send buffer was full."""
-    round_trip_us: int
-    """Smoothed; 0: not measured yet."""
-    round_trip_deviation_us: int
-    """Mean deviation from it, smoothed as well."""
-    minimum_round_trip_us: int
-    delivery_rate_bytes_per_second: int
-    """At the last acknowledgement; 0: not measured yet."""
-    application_limited: bool
-    """The application sent less than the connection would have carried when that rate was measured."""
-    unacknowledged_segments: int
-    not_sent_bytes: int
-    """Given to the socket, not yet sent for the first time."""
-    last_sent_ms: int
-    """Time since data was last sent."""
-    segments_sent: int
-    """All of them, acknowledgements included; begins again at 2^32, as the next."""
-    segments_received: int
-    options: int
-    """What both ends agreed upon: `OPTION_TIMESTAMPS` and others."""
+    stride: int
+    """From the begin of one message to the begin of the next, in bytes."""
+    info_at: int
+    """Where struct tcp_info begins in the message."""
+    info_bytes: int
+    """What is known of it; 0: it is missing or too short."""
 
 
-def read_sockets(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> list[TcpSocket]:
+def read_table(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> TcpTable:
     """The connected TCP sockets with one of these local addresses, in the namespace of a NETLINK_SOCK_DIAG socket.
 
     Raises:
@@ -159,7 +134,7 @@ def read_sockets(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> list[Tcp
         MalformedNetlink: its answer is not what sock_diag describes.
     """
     try:
-        return parse_sockets(netlink.dump(_TCP_SOCKETS, question(addresses)))
+        return parse_table(netlink.dump(_TCP_SOCKETS, question(addresses)))
     except OSError as error:
         if error.errno not in _NO_TCP_DIAG:
             raise
@@ -197,66 +172,106 @@ def address_filter(addresses: Sequence[bytes]) -> bytes:
     return program
 
 
-def parse_sockets(datagrams: Iterable[bytes]) -> list[TcpSocket]:
+def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
     """The sockets in an answer of sock_diag; other messages are passed over.
 
     Raises:
         MalformedNetlink: a message is cut short.
     """
-    found: list[TcpSocket] = []
+    runs: list[tuple[_Form, list[bytes | memoryview]]] = []
+    untold: dict[int, ValueError] = {}
+    total = 0
     for data in datagrams:
-        for kind, _flags, _sequence, payload in messages(data):
+        view = memoryview(data)
+        at = 0
+        while at < len(view):
+            kind, _flags, _sequence, payload = next(messages(view[at:]))
+            stride = (_HEADER_BYTES + len(payload) + 3) & ~3
             if kind != _TCP_SOCKETS:
+                at += stride
                 continue
-            if len(payload) < _SOCKET.size:
-                raise MalformedNetlink(f"netlink: a socket of {len(payload)} bytes, expected {_SOCKET.size}")
-            fields = _SOCKET.unpack_from(payload)
-            family, local, interface, low, high, inode = (
-                fields[0],
-                fields[6],
-                fields[8],
-                fields[9],
-                fields[10],
-                fields[15],
-            )
-            address = local[:4] if family == socket.AF_INET else plain_address(local)
-            found.append(
-                TcpSocket(
-                    inode,
-                    high << 32 | low,
-                    address,
-                    interface,
-                    bytes(payload[_SOCKET.size :]),
-                    state=fields[1],
-                    timer=fields[2],
-                    unread_bytes=fields[12],
-                    ports=(socket.ntohs(fields[4]), socket.ntohs(fields[5])),
-                )
-            )
-    return found
+            form, headers, trouble = _form(payload, stride)
+            piece = _alike(view[at:], stride, headers)
+            count = len(piece) // stride
+            if trouble is not None:
+                untold.update(dict.fromkeys(range(total, total + count), trouble))
+            if runs and runs[-1][0] == form:
+                runs[-1][1].append(piece)
+            else:
+                runs.append((form, [piece]))
+            total += count
+            at += len(piece)
+    return TcpTable(_rows(runs, total), untold)
 
 
-def info_of(connection: TcpSocket) -> TcpInfo:
-    """How a connection fares.
+def _form(payload: memoryview, stride: int) -> tuple[_Form, tuple[int, ...], ValueError | None]:
+    """(form, numbers of the 4-byte words that show whether another message has it, what is wrong) of a message."""
+    if len(payload) < _SOCKET_BYTES:
+        raise MalformedNetlink(f"netlink: a socket of {len(payload)} bytes, expected {_SOCKET_BYTES}")
+    at = _HEADER_BYTES + _SOCKET_BYTES
+    headers = [0, 1]  # the message's length, its type and flags
+    info_bytes = 0
+    try:
+        for kind, value in attributes(payload[_SOCKET_BYTES:]):
+            headers.append(at // 4)
+            if kind == _INET_DIAG_INFO:
+                info_bytes = len(value)
+                break
+            at += (_ATTRIBUTE.size + len(value) + 3) & ~3
+    except MalformedNetlink as error:
+        # The header that makes no sense counts as well: only those with the same one are alike.
+        return _Form(stride, 0, 0), (*headers, at // 4), error
+    if info_bytes < _LEAST_INFO_BYTES:
+        reason = f"tcp_info of {info_bytes} bytes, expected at least {_LEAST_INFO_BYTES}"
+        return _Form(stride, 0, 0), tuple(headers), ValueError(reason)
+    return _Form(stride, at + _ATTRIBUTE.size, min(info_bytes, _WHOLE_INFO_BYTES)), tuple(headers), None
 
-    Raises:
-        ValueError: the kernel did not say, or it was cut short.
-    """
-    info = next(
-        (value for kind, value in attributes(memoryview(connection.attributes)) if kind == _INET_DIAG_INFO), b""
+
+def _alike(view: memoryview, stride: int, headers: tuple[int, ...]) -> bytes | memoryview:
+    """The messages at the start of a datagram that have the form of the first one."""
+    count = len(view) // stride
+    if count == 0:
+        return bytes(view).ljust(stride, b"\0")  # the last one, which needs no padding
+    words = np.frombuffer(view, np.uint32, count * stride // 4).reshape(count, stride // 4)[:, headers]
+    alike = (words == words[0]).all(axis=1)
+    return view[: (count if alike.all() else int(alike.argmin())) * stride]
+
+
+def _rows(runs: Sequence[tuple[_Form, Sequence[bytes | memoryview]]], total: int) -> Rows:
+    if len(runs) == 1 and runs[0][0].info_bytes == _WHOLE_INFO_BYTES:
+        form, pieces = runs[0]
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), _message_dtype(form))
+    rows: Rows = np.zeros(total, _TABLE)
+    at = 0
+    for form, pieces in runs:
+        part = np.frombuffer(b"".join(pieces), _message_dtype(form))
+        for name in part.dtype.names or ():
+            rows[name][at : at + len(part)] = part[name]
+        at += len(part)
+    return rows
+
+
+@lru_cache(maxsize=16)
+def _message_dtype(form: _Form) -> np.dtype[Any]:
+    """One message; without what struct tcp_info is too short for."""
+    places = {name: (_HEADER_BYTES + offset, kind) for name, (offset, kind) in _SOCKET_FIELDS.items()}
+    for name, (offset, kind) in _INFO_FIELDS.items():
+        if offset + np.dtype(kind).itemsize <= form.info_bytes:
+            places[name] = (form.info_at + offset, kind)
+    return np.dtype(
+        {
+            "names": list(places),
+            "formats": [kind for _offset, kind in places.values()],
+            "offsets": [offset for offset, _kind in places.values()],
+            "itemsize": form.stride,
+        }
     )
-    return parse_info(info)
 
 
-def parse_info(data: bytes | memoryview) -> TcpInfo:
-    """One struct tcp_info, of Linux 4.19 or newer; what later kernels append is passed over.
-
-    Raises:
-        ValueError: it is shorter than that.
-    """
-    if len(data) < _INFO.itemsize:
-        raise ValueError(f"tcp_info of {len(data)} bytes, expected at least {_INFO.itemsize}")
-    fields = list(np.frombuffer(data, dtype=_INFO, count=1)[0].item())
-    flags = _FIELD_NAMES.index("flags")
-    fields[flags] = bool(fields[flags] & _APPLICATION_LIMITED)
-    return TcpInfo(*fields)
+def local_addresses(rows: Rows) -> list[bytes]:
+    """Local addresses of sockets, 4 bytes of IPv4 or 16 of IPv6; IPv4 also where the socket is one of IPv6."""
+    families = rows["family"].tolist()
+    return [
+        address[:4] if family == socket.AF_INET else plain_address(address)
+        for family, address in zip(families, rows["local"].tolist(), strict=True)
+    ]

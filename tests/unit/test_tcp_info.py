@@ -11,67 +11,48 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.clock import SystemClock
 from probes.netdev.addresses import LocalAddress, parse_addresses, plain_address
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket
-from probes.netdev.tcp_counters import (
+from probes.netdev.connection_accounts import (
     ACCOUNT_FIELDS,
     MAXIMUM_CONNECTIONS,
-    TCP_FIELDS,
     ConnectionAccounts,
-    TcpCounters,
+    FoundConnections,
 )
+from probes.netdev.netlink import MalformedNetlink, NetlinkSocket
+from probes.netdev.tcp_counters import TCP_FIELDS, TcpCounters
 from probes.netdev.tcp_info import (
+    APPLICATION_LIMITED,
     NETLINK_SOCK_DIAG,
-    TcpInfo,
-    TcpSocket,
-    info_of,
-    parse_info,
-    parse_sockets,
+    TcpTable,
+    local_addresses,
+    parse_table,
     question,
-    read_sockets,
+    read_table,
 )
 from probes.socket_owners import SocketOwners, socket_inodes
 from tests.unit.netdev_messages import SteppedClock, attribute, done, message
+from tests.unit.tcp_reference import OFFSETS, TcpInfo
 
 PROCFS = Path("/proc")
 ESTABLISHED = 1
-OFFSETS = {
-    "unacknowledged_segments": (24, "I"),
-    "options": (5, "B"),
-    "last_sent_ms": (44, "I"),
-    "round_trip_us": (68, "I"),
-    "round_trip_deviation_us": (72, "I"),
-    "retransmitted_segments": (100, "I"),
-    "bytes_acked": (120, "Q"),
-    "bytes_received": (128, "Q"),
-    "segments_sent": (136, "I"),
-    "segments_received": (140, "I"),
-    "not_sent_bytes": (144, "I"),
-    "minimum_round_trip_us": (148, "I"),
-    "data_segments_sent": (156, "I"),
-    "delivery_rate_bytes_per_second": (160, "Q"),
-    "busy_us": (168, "Q"),
-    "receive_window_limited_us": (176, "Q"),
-    "send_buffer_limited_us": (184, "Q"),
-    "bytes_sent": (200, "Q"),
-    "retransmitted_bytes": (208, "Q"),
-}
-"""Of struct tcp_info, from the kernel's include/uapi/linux/tcp.h."""
+NOTHING = TcpInfo()
 
-NOTHING = TcpInfo(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0, 0, 0, 0)
-
-
-def tcp_info(info: TcpInfo, size: int = 248) -> bytes:
-    data = bytearray(size)
-    for name, (offset, form) in OFFSETS.items():
-        struct.pack_into(f"={form}", data, offset, getattr(info, name))
-    data[7] = int(info.application_limited) | 0x06
-    return bytes(data)
+wide, narrow, byte = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 255)
+infos = st.builds(
+    TcpInfo,
+    **{
+        field.name: st.booleans()
+        if field.name == "application_limited"
+        else {"Q": wide, "I": narrow, "B": byte}[OFFSETS[field.name][1]]
+        for field in fields(TcpInfo)
+    },
+)
 
 
 def listed(
@@ -84,8 +65,8 @@ def listed(
 ) -> bytes:
     family = socket.AF_INET if len(local) == 4 else socket.AF_INET6
     peers = local.ljust(16, b"\0") + bytes(16)
-    head = struct.pack("=4B", family, ESTABLISHED, 0, 0) + struct.pack(">HH", 40_000, 5001) + peers
-    head += struct.pack("=IIIIIIII", interface, cookie & 0xFFFFFFFF, cookie >> 32, 0, 0, 0, 0, inode)
+    head = struct.pack("=4B", family, ESTABLISHED, 4, 0) + struct.pack(">HH", 40_000, 5001) + peers
+    head += struct.pack("=IIIIIIII", interface, cookie & 0xFFFFFFFF, cookie >> 32, 0, 77, 0, 0, inode)
     return message(18, head + attribute(8, b"\0") + (b"" if info is None else attribute(2, info)))
 
 
@@ -101,17 +82,24 @@ infos = st.builds(
 )
 
 
+def told(row: np.void) -> TcpInfo:
+    """What a row of a table says of its connection."""
+    limited = bool(row["flags"] & APPLICATION_LIMITED)
+    return TcpInfo(**{name: int(row[name]) for name in OFFSETS}, application_limited=limited)
+
+
 @settings(deadline=None)
 @given(infos, st.integers(216, 300))
 def test_every_field_stands_where_the_kernel_puts_it_however_long_its_structure(info: TcpInfo, size: int) -> None:
-    assert parse_info(tcp_info(info, max(size, 216))) == info
+    (row,) = parse_table([listed(7, bytes(4), info.packed(size))]).rows
+    assert told(row) == info
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=215))
 def test_a_structure_of_an_old_kernel_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=f"tcp_info of {len(data)} bytes"):
-        parse_info(data)
+    table = parse_table([listed(7, bytes(4), data)])
+    assert str(table.untold[0]).startswith(f"tcp_info of {len(data)} bytes")
 
 
 @settings(deadline=None)
@@ -124,32 +112,45 @@ def test_a_structure_of_an_old_kernel_is_refused(data: bytes) -> None:
     )
 )
 def test_sockets_are_read_as_they_were_listed(found: list[tuple[int, bytes, int, TcpInfo]]) -> None:
-    data = b"".join(listed(inode, local, tcp_info(info), cookie=cookie) for inode, local, cookie, info in found)
-    sockets = parse_sockets([data + done()])
-    assert [(made.inode, made.local, made.cookie, info_of(made)) for made in sockets] == [
-        (inode, plain_address(local), cookie, info) for inode, local, cookie, info in found
-    ]
+    data = b"".join(listed(inode, local, info.packed(), cookie=cookie) for inode, local, cookie, info in found)
+    table = parse_table([data + done()])
+    assert not table.untold
+    assert [
+        (int(row["inode"]), local, int(row["cookie"]), told(row))
+        for row, local in zip(table.rows, local_addresses(table.rows), strict=True)
+    ] == [(inode, plain_address(local), cookie, info) for inode, local, cookie, info in found]
 
 
-@pytest.mark.parametrize("parse", [parse_sockets, parse_addresses])
+def test_ports_states_and_what_is_unread_are_this_sides() -> None:
+    (row,) = parse_table([listed(7, bytes(4), NOTHING.packed())]).rows
+    assert (row["ports"].tolist(), int(row["state"]), int(row["timer"]), int(row["unread_bytes"])) == (
+        [40_000, 5001],
+        ESTABLISHED,
+        4,
+        77,
+    )
+
+
+@pytest.mark.parametrize("parse", [parse_table, parse_addresses])
 @settings(deadline=None)
 @given(st.data())
 def test_cut_and_flipped_answers_end_in_a_clean_error_or_nothing_strange(parse: object, data: st.DataObject) -> None:
     assert callable(parse)
-    whole = listed(7, bytes(4), tcp_info(NOTHING)) + message(20, struct.pack("=4BI", 2, 24, 0, 0, 3) + bytes(8))
+    whole = listed(7, bytes(4), NOTHING.packed()) + message(20, struct.pack("=4BI", 2, 24, 0, 0, 3) + bytes(8))
     cut = bytearray(whole[: data.draw(st.integers(1, len(whole)))])
     cut[data.draw(st.integers(0, len(cut) - 1))] ^= data.draw(st.integers(0, 255))
     with suppress(MalformedNetlink):
-        for found in parse([bytes(cut)]):
-            if isinstance(found, TcpSocket):
-                with suppress(ValueError):
-                    info_of(found)
+        parse([bytes(cut)])
 
 
-def test_a_socket_that_the_kernel_says_nothing_about_is_refused_when_asked() -> None:
-    (found,) = parse_sockets([listed(7, bytes(4), None)])
-    with pytest.raises(ValueError, match="tcp_info of 0 bytes"):
-        info_of(found)
+def test_a_socket_that_the_kernel_says_nothing_about_is_not_counted_and_said() -> None:
+    table = parse_table([listed(7, bytes(4), None) + listed(8, bytes(4), NOTHING.packed(), cookie=2)])
+    assert {row: str(error) for row, error in table.untold.items()} == {0: "tcp_info of 0 bytes, expected at least 216"}
+    accounts = ConnectionAccounts()
+    found = accounts.found(table, {7: 1, 8: 1}, {}, {bytes(4): "rail0"})
+    (failure,) = accounts.take(("rail0",), frozenset({1}), found)
+    assert (failure.device, failure.reason) == ("rail0", "tcp_info of 0 bytes, expected at least 216")
+    assert accounts.last[0].connections == 1
 
 
 @settings(deadline=None)
@@ -167,12 +168,29 @@ def test_an_ipv4_address_in_an_ipv6_socket_is_the_same_address() -> None:
     assert plain_address(bytes(15) + b"\x01") == bytes(15) + b"\x01"
 
 
-def connection(cookie: int, info: TcpInfo, inode: int = 5) -> TcpSocket:
-    return TcpSocket(inode, cookie, bytes(4), 0, attribute(2, tcp_info(info)))
+Found = tuple[str, int, bytes]
+"""Device, pid, and what the kernel lists."""
 
 
-def taken(accounts: ConnectionAccounts, *found: tuple[str, int, TcpSocket], pids: tuple[int, ...] = (1,)) -> None:
-    assert accounts.take(("rail0", "rail1"), frozenset(pids), found) == []
+def connection(cookie: int, info: TcpInfo) -> bytes:
+    return listed(0, bytes(4), info.packed(), cookie=cookie)
+
+
+def these(accounts: ConnectionAccounts, *found: Found) -> FoundConnections | None:
+    """Simulated connections: of which device and process they are is given."""
+    if not found:
+        return None
+    table = parse_table([b"".join(data for _device, _pid, data in found)])
+    rows = table.rows.copy()
+    rows["inode"] = range(len(found))
+    devices = np.array([accounts.number(device) for device, _pid, _data in found])
+    ipv4 = np.array([len(address) == 4 for address in local_addresses(rows)])
+    pids = {inode: pid for inode, (_device, pid, _data) in enumerate(found)}
+    return FoundConnections(rows, devices, ipv4, pids, table.untold)
+
+
+def taken(accounts: ConnectionAccounts, *found: Found, pids: tuple[int, ...] = (1,)) -> None:
+    assert accounts.take(("rail0", "rail1"), frozenset(pids), these(accounts, *found)) == []
 
 
 def test_what_a_connection_did_before_its_process_was_observed_is_left_out() -> None:
@@ -208,7 +226,7 @@ def test_headers_follow_from_segments_timestamps_and_the_family_of_the_address()
         replace(NOTHING, segments_sent=10, segments_received=4),
         replace(NOTHING, segments_sent=10, segments_received=4, options=0x07),
     )
-    ipv6 = TcpSocket(5, 3, bytes(15) + b"\1", 0, attribute(2, tcp_info(stamped)))
+    ipv6 = listed(0, bytes(15) + b"\1", stamped.packed(), cookie=3)
     taken(accounts)
     taken(accounts, ("rail0", 1, connection(1, plain)), ("rail0", 1, connection(2, stamped)), ("rail1", 1, ipv6))
     for device, header_bytes in (("rail0", 54 + 66), ("rail1", 86)):
@@ -240,7 +258,7 @@ def test_totals_never_fall_and_one_rail_never_counts_for_the_other(
         for device, totals in before.items():
             after = accounts.totals(device)
             assert all(new >= old for old, new in zip(totals, after, strict=True))
-            if not any(name == device for name, _pid, _socket in found):
+            if not any(name == device for name, _pid, _data in found):
                 changes = ACCOUNT_FIELDS.index("connection_changes")
                 assert after[:changes] == totals[:changes]
             before[device] = after
@@ -272,7 +290,7 @@ def test_round_trips_and_rates_are_those_of_connections_that_send() -> None:
 def test_too_many_connections_are_left_out_and_said() -> None:
     accounts = ConnectionAccounts()
     found = [("rail0", 1, connection(cookie, NOTHING)) for cookie in range(MAXIMUM_CONNECTIONS + 3)]
-    (failure,) = accounts.take(("rail0",), frozenset({1}), found)
+    (failure,) = accounts.take(("rail0",), frozenset({1}), these(accounts, *found))
     assert failure.reason == f"3 beyond {MAXIMUM_CONNECTIONS} are not counted"
     assert accounts.last[0].connections == MAXIMUM_CONNECTIONS
 
@@ -345,11 +363,16 @@ def diag() -> Iterator[NetlinkSocket]:
     """The running kernel."""
     try:
         netlink = NetlinkSocket(protocol=NETLINK_SOCK_DIAG)
-        read_sockets(netlink, [bytes([127, 0, 0, 1])])
+        read_table(netlink, [bytes([127, 0, 0, 1])])
     except OSError as error:
         pytest.skip(f"no sock_diag here: {error}")
     yield netlink
     netlink.close()
+
+
+def addresses(table: TcpTable) -> dict[int, bytes]:
+    """Local addresses by inode."""
+    return dict(zip(table.rows["inode"].tolist(), local_addresses(table.rows), strict=True))
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -364,7 +387,7 @@ def test_the_kernel_lists_only_sockets_of_the_addresses_asked_for(diag: NetlinkS
             inodes[address] = os.fstat(client.fileno()).st_ino
         others = [bytes([192, 0, 2, last]) for last in range(4)] + [bytes(15) + b"\x09"]
         asked = [*others[:place], bytes([127, 0, 0, 77]), *others[place:]]
-        found = {made.inode for made in read_sockets(diag, asked)}
+        found = set(read_table(diag, asked).rows["inode"].tolist())
     assert inodes["127.0.0.77"] in found
     assert inodes["127.0.0.1"] not in found
 
@@ -378,7 +401,7 @@ def test_an_ipv4_connection_of_an_ipv6_socket_is_listed_under_its_ipv4_address(d
         server = opened.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         client.connect((f"::ffff:{server.getsockname()[0]}", server.getsockname()[1]))
         inode = os.fstat(client.fileno()).st_ino
-        found = {made.inode: made.local for made in read_sockets(diag, [bytes([127, 0, 0, 1])])}
+        found = addresses(read_table(diag, [bytes([127, 0, 0, 1])]))
     assert found[inode] == bytes([127, 0, 0, 1])
 
 
@@ -392,7 +415,7 @@ def test_connections_of_both_families_are_listed_together(diag: NetlinkSocket) -
                 pytest.skip(f"no {address} here: {error}")
             client = opened.enter_context(closing(socket.create_connection(server.getsockname()[:2])))
             expected[os.fstat(client.fileno()).st_ino] = socket.inet_pton(family, address)
-        found = {made.inode: made.local for made in read_sockets(diag, list(expected.values()))}
+        found = addresses(read_table(diag, list(expected.values())))
     assert expected.items() <= found.items()
 
 
