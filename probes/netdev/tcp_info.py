@@ -26,7 +26,7 @@ from probes.netdev.addresses import plain_address
 from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 NETLINK_SOCK_DIAG: Final = 4
-_TCP_SOCKETS: Final = 18
+TCP_SOCKETS: Final = 18
 """TCPDIAG_GETSOCK.  SOCK_DIAG_BY_FAMILY, which came after it, asks for one family: the kernel would walk twice through
 its table of all connections, which has half a million places on a large host."""
 _SOCKET_BYTES: Final = 72
@@ -134,7 +134,7 @@ def read_table(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> TcpTable:
         MalformedNetlink: its answer is not what sock_diag describes.
     """
     try:
-        return parse_table(netlink.dump(_TCP_SOCKETS, question(addresses)))
+        return parse_table(netlink.dump(TCP_SOCKETS, question(addresses)))
     except OSError as error:
         if error.errno not in _NO_TCP_DIAG:
             raise
@@ -187,7 +187,7 @@ def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
         while at < len(view):
             kind, _flags, _sequence, payload = next(messages(view[at:]))
             stride = (_HEADER_BYTES + len(payload) + 3) & ~3
-            if kind != _TCP_SOCKETS:
+            if kind != TCP_SOCKETS:
                 at += stride
                 continue
             form, headers, trouble = _form(payload, stride)

@@ -17,6 +17,7 @@ from testbed.hosts import TestbedError
 from tests.bench import (
     agent_cost,
     collection_cost,
+    connection_cost,
     dataset_cost,
     exposition_cost,
     first_sight,
@@ -42,6 +43,7 @@ _PARTS: Final[dict[str, Part]] = {
     agent_cost.PART: Part(agent_cost.measure, 3),
     sampler_cost.PART: Part(sampler_cost.measure, 3),
     collection_cost.PART: Part(collection_cost.measure, 25),
+    connection_cost.PART: Part(connection_cost.measure, 51),
     workload_cost.PART: Part(workload_cost.measure, 10),
     nccl_cost.PART: Part(nccl_cost.measure, 6),
     program_cost.PART: Part(program_cost.measure, 3),
