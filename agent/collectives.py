@@ -74,6 +74,8 @@ class Collectives:
             completion.replays if completion else lambda _: False,
         )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
+        self.before_forgetting: Callable[[], object] = lambda: None
+        """Called before the kernel forgets what communicators did that have ended."""
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()
         """Pids in the kernel's tables that had ended before anyone looked at them."""
@@ -193,6 +195,7 @@ class Collectives:
             known.end_process(tgid, process.ended_ns or 0)
         settled = known.settle(before_ns, gone.keys() | self._vanished)
         if self._completion is not None and settled:
+            self.before_forgetting()
             self._completion.read()
             self._completion.end_communicators({communicator.instance for communicator in settled})
         names = named_namespaces() if settled or gone else {}

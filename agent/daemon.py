@@ -315,6 +315,8 @@ class Daemon:
             handler()
         now_ns = self._beat_ns = self._clock.monotonic_ns()
         ended, self._ended = self._ended, []
+        if ended:  # what they were called for last
+            self._next_drain_ns = now_ns + self._drain()
         for identity, status in ended:
             self.observer.process_gone(identity, status)
             self._look_soon()
@@ -417,7 +419,7 @@ class Daemon:
     def _hear_rings(self) -> None:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
-            self._next_drain_ns = self._clock.monotonic_ns()
+            self._next_drain_ns = self._drained_ns  # long past: not to be put off to what is due soon
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()

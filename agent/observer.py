@@ -110,6 +110,7 @@ class Observer:
             completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
         if programs is not None:
             self._stalls = self._watch_stalls(programs, stall_tables)
+            self._collectives.before_forgetting = self._stalls.take_times
             if completion is not None:
                 completion.levels.before_forgetting = self._stalls.take_times
 

@@ -32,10 +32,10 @@ IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""
 _HISTORY_NS: Final = 800_000_000
 """Once a second: no look that comes a moment early waits for the next."""
+_QUIET_HISTORY_NS: Final = 500_000_000
+"""The same where nothing is suspected: the next look may be a second away."""
 _RECENT_CALL_NS: Final = 1_000_000_000
 _UNCOUNTED_NS: Final = 2_000_000_000
-_SETTLED_NS: Final = 5_000_000_000
-"""Calls that have stood for so long without a sign of an operation are most likely to go on standing."""
 _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
@@ -103,6 +103,8 @@ class RankReader:
         """As of the last look; None: nobody asked."""
         self._unusual: set[int] = set()
         """Communicators that were stalled since histories were read last."""
+        self.learnt = False
+        """Whether the last reading was one of those that come about once a second."""
         self.quiet_until_ns: int | None = 0
         """Until when another reading would show nothing new to judge; None: a rank is suspected of something."""
         self.read_ns = 0
@@ -158,7 +160,8 @@ class RankReader:
         oldest = self._oldest()
         self._connections = None
         self._unusual.update(stalled)
-        remember = now_ns - self._history_ns >= _HISTORY_NS
+        period_ns = _HISTORY_NS if self.quiet_until_ns is None else _QUIET_HISTORY_NS
+        remember = self.learnt = now_ns - self._history_ns >= period_ns
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
@@ -206,10 +209,7 @@ class RankReader:
                 (rank.instance, rank) for rank in self._signs.add(now_ns, without, self.every, described)
             )
         found = [self._facts[rank.instance] for rank in found]
-        restless = any(
-            rank.in_flight is not None or rank.slow is not None or now_ns - rank.last_call_ns < _SETTLED_NS
-            for rank in found
-        )
+        restless = self._slow or any(rank.in_flight is not None for rank in found)
         self.quiet_until_ns = None if restless else quiet_until_ns
         return found
 

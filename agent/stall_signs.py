@@ -23,9 +23,11 @@ from agent.stall_sources import Known, Look
 from probes.nccl.abi import Op, op_name
 from probes.nccl.proxy_work import proxy_has_work
 
-_PERIOD_NS: Final = 1_000_000_000
+_PERIOD_NS: Final = 800_000_000
+"""Once a second: no look that comes a moment early waits for the next."""
 _LONGEST_PAUSE_NS: Final = 10_000_000_000
-_MOST_BEFORE_NS: Final = 2_000_000_000
+_MOST_BEFORE_NS: Final = 1_000_000_000
+"""Less than what is plainly broken may take: a process that is held for a moment after a pause is no stall."""
 _PROXY_WORKS: Final = "NCCL's proxy has operations under way"
 _POINT_TO_POINT: Final = frozenset({op_name(Op.Send), op_name(Op.Recv)})
 _HELD: Final = frozenset({"stopped", "frozen"})

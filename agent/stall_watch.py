@@ -114,13 +114,13 @@ class StallWatch:
             return LOOK_NS
         self._processes.clear()
         self._peers = None
-        if self._writers.due(now_ns):
+        if self._reader.learnt:
             self._writers.look(now_ns, self._reader.last_calls())
         changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
         self._settle(changes.begun, changes.ended)
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
-        if self.current or quiet_until_ns is None:
+        if quiet_until_ns is None:
             return LOOK_NS
         # No later than it could be with a look every `LOOK_NS`.
         return min(quiet_until_ns - now_ns + LOOK_NS, REST_NS)
@@ -131,8 +131,7 @@ class StallWatch:
         Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
         """
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._reader.read_ns > LOOK_NS:
-            self.look()  # what its ranks were at in the end
+        self._read_again(now_ns)
         code = exit_code(status)
         badly = ended_badly(code)
         self._look.forget(pid)
@@ -156,6 +155,16 @@ class StallWatch:
             stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
             if stall is not None:
                 self._settle((stall,), ())
+
+    def _read_again(self, now_ns: int) -> None:
+        """Learn what ranks are at now, judging nobody: of a process that has ended its status tells more."""
+        if now_ns - self._reader.read_ns <= LOOK_NS:
+            return
+        try:
+            self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
+        except KernelRefusal as refusal:
+            _log.error("what ranks are at cannot be read: %s", refusal.strerror)
+        self._peers = None
 
     def take_times(self) -> None:
         """Learn now how long operations took: the kernel is about to forget some of them."""

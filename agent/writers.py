@@ -16,8 +16,6 @@ from typing import Final
 from agent.stall_facts import LEAST_WRITTEN_BYTES
 
 PERIOD_NS: Final = 1_000_000_000
-_DUE_NS: Final = 800_000_000
-"""A look that comes a moment early does not wait for the next."""
 _IDLE_NS: Final = 600_000_000_000
 """Who has made no call for this long, and does not write, is idle and left alone."""
 
@@ -47,11 +45,11 @@ class Writers:
         self._looked_ns = 0
         self._silent: dict[int, _Silence] = {}
 
-    def due(self, now_ns: int) -> bool:
-        return now_ns - self._looked_ns >= _DUE_NS
-
     def look(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
-        """Ask those that are silent; `last_calls`: of every living process, by pid, the last on any communicator."""
+        """Ask those that are silent, about once a second.
+
+        `last_calls`: of every living process, by pid, the last on any communicator.
+        """
         self._looked_ns = now_ns
         silent = {}
         for pid, call_ns in last_calls.items():
@@ -76,7 +74,7 @@ class Writers:
 
     def writing(self, now_ns: int) -> tuple[int, ...]:
         """Pids of those that write, or did so a moment ago: who writes pauses now and then."""
-        if now_ns - self._looked_ns > 2 * PERIOD_NS:
+        if now_ns - self._looked_ns > 3 * PERIOD_NS:
             return ()  # nobody looks while no communicator lives
         return tuple(
             pid

@@ -80,4 +80,4 @@ def test_the_loop_is_slow_until_somebody_has_a_communicator(testbed: Target, mon
         daemon.close()
     unused, used = selector.pauses[1:_PAUSES], selector.pauses[_PAUSES:]
     assert sum(unused) > len(unused) * 1.0, "beside an idle library it wakes every other second"
-    assert max(used) <= 0.25, "beside a communicator rings are emptied, and stalls looked for, more often"
+    assert max(used) <= 1.0, "beside a communicator rings are emptied, and stalls looked for, more often"

@@ -119,6 +119,24 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     assert libraries == [3, 3]
 
 
+def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node()
+    done: list[object] = []
+    programs = test_levels.SimulatedPrograms()
+    monkeypatch.setattr(test_levels.SimulatedPrograms, "forget_communicators", lambda _, ended: done.append(ended))
+    node.collectives = Collectives(node.kernel, node.processes, 0, Completion(programs, Level.COMPLETION))
+    node.collectives.before_forgetting = lambda: done.append("learnt")
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.settle(SECOND_NS)
+    assert done == []
+    node.end(10, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    assert done == ["learnt", {1}]
+
+
 def test_a_call_between_reading_and_taking_out_is_counted(node: Node) -> None:
     node.begin(10)
     node.kernel.communicator(10, 1)

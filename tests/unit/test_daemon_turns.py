@@ -162,6 +162,58 @@ def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monk
             assert min(at for at in done.looks if at > happened_ns) <= happened_ns + LOOK_NS + 5 * MS
 
 
+def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        return {2 + at / 20: daemon._take_lifecycle for at in range(300)}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
+        began_ns, ended_ns = (SimulatedClock().now_ns + seconds * 1000 * MS for seconds in (3, 16))
+        looks = [at for at in done.looks if began_ns <= at <= ended_ns]
+        periods_ns = [later - earlier for earlier, later in pairwise(looks)]
+        assert LOOK_NS <= min(periods_ns) <= max(periods_ns) <= LOOK_NS + 60 * MS
+
+
+def test_looks_and_ticks_find_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        return {5.4: daemon._take_lifecycle}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
+        assert done.wakings <= 1.35 * SECONDS
+
+
+@pytest.mark.parametrize("drain_ms", [250, 1000])
+def test_a_ring_that_fills_suddenly_is_read_at_the_next_turn(monkeypatch: pytest.MonkeyPatch, drain_ms: int) -> None:
+    class Wakeups:
+        def clear(self) -> bool:
+            return True
+
+        def close(self) -> None:
+            pass
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
+        return {5 + at / 7: daemon._hear_rings for at in range(50)}
+
+    with run_beside_a_job(monkeypatch, drain_ms * MS, 1000 * MS, happens) as done:
+        for at in range(50):
+            heard_ns = SimulatedClock().now_ns + round((5 + at / 7) * 1000) * MS
+            assert min(drained for drained in done.drains if drained >= heard_ns) <= heard_ns + 5 * MS
+
+
+def test_before_a_process_is_said_to_have_ended_the_rings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    clock_ns: list[Callable[[], int]] = []
+    monkeypatch.setattr(Observer, "process_gone", lambda *_: told.append(clock_ns[0]()))
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        clock_ns.append(daemon._clock.monotonic_ns)
+        return {9.4: lambda: daemon._ended.append((ProcessIdentity(4711, 1), None))}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
+        assert len(told) == 1
+        assert told[0] in done.drains
+
+
 @pytest.mark.parametrize("pause_ms", [250, 234, 50, 37])
 def test_rings_are_read_at_about_their_time(monkeypatch: pytest.MonkeyPatch, pause_ms: int) -> None:
     with run_beside_a_job(monkeypatch, pause_ms * MS) as done:

@@ -5,11 +5,27 @@ Simulated: see stall_world.
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from agent.stall_watch import LOOK_NS
+from probes.bpf_syscall import KernelRefusal
 from probes.nccl.abi import Op
-from tests.unit.stall_world import LOOK_S, RUNNING, STOPPED, World, steady
+from tests.unit.stall_world import (
+    AFTER_S,
+    LOOK_S,
+    MIB,
+    MOVING,
+    RAILS,
+    RUNNING,
+    STANDING,
+    STOPPED,
+    World,
+    steady,
+)
 
 LOOKS_A_SECOND = 1_000_000_000 // LOOK_NS
 
@@ -89,6 +105,128 @@ def test_idle_communicators_without_a_sign_of_an_operation_do_not_keep_the_agent
         rank.process = RUNNING
     world.step(10 * LOOKS_A_SECOND)
     assert looks_during(world, 20) <= 21
+
+
+@levels
+@pytest.mark.parametrize("phase", range(LOOKS_A_SECOND))
+def test_a_slow_rail_is_looked_at_as_often_as_can_be_as_soon_as_operations_are_slow(seen: bool, phase: int) -> None:
+    world = World(seen=seen, nranks=8)
+    steady(world)
+    world.train(phase * LOOK_S)
+    (rank,) = world.ranks
+    rank.process = MOVING
+    rank.rails = (
+        replace(RAILS[0], round_trip_ns=1_600_000, busy_ratio=0.1, sent_bytes=5 * MIB),
+        replace(RAILS[1], round_trip_ns=63_000_000, busy_ratio=1.0, sent_bytes=5 * MIB),
+    )
+    looks = 0
+    while not world.watch.current:
+        looks += 1
+        if looks % 2:
+            rank.work(1, 0.1)
+        world.step()
+        assert looks * LOOK_S <= 1.25 + 2 + 2, (
+            "it begins within a second, which is the first of three; then two seconds"
+        )
+
+
+def test_calls_ahead_of_an_operation_do_not_hide_how_old_it_is() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    world.clock.now_ns += 3 * LOOK_NS
+    rank.sequence, rank.last_ns, rank.ahead = rank.sequence + 1, world.clock.now_ns, 1
+    # Suspect when it is a second old, and one look later at the latest.
+    assert world.watch.look() == 2 * LOOK_NS
+
+
+@levels
+@pytest.mark.parametrize("each", range(1, 12))
+def test_what_is_usual_is_learnt_about_once_a_second_however_often_calls_come(seen: bool, each: int) -> None:
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    learnt_ns = []
+    for step in range(40 * LOOKS_A_SECOND):
+        if step % each == 0:
+            rank.work(1, 0.005)
+        before = world.looks
+        world.step()
+        if world.looks > before and world.watch._reader.learnt:
+            learnt_ns.append(world.clock.now_ns)
+    gaps_ns = [later - earlier for earlier, later in pairwise(learnt_ns)]
+    assert 2 * LOOK_NS <= min(gaps_ns) <= max(gaps_ns) <= 5 * LOOK_NS
+
+
+@levels
+def test_what_is_suspected_is_learnt_once_a_second_and_no_more_often(seen: bool) -> None:
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.waits_in = ("poll",)
+    world.step(2 * LOOKS_A_SECOND)
+    learnt = 0
+    for _ in range(20 * LOOKS_A_SECOND):
+        world.step()
+        learnt += world.watch._reader.learnt
+    assert learnt == 20
+
+
+def test_after_a_table_that_cannot_be_read_the_next_look_comes_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise KernelRefusal(errno.EPERM, "read map communicators")
+
+    world = World()
+    steady(world)
+    monkeypatch.setattr(world, "read", refuse)
+    assert world.watch.look() == LOOK_NS
+
+
+@pytest.mark.parametrize("idle_s", [5.5, 7.0, 12.0, 18.0])
+@pytest.mark.parametrize("held_looks", range(1, LOOKS_A_SECOND + 1))
+@pytest.mark.parametrize("rests", [True, False])
+def test_an_idle_process_that_is_held_for_a_moment_is_no_stall(idle_s: float, held_looks: int, rests: bool) -> None:
+    for phase in range(LOOKS_A_SECOND):
+        world = World(seen=False, ranks=2, nranks=4)
+        world.rests = rests
+        steady(world)
+        for rank in world.ranks:
+            rank.process = RUNNING
+        world.step(int(idle_s / LOOK_S) + phase)
+        world.ranks[0].process = STOPPED
+        world.step(held_looks)
+        world.ranks[0].process = RUNNING
+        world.step(4 * LOOKS_A_SECOND)
+        assert world.begun == []
+
+
+@pytest.mark.parametrize("idle_s", [5.0, 5.25, 5.5, 5.75, 300.0, 305.0, 310.0, 320.0, 325.0])
+def test_who_waits_for_good_after_a_long_silence_is_found_within_ten_seconds_more(idle_s: float) -> None:
+    world = World(seen=False, ranks=2, nranks=4)
+    steady(world)
+    for rank in world.ranks:
+        rank.process = RUNNING
+    world.step(int(idle_s / LOOK_S))
+    for rank in world.ranks:
+        rank.process = STANDING
+        rank.waits_in = ("recvmsg",)
+    assert world.until_flagged(100) <= AFTER_S + (11 if idle_s > 10 else LOOK_S)
+
+
+@pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])
+def test_a_process_that_ends_properly_long_after_the_last_look_is_no_stall(status: int) -> None:
+    world = World(ranks=2)
+    steady(world)
+    for rank in world.ranks:
+        rank.begin()
+    world.step(int(2.5 / LOOK_S))
+    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
+    (first, _) = world.ranks
+    first.process = replace(RUNNING, condition="gone")
+    world.watch.process_gone(first.pid, status)
+    assert world.begun == []
 
 
 def test_of_a_process_that_dies_long_after_the_last_look_it_is_known_what_it_was_at() -> None:

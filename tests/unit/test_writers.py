@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -111,13 +111,34 @@ def test_a_checkpoint_that_lasts_minutes_is_told_to_its_end() -> None:
     assert world.watch.current == ()
 
 
-def asked(writers: Writers, at_s: float, calls: Callable[[], dict[int, int]]) -> None:
-    now_ns = int(at_s * 1e9)
-    if writers.due(now_ns):
-        writers.look(now_ns, calls())
+def asked(writers: Writers, at_s: float, calls: dict[int, int]) -> None:
+    writers.look(int(at_s * 1e9), calls)
 
 
-def test_each_process_is_asked_once_a_second_while_it_is_silent_and_an_idle_one_not_at_all() -> None:
+def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, rank = writer()
+    asked_ns: list[int] = []
+    written_bytes = world.written_bytes
+
+    def written(pid: int) -> int | None:
+        asked_ns.append(world.clock.now_ns)
+        return written_bytes(pid)
+
+    monkeypatch.setattr(world.watch._writers, "_written", written)
+    rank.begin()  # somebody to look at four times a second
+    world.step(2 * SECOND_LOOKS)
+    asked_ns.clear()
+    world.step(20 * SECOND_LOOKS)
+    assert 19 <= len(asked_ns) <= 21
+    assert max(later - earlier for earlier, later in pairwise(asked_ns)) <= 1.25 * PERIOD_NS
+    rank.work(1, 0.005)
+    world.step()
+    asked_ns.clear()
+    world.step(SECOND_LOOKS // 2)
+    assert asked_ns == []
+
+
+def test_an_idle_process_is_not_asked() -> None:
     questions: list[int] = []
 
     def written(pid: int) -> int:
@@ -125,12 +146,12 @@ def test_each_process_is_asked_once_a_second_while_it_is_silent_and_an_idle_one_
         return 0
 
     writers = Writers(written, PERIOD_NS, 30 * PERIOD_NS)
-    for look in range(4 * 10):
-        asked(writers, 1000 + look * LOOK_S, lambda: {1: 999 * PERIOD_NS, 2: 1010 * PERIOD_NS})
+    for second in range(10):
+        asked(writers, 1000 + second, {1: 999 * PERIOD_NS, 2: 1010 * PERIOD_NS})
     assert questions == [1] * 10
     questions.clear()
     for look in range(40):
-        asked(writers, 2000 + look, lambda: {1: 999 * PERIOD_NS})
+        asked(writers, 2000 + look, {1: 999 * PERIOD_NS})
     assert questions == []
 
 
@@ -138,7 +159,7 @@ def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
     total = iter(range(0, 100 * MIB, MIB))
     writers = Writers(lambda _pid: next(total), PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
-        asked(writers, 1000 + second, lambda: {1: 990 * PERIOD_NS})
+        asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
     assert writers.writing(1005 * PERIOD_NS) == (1,)
     assert writers.writing(1010 * PERIOD_NS) == ()
 
@@ -146,7 +167,7 @@ def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
 def test_what_cannot_be_known_is_no_writing() -> None:
     writers = Writers(lambda _pid: None, PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
-        asked(writers, 1000 + second, lambda: {1: 990 * PERIOD_NS})
+        asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
     assert writers.writing(1004 * PERIOD_NS) == ()
     assert written_bytes(Path("/proc"), 2**30) is None
 
