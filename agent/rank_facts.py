@@ -35,7 +35,9 @@ _HISTORY_NS: Final = 800_000_000
 _QUIET_HISTORY_NS: Final = 500_000_000
 """The same where nothing is suspected: the next look may be a second away."""
 _RECENT_CALL_NS: Final = 1_000_000_000
+"""Threads that ran while a call is no older took part in it."""
 _UNCOUNTED_NS: Final = 2_000_000_000
+"""When operations go on for so long without a message, messages are not counted any more."""
 _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
