@@ -14,6 +14,7 @@ import errno
 import socket
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -178,10 +179,16 @@ def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
     Raises:
         MalformedNetlink: a message is cut short.
     """
-    runs: list[tuple[_Form, list[bytes | memoryview]]] = []
-    untold: dict[int, ValueError] = {}
-    total = 0
-    for data in datagrams:
+    answer = list(datagrams)
+    rows = _of_one_form(answer)
+    return _of_several_forms(answer) if rows is None else TcpTable(rows, {})
+
+
+def _of_one_form(answer: Sequence[bytes]) -> Rows | None:
+    """The sockets where all their messages have one form, and tell everything; None: they have not, or do not."""
+    forms: set[_Form] = set()
+    pieces: list[bytes | memoryview] = []
+    for data in answer:
         view = memoryview(data)
         at = 0
         while at < len(view):
@@ -190,24 +197,63 @@ def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
             if kind != TCP_SOCKETS:
                 at += stride
                 continue
-            form, headers, trouble = _form(payload, stride)
-            piece = _alike(view[at:], stride, headers)
-            count = len(piece) // stride
+            form, headers, _trouble = _form(payload, stride)
+            forms.add(form)
+            if len(forms) > 1 or form.info_bytes < _WHOLE_INFO_BYTES or len(pieces) == len(answer):
+                return None
+            pieces.append(_alike(view[at:], stride, headers))
+            at += len(pieces[-1])
+    if not pieces:
+        return np.zeros(0, _TABLE)
+    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), _message_dtype(forms.pop()))
+
+
+def _of_several_forms(answer: Sequence[bytes]) -> TcpTable:
+    """The sockets, one form after another: a run of equal messages may be a single one, as where MPTCP is in use."""
+    found: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    """By length of the message: where it begins, in words, and its row."""
+    total = at = 0
+    padded = []  # the last message of a datagram needs no padding
+    for data in answer:
+        begin = at
+        for kind, _flags, _sequence, payload in messages(data):
+            length = _HEADER_BYTES + len(payload)
+            if kind == TCP_SOCKETS:
+                _check_length(payload)
+                begins, places = found[length]
+                begins.append(at // 4)
+                places.append(total)
+                total += 1
+            at += (length + 3) & ~3
+        padded.append(data.ljust((len(data) + 3) & ~3, b"\0"))
+        at = begin + len(padded[-1])
+    rows: Rows = np.zeros(total, _TABLE)
+    untold: dict[int, ValueError] = {}
+    words = np.frombuffer(b"".join(padded), np.uint32)
+    for length, (begins, numbers) in found.items():
+        stride = (length + 3) & ~3
+        like_none = words[np.array(begins)[:, np.newaxis] + np.arange(stride // 4)]
+        left = np.array(numbers)
+        while len(left):
+            form, headers, trouble = _form(memoryview(like_none[0].tobytes())[_HEADER_BYTES:length], stride)
+            alike = (like_none[:, headers] == like_none[0, headers]).all(axis=1)
+            part = np.frombuffer(like_none[alike].tobytes(), _message_dtype(form))
+            for name in part.dtype.names or ():
+                rows[name][left[alike]] = part[name]
             if trouble is not None:
-                untold.update(dict.fromkeys(range(total, total + count), trouble))
-            if runs and runs[-1][0] == form:
-                runs[-1][1].append(piece)
-            else:
-                runs.append((form, [piece]))
-            total += count
-            at += len(piece)
-    return TcpTable(_rows(runs, total), untold)
+                untold.update(dict.fromkeys(left[alike].tolist(), trouble))
+            like_none, left = like_none[~alike], left[~alike]
+    return TcpTable(rows, untold)
 
 
-def _form(payload: memoryview, stride: int) -> tuple[_Form, tuple[int, ...], ValueError | None]:
-    """(form, numbers of the 4-byte words that show whether another message has it, what is wrong) of a message."""
+def _check_length(payload: memoryview) -> None:
     if len(payload) < _SOCKET_BYTES:
         raise MalformedNetlink(f"netlink: a socket of {len(payload)} bytes, expected {_SOCKET_BYTES}")
+
+
+def _form(payload: memoryview, stride: int) -> tuple[_Form, list[int], ValueError | None]:
+    """(form, numbers of the 4-byte words that show whether another message has it, what is wrong) of a message."""
+    _check_length(payload)
     at = _HEADER_BYTES + _SOCKET_BYTES
     headers = [0, 1]  # the message's length, its type and flags
     info_bytes = 0
@@ -220,14 +266,14 @@ def _form(payload: memoryview, stride: int) -> tuple[_Form, tuple[int, ...], Val
             at += (_ATTRIBUTE.size + len(value) + 3) & ~3
     except MalformedNetlink as error:
         # The header that makes no sense counts as well: only those with the same one are alike.
-        return _Form(stride, 0, 0), (*headers, at // 4), error
+        return _Form(stride, 0, 0), [*headers, at // 4], error
     if info_bytes < _LEAST_INFO_BYTES:
         reason = f"tcp_info of {info_bytes} bytes, expected at least {_LEAST_INFO_BYTES}"
-        return _Form(stride, 0, 0), tuple(headers), ValueError(reason)
-    return _Form(stride, at + _ATTRIBUTE.size, min(info_bytes, _WHOLE_INFO_BYTES)), tuple(headers), None
+        return _Form(stride, 0, 0), headers, ValueError(reason)
+    return _Form(stride, at + _ATTRIBUTE.size, min(info_bytes, _WHOLE_INFO_BYTES)), headers, None
 
 
-def _alike(view: memoryview, stride: int, headers: tuple[int, ...]) -> bytes | memoryview:
+def _alike(view: memoryview, stride: int, headers: list[int]) -> bytes | memoryview:
     """The messages at the start of a datagram that have the form of the first one."""
     count = len(view) // stride
     if count == 0:
@@ -237,21 +283,7 @@ def _alike(view: memoryview, stride: int, headers: tuple[int, ...]) -> bytes | m
     return view[: (count if alike.all() else int(alike.argmin())) * stride]
 
 
-def _rows(runs: Sequence[tuple[_Form, Sequence[bytes | memoryview]]], total: int) -> Rows:
-    if len(runs) == 1 and runs[0][0].info_bytes == _WHOLE_INFO_BYTES:
-        form, pieces = runs[0]
-        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), _message_dtype(form))
-    rows: Rows = np.zeros(total, _TABLE)
-    at = 0
-    for form, pieces in runs:
-        part = np.frombuffer(b"".join(pieces), _message_dtype(form))
-        for name in part.dtype.names or ():
-            rows[name][at : at + len(part)] = part[name]
-        at += len(part)
-    return rows
-
-
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _message_dtype(form: _Form) -> np.dtype[Any]:
     """One message; without what struct tcp_info is too short for."""
     places = {name: (_HEADER_BYTES + offset, kind) for name, (offset, kind) in _SOCKET_FIELDS.items()}
