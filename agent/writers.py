@@ -48,7 +48,7 @@ class Writers:
     def look(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
         """Ask those that are silent, about once a second.
 
-        `last_calls`: of every living process, by pid, the last on any communicator.
+        `last_calls`: of every living process, by pid, the last on any communicator, ns.
         """
         self._looked_ns = now_ns
         silent = {}

@@ -193,12 +193,13 @@ def _of_one_form(answer: Sequence[bytes]) -> Rows | None:
         at = 0
         while at < len(view):
             kind, _flags, _sequence, payload = next(messages(view[at:]))
-            stride = (_HEADER_BYTES + len(payload) + 3) & ~3
+            stride = _aligned(_HEADER_BYTES + len(payload))
             if kind != TCP_SOCKETS:
                 at += stride
                 continue
             form, headers, _trouble = _form(payload, stride)
             forms.add(form)
+            # More pieces than datagrams: what stands beside struct tcp_info differs.
             if len(forms) > 1 or form.info_bytes < _WHOLE_INFO_BYTES or len(pieces) == len(answer):
                 return None
             pieces.append(_alike(view[at:], stride, headers))
@@ -224,26 +225,31 @@ def _of_several_forms(answer: Sequence[bytes]) -> TcpTable:
                 begins.append(at // 4)
                 places.append(total)
                 total += 1
-            at += (length + 3) & ~3
-        padded.append(data.ljust((len(data) + 3) & ~3, b"\0"))
+            at += _aligned(length)
+        padded.append(data.ljust(_aligned(len(data)), b"\0"))
         at = begin + len(padded[-1])
     rows: Rows = np.zeros(total, _TABLE)
     untold: dict[int, ValueError] = {}
     words = np.frombuffer(b"".join(padded), np.uint32)
     for length, (begins, numbers) in found.items():
-        stride = (length + 3) & ~3
-        like_none = words[np.array(begins)[:, np.newaxis] + np.arange(stride // 4)]
+        stride = _aligned(length)
+        rest = words[np.array(begins)[:, np.newaxis] + np.arange(stride // 4)]
         left = np.array(numbers)
         while len(left):
-            form, headers, trouble = _form(memoryview(like_none[0].tobytes())[_HEADER_BYTES:length], stride)
-            alike = (like_none[:, headers] == like_none[0, headers]).all(axis=1)
-            part = np.frombuffer(like_none[alike].tobytes(), _message_dtype(form))
+            form, headers, trouble = _form(memoryview(rest[0].tobytes())[_HEADER_BYTES:length], stride)
+            alike = (rest[:, headers] == rest[0, headers]).all(axis=1)
+            part = np.frombuffer(rest[alike].tobytes(), _message_dtype(form))
             for name in part.dtype.names or ():
                 rows[name][left[alike]] = part[name]
             if trouble is not None:
                 untold.update(dict.fromkeys(left[alike].tolist(), trouble))
-            like_none, left = like_none[~alike], left[~alike]
+            rest, left = rest[~alike], left[~alike]
     return TcpTable(rows, untold)
+
+
+def _aligned(length: int) -> int:
+    """Bytes from the begin of a message or attribute of this length to the next one's."""
+    return (length + 3) & ~3
 
 
 def _check_length(payload: memoryview) -> None:
@@ -263,7 +269,7 @@ def _form(payload: memoryview, stride: int) -> tuple[_Form, list[int], ValueErro
             if kind == _INET_DIAG_INFO:
                 info_bytes = len(value)
                 break
-            at += (_ATTRIBUTE.size + len(value) + 3) & ~3
+            at += _aligned(_ATTRIBUTE.size + len(value))
     except MalformedNetlink as error:
         # The header that makes no sense counts as well: only those with the same one are alike.
         return _Form(stride, 0, 0), [*headers, at // 4], error

@@ -70,18 +70,6 @@ def listed(
     return message(18, head + attribute(8, b"\0") + (b"" if info is None else attribute(2, info)))
 
 
-wide, narrow, byte = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 255)
-infos = st.builds(
-    TcpInfo,
-    **{
-        field.name: st.booleans()
-        if field.name == "application_limited"
-        else {"Q": wide, "I": narrow, "B": byte}[OFFSETS[field.name][1]]
-        for field in fields(TcpInfo)
-    },
-)
-
-
 def told(row: np.void) -> TcpInfo:
     """What a row of a table says of its connection."""
     limited = bool(row["flags"] & APPLICATION_LIMITED)
