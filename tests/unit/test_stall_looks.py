@@ -13,7 +13,6 @@ import pytest
 
 from agent.stall_watch import LOOK_NS
 from probes.bpf_syscall import KernelRefusal
-from probes.nccl.abi import Op
 from tests.unit.stall_world import (
     AFTER_S,
     LOOK_S,
@@ -213,31 +212,3 @@ def test_who_waits_for_good_after_a_long_silence_is_found_within_ten_seconds_mor
         rank.process = STANDING
         rank.waits_in = ("recvmsg",)
     assert world.until_flagged(100) <= AFTER_S + (11 if idle_s > 10 else LOOK_S)
-
-
-@pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])
-def test_a_process_that_ends_properly_long_after_the_last_look_is_no_stall(status: int) -> None:
-    world = World(ranks=2)
-    steady(world)
-    for rank in world.ranks:
-        rank.begin()
-    world.step(int(2.5 / LOOK_S))
-    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
-    (first, _) = world.ranks
-    first.process = replace(RUNNING, condition="gone")
-    world.watch.process_gone(first.pid, status)
-    assert world.begun == []
-
-
-def test_of_a_process_that_dies_long_after_the_last_look_it_is_known_what_it_was_at() -> None:
-    world = World()
-    steady(world)
-    (rank,) = world.ranks
-    rank.work(8, 0.005)
-    world.watch.look()
-    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
-    rank.begin(Op.ReduceScatter)
-    world.clock.now_ns += LOOK_NS
-    world.watch.process_gone(rank.pid, None)
-    assert world.stall is not None
-    assert world.stall.op == "ReduceScatter"

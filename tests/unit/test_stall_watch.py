@@ -110,38 +110,6 @@ def test_at_counts_a_thread_that_waits_in_the_network_is_weak_evidence_of_a_stal
     assert (stall.blame.cause, stall.strength, stall.op) == (Cause.RANK_BEHIND, "weak", "AllReduce")
 
 
-@pytest.mark.parametrize("status", [9, 11, 1 << 8], ids=["SIGKILL", "SIGSEGV", "exit 1"])
-def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
-    world = World()
-    steady(world)
-    (rank,) = world.ranks
-    world.watch.process_gone(rank.pid, status)
-    rank.gone = True
-    ((at_ns, stall),) = world.begun
-    assert at_ns == world.clock.now_ns
-    assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 0)
-    world.step(40)
-    assert world.stall == stall
-    world.watch.forget([rank.instance])
-    assert world.stall is None
-    assert world.watch.shown()[0] == ()
-
-
-@pytest.mark.parametrize("leaves", ["ended", "gone"])
-def test_a_rank_that_fails_at_the_end_of_a_job_stalls_until_the_others_have_left_for_a_minute(leaves: str) -> None:
-    world = World(ranks=3, nranks=3)
-    steady(world)
-    *others, last = world.ranks
-    world.watch.process_gone(last.pid, 1 << 8)
-    last.gone = True
-    setattr(others[0], leaves, True)
-    world.step(4 * 100)
-    assert world.stall is not None, "another rank has not left, and may wait"
-    setattr(others[1], leaves, True)
-    world.step()
-    assert world.stall is None
-
-
 def test_the_survivor_learns_from_closed_connections_that_its_peer_is_gone() -> None:
     world = World()
     steady(world)
