@@ -194,9 +194,9 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
     if agreed := agreement(hosts):
         yield agreed
     yield f"arrows join what ranks did for {same.joined:,} operations"
-    begun_late = [comm for comm in same.not_joined if comm in same.begun_late]
+    making_missed = [comm for comm in same.not_joined if comm in same.making_missed]
     for comms, why in (
-        (begun_late, "they were not watched from the first call on"),
+        (making_missed, "some were first seen at a call, not at their making, so that earlier calls may be missing"),
         (same.not_known, "the recording does not tell whether they were watched from the first call on"),
     ):
         if comms:

@@ -242,8 +242,8 @@ class Recording:
     def numbered_from_start(self) -> dict[int, bool]:
         """By instance: whether its calls are numbered from its first one on, as those of other ranks are.
 
-        They are where it was seen to be made, and are not where the first that was seen of it was a call.  Of those
-        that are missing, these events do not tell.
+        They are where it was seen to be made.  Where the first that was seen of it was a call, earlier ones may be
+        missing, and they count as not numbered so.  Of those that are missing, these events do not tell.
         """
         kinds, instances = self.lifecycle["kind"], self.lifecycle["instance"]
         late = dict.fromkeys(instances[kinds == LifecycleKind.SEEN].tolist(), False)

@@ -2,7 +2,7 @@
 
 Ranks of a communicator give it the same collectives in the same order, so communicator, number and kind name one
 operation on all hosts: where each rank was watched from its first call on, the numbers compare.  Where one was not,
-its numbers begin anywhere.  Then times and sizes tell how far: a collective is under way on all its ranks at some
+its numbers may begin anywhere.  Then times and sizes tell how far: a collective is under way on all its ranks at some
 moment, and its count is the same on all of them, so the right distance makes every pair overlap, within what the
 clocks may be off, and be of one size; if not exactly one distance does, nothing is joined.  Send and Recv have numbers
 of their own on each rank, and are not joined.
@@ -37,13 +37,13 @@ class SameOperations:
     """Operations that two ranks or more are joined in."""
     not_joined: tuple[str, ...]
     """Communicators with ranks that cannot be joined: numbers do not compare, and times do not tell."""
-    begun_late: frozenset[str]
-    """Of these, those with a rank that is known not to have been watched from its first call on."""
+    making_missed: frozenset[str]
+    """Of these, those with a rank that was first seen at a call, not at its making: earlier calls may be missing."""
 
     @property
     def not_known(self) -> tuple[str, ...]:
         """Of those that are not joined, those of whose ranks nobody knows whether their numbers compare."""
-        return tuple(comm for comm in self.not_joined if comm not in self.begun_late)
+        return tuple(comm for comm in self.not_joined if comm not in self.making_missed)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ def same_operations(hosts: Sequence[HostTimeline]) -> SameOperations:
         tuple(joiner.operations),
         joiner.joined,
         tuple(sorted(joiner.not_joined)),
-        frozenset(joiner.begun_late),
+        frozenset(joiner.making_missed),
     )
 
 
@@ -89,7 +89,7 @@ class _Joiner:
         self.operations = [np.zeros(len(host.operations), np.uint64) for host in hosts]
         self.joined = 0
         self.not_joined: set[str] = set()
-        self.begun_late: set[str] = set()
+        self.making_missed: set[str] = set()
         places: dict[str, int] = {}
         self._words = [
             np.array([places.setdefault(word, len(places)) for word in (*host.words, "")], np.int64) for host in hosts
@@ -134,7 +134,7 @@ class _Joiner:
                 if distance is None:
                     self.not_joined.add(comm)
                     if False in (end.communicator.numbered_from_start, first.communicator.numbered_from_start):
-                        self.begun_late.add(comm)
+                        self.making_missed.add(comm)
                     continue
                 end.sequence = end.sequence + distance
             together.append(end)

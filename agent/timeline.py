@@ -63,7 +63,8 @@ class TimelineCommunicator:
     job: str
     world_rank: str
     numbered_from_start: bool | None
-    """Its calls are numbered from its first one on, as those of other ranks are; None: nobody knows."""
+    """Its calls are numbered from its first one on, as those of other ranks are.  False: it was first seen at a call,
+    so that earlier ones may be missing; None: nobody knows."""
 
 
 def nameless(instance: int, pid: int) -> TimelineCommunicator:

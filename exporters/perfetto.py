@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _RATE: Final = "bytes per second between two samples; 0 after the last one, which nobody measured"
 _NETWORK: Final = "from hand-over to the network threads to the last completion; below each other: under way together"
-_BEGUN_LATE: Final = (
-    "not all ranks are joined by arrows: not all were watched from the first call on, so that their numbers do not "
-    "compare, and times do not tell which operations are the same"
+_MAKING_MISSED: Final = (
+    "not all ranks are joined by arrows: some were first seen at a call, not at their making, so that earlier calls "
+    "may be missing and their numbers may not compare, and times do not tell which operations are the same"
 )
 _NOT_KNOWN_WHETHER: Final = (
     "not all ranks are joined by arrows: the recording does not tell whether all were watched from the first call on, "
@@ -60,7 +60,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
     from exporters.perfetto_packets import Packets
 
     packets = Packets(file, min(host.began_ns for host in hosts))
-    no_arrows = {comm: _BEGUN_LATE if comm in same.begun_late else _NOT_KNOWN_WHETHER for comm in same.not_joined}
+    no_arrows = {comm: _MAKING_MISSED if comm in same.making_missed else _NOT_KNOWN_WHETHER for comm in same.not_joined}
     names = Counter(host.host for host in hosts)
     for at, host in enumerate(hosts):
         # Tracks of one name would be drawn as one.

@@ -280,7 +280,7 @@ def test_a_communicator_without_arrows_says_why_in_the_trace() -> None:
     one, late = rank(0, host="a"), rank(1, host="b", from_start=False)
     trace, summary = written(one, late)
     assert summary.not_joined == (COMM,)
-    why = "not all were watched from the first call on, so that their numbers do not compare, and times do not tell"
+    why = "some were first seen at a call, not at their making, so that earlier calls may be missing and their numbers"
     assert [why in text for text in of_communicators(trace)] == [True, True]
     recorded = [one for one in trace.slices if one.category == "recording"]
     assert [one.said["no arrows"].startswith(f"{COMM}: not all ranks are joined") for one in recorded] == [True, True]
@@ -301,11 +301,26 @@ def test_nobody_is_said_to_have_come_late_where_the_recording_does_not_tell(tmp_
         save(one, tmp_path / f"{number}.npz")
     said = export(tmp_path / "out", tmp_path / "0.npz", tmp_path / "1.npz")
     assert f"{COMM} are joined: the recording does not tell whether they were watched from the first call on" in said
-    assert "they were not watched" not in said
+    assert "first seen at a call" not in said
     save(rank(1, host="host 1", from_start=False), tmp_path / "1.npz")
     said = export(tmp_path / "out", tmp_path / "0.npz", tmp_path / "1.npz")
-    assert f"{COMM} are joined: they were not watched from the first call on" in said
+    assert f"{COMM} are joined: some were first seen at a call, not at their making" in said
     assert "does not tell" not in said
+
+
+def test_a_rank_of_which_only_the_making_was_missed_is_not_said_to_have_called_before(tmp_path: Path) -> None:
+    # All calls of both are there: the probes came to one of them between its making and its first call.
+    ranks = [rank(0, host="a"), rank(1, host="b", from_start=False)]
+    assert [one.calls["sequence"].tolist() for one in ranks] == [[1, 2, 3, 4, 5]] * 2
+    trace, summary = written(*ranks)
+    assert summary.not_joined == (COMM,)
+    for number, one in enumerate(ranks):
+        save(one, tmp_path / f"{number}.npz")
+    said = export(tmp_path / "out", tmp_path / "0.npz", tmp_path / "1.npz")
+    for text in (said, *of_communicators(trace)):
+        assert "some were first seen at a call, not at their making, so that earlier calls may be missing" in text
+        assert "not watched" not in text
+        assert "not all were watched" not in text
 
 
 def test_operations_that_are_always_under_way_together_are_not_aligned() -> None:

@@ -98,10 +98,10 @@ def test_unknown_clocks_prove_nothing_but_imported_numbers_compare(job: JobDatas
     ("from_start", "with_column", "joined", "why"),
     [
         (True, True, 5, None),
-        (False, True, 0, "they were not watched from the first call on"),
+        (False, True, 0, "some were first seen at a call, not at their making, so that earlier calls may be missing"),
         (True, False, 0, "the recording does not tell whether they were watched from the first call on"),
     ],
-    ids=["from the first call on", "later", "an older dataset"],
+    ids=["from its making on", "from a call on", "an older dataset"],
 )
 def test_ranks_of_a_dataset_are_joined_by_their_numbers_where_it_says_that_these_compare(
     tmp_path: Path, from_start: bool, with_column: bool, joined: int, why: str | None
