@@ -21,10 +21,10 @@ from typing import Final, TextIO, TypeVar
 from agent.config import Config
 from agent.daemon import Daemon
 from agent.first_readings import await_first_readings
-from agent.recording import FILE_SUFFIX
+from agent.recording import FILE_SUFFIX, Recording
 from agent.recording_file import RecordingError, read_recording
 from agent.recording_store import save
-from agent.recording_summary import describe, summarise
+from agent.recording_summary import describe, overwritten_words, summarise
 from probes.clock import Clock, SystemClock
 
 _log = logging.getLogger("railscope.record")
@@ -108,15 +108,19 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
         save(recording, settings.output)
     except OSError as error:
         raise RecordingError(f"{settings.output}: the recording cannot be written: {error.strerror}") from None
-    _log.info("%d calls were recorded, lost: %s", len(recording.calls), _words(recording.lost()))
+    _log.info("%d calls were recorded, %s", len(recording.calls), _missing(recording))
     print(f"wrote {settings.output}", file=out)
     for line in describe(summarise(recording)):
         print(line, file=out)
     return 0
 
 
-def _words(lost: dict[str, int]) -> str:
-    return ", ".join(f"{kind} {count}" for kind, count in lost.items() if count) or "none"
+def _missing(recording: Recording) -> str:
+    """What the kernel had no room for, and what was overwritten in memory before it was written."""
+    lost = ", ".join(f"{kind} {count}" for kind, count in recording.lost().items() if count)
+    overwritten = list(overwritten_words(recording.overwritten_seconds()))
+    told = [f"lost: {lost or 'none'}"] if lost or not overwritten else []
+    return "; ".join((*told, *overwritten))
 
 
 def _watch(

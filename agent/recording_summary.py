@@ -6,7 +6,7 @@ missing.  The full analyses read the recording itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -120,6 +120,12 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
     return map(printable, _lines(summary))
 
 
+def overwritten_words(seconds: Mapping[str, float]) -> Iterator[str]:
+    """What is missing of a window's beginning, by kind of event in seconds, as one sentence a kind."""
+    for kind, missing in seconds.items():
+        yield f"the first {missing:.1f} s of {kind} were overwritten"
+
+
 def _lines(summary: RecordingSummary) -> Iterator[str]:
     seconds = (summary.ended_realtime_ns - summary.began_realtime_ns) / 1e9
     error = summary.realtime_error_ns
@@ -172,8 +178,8 @@ def _lines(summary: RecordingSummary) -> Iterator[str]:
     lost = ", ".join(f"{count:,} {kind}" for kind, count in summary.lost.items() if count)
     yield ""
     yield f"lost by the kernel: {lost or 'nothing'}"
-    for kind, missing in summary.overwritten_seconds.items():
-        yield f"the first {missing:.1f} s of {kind} were overwritten: more memory holds more (recordings.memory)"
+    for overwritten in overwritten_words(summary.overwritten_seconds):
+        yield f"{overwritten}: more memory holds more (recordings.memory)"
 
 
 def _calls(calls: Records, communicators: dict[int, RecordedCommunicator]) -> Iterator[CallsSummary]:

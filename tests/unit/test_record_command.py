@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,25 @@ from pathlib import Path
 import pytest
 
 import agent
+from agent import record
 from agent.cli import main
+from agent.config import Config
 from agent.dataset.from_recording import write_dataset
-from agent.record import run_describe
+from agent.record import RecordSettings, run_describe
 from agent.recording import KINDS, Recording
 from agent.recording_store import save
 from agent.recording_summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
-from tests.unit.recordings import BEGAN_NS, REALTIME_NS, recording, records
+from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
+
+
+class NoDaemon:
+    """Stands where an agent would watch."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def text_of(what: Recording) -> str:
@@ -137,6 +150,44 @@ def test_describe_reads_the_file_as_text_and_as_json(tmp_path: Path) -> None:
         }
     ]  # fmt: skip
     assert described["reason"] == "stall"
+
+
+@pytest.mark.parametrize(
+    ("overwritten_seconds", "lost", "said"),
+    [
+        ({}, 0, "100 calls were recorded, lost: none"),
+        ({}, 3, "100 calls were recorded, lost: calls 3"),
+        ({"calls": 12}, 0, "100 calls were recorded, the first 12.0 s of calls were overwritten"),
+        (
+            {"calls": 12, "completions": 2},
+            3,
+            "100 calls were recorded, lost: calls 3; the first 12.0 s of calls were overwritten; "
+            "the first 2.0 s of completions were overwritten",
+        ),
+    ],
+)
+def test_the_log_tells_what_was_overwritten_in_the_words_of_the_summary(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    overwritten_seconds: dict[str, int],
+    lost: int,
+    said: str,
+) -> None:
+    one = recording("record")
+    one = replace(
+        one,
+        complete_from_ns={kind: BEGAN_NS + seconds * SECOND_NS for kind, seconds in overwritten_seconds.items()},
+        arrays={**one.arrays, "losses": records("losses", 2, calls=[5, 5 + lost])},
+    )
+    monkeypatch.setattr(record, "Daemon", NoDaemon)
+    monkeypatch.setattr(record, "_watch", lambda *_: one)
+    out = io.StringIO()
+    with caplog.at_level(logging.INFO, "railscope.record"):
+        assert record.run_record(RecordSettings(tmp_path / "job.npz", 1.0), Config(), out, "1.2.3") == 0
+    assert caplog.messages == [said]
+    for words in said.split(", ", 1)[1].split("; "):
+        assert words.startswith("lost: ") or f"\n{words}: more memory holds more" in out.getvalue()
 
 
 def test_describe_takes_a_dataset_and_schema_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
