@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from agent.analysis.communicator_words import carries, telling
-from agent.analysis.html_page import Element, table
+from agent.analysis.html_page import Element, table, tag
 from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, size_class, span, whole
 from agent.analysis.report_facts import Iteration, Report
-from agent.analysis.report_words import median_of, scaling_rows, used_of_link
+from agent.analysis.report_words import equal_iterations, least_equal, median_of, scaling_rows, used_of_link
 
 _MOST: Final = 12
 
@@ -177,8 +177,7 @@ def _ratios(all_of_them: tuple[Iteration, ...]) -> list[tuple[str, str, str]]:
 
 
 def all_to_all(report: Report) -> list[Element]:
-    known = [(one.start, one.all_to_all) for one in report.iterations if one.all_to_all is not None]
-    worst = sorted(known, key=lambda one: (-one[1].relative, one[0]))
+    worst, equal = least_equal(report), equal_iterations(report)
     rows = [
         (
             moment(start),
@@ -190,7 +189,8 @@ def all_to_all(report: Report) -> list[Element]:
         for start, one in worst[:_MOST]
     ]
     header = ("iteration of", "max − min", "max / min", "(max − min) / mean", "in all")
-    return table("Least equal iterations", header, rows, "<>>>>", len(worst))
+    found = table("Least equal iterations", header, rows, "<>>>>", len(worst))
+    return [*found, tag("p", equal)] if equal else found
 
 
 def bandwidth(report: Report) -> list[Element]:

@@ -28,7 +28,14 @@ from agent.analysis.quantities import (
 )
 from agent.analysis.report import has_times
 from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report
-from agent.analysis.report_words import median_of, scaling_rows, unknown_by_reason, used_of_link
+from agent.analysis.report_words import (
+    equal_iterations,
+    least_equal,
+    median_of,
+    scaling_rows,
+    unknown_by_reason,
+    used_of_link,
+)
 from agent.analysis.sizes import cdf
 from agent.text_tables import printable_lines, table
 
@@ -293,10 +300,9 @@ def _spread(iterations: Sequence[Iteration]) -> str:
 
 
 def _all_to_all(report: Report) -> list[str]:
-    found = [(one.start, one.all_to_all) for one in report.iterations if one.all_to_all is not None]
-    worst = sorted(found, key=lambda one: (-one[1].relative, one[0]))
-    return _section(
-        f"Unequal all-to-all ({counted(len(found), 'iteration')}; the least equal first; wire bytes of a pair)",
+    worst, equal = least_equal(report), equal_iterations(report)
+    lines = _section(
+        f"Unequal all-to-all ({counted(len(worst), 'iteration')}; the least equal first; wire bytes of a pair)",
         ("began", "max − min", "max / min", "(max − min) / mean", "in all"),
         [
             (
@@ -310,6 +316,7 @@ def _all_to_all(report: Report) -> list[str]:
         ],
         ">>>>>",
     )
+    return [*(lines or ["Unequal all-to-all"]), *_wrapped(equal)] if equal else lines
 
 
 def _bandwidth(report: Report) -> list[str]:

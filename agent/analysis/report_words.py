@@ -12,7 +12,7 @@ from agent.analysis.measurements import BY_NUMBER
 from agent.analysis.pictures import ROLE_NAMES
 from agent.analysis.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
 from agent.analysis.report import has_times
-from agent.analysis.report_facts import RailUse, Report, Unknown
+from agent.analysis.report_facts import NonUniformity, RailUse, Report, Unknown
 from agent.analysis.report_options import STRONG, WEAK
 
 
@@ -39,6 +39,29 @@ def used_of_link(use: RailUse) -> str:
     """What part of the link's speed is used on average, of the busier direction."""
     known = [part for part in (use.transmit_utilisation, use.receive_utilisation) if part is not None]
     return share(max(known, default=None))
+
+
+def least_equal(report: Report) -> list[tuple[float, NonUniformity]]:
+    """Iterations in which a pair sent more than another, after their begin (seconds since 1970); the worst first."""
+    uneven = [(start, one) for start, one in _all_to_alls(report) if one.max_minus_min_bytes]
+    return sorted(uneven, key=lambda row: (-row[1].relative, row[0]))
+
+
+def equal_iterations(report: Report) -> str:
+    """What is to be said of iterations in which all pairs sent as much; empty where there are none."""
+    found = _all_to_alls(report)
+    alike = [one.total_bytes for _, one in found if not one.max_minus_min_bytes]
+    if not alike:
+        return ""
+    of = "" if len(alike) == len(found) else f" of {whole(len(found))}"
+    return (
+        f"In {whole(len(alike))}{of} iteration{'' if len(found) == 1 else 's'} every pair sent as much as any other: "
+        f"{size(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
+    )
+
+
+def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:
+    return [(one.start, one.all_to_all) for one in report.iterations if one.all_to_all is not None]
 
 
 def scaling_rows(report: Report) -> list[tuple[str, ...]]:

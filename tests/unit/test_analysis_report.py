@@ -18,6 +18,7 @@ from agent.analysis.measurements import BY_NUMBER, MEASUREMENTS
 from agent.analysis.report import ReportOptions, make_report, make_runs, report_of
 from agent.analysis.report_command import run_report
 from agent.analysis.report_facts import Report, Unknown
+from agent.analysis.report_html import html_text
 from agent.analysis.report_json import KEYS, as_json, json_parts
 from agent.analysis.report_options import add_report_arguments
 from agent.analysis.report_text import as_text
@@ -179,6 +180,39 @@ def test_a_reason_of_several_rows_is_said_once_with_all_of_them() -> None:
     assert f"- {names}: {reason}" in words
     rows = [one["row"] for one in as_json(report)["unknown"] if one["reason"] == reason]
     assert rows == [9, 10, 11, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("unequal", "said"),
+    [
+        ((), "In 13 iterations every pair sent as much as any other: 24 MiB in all (median)."),
+        ((3, 5), "In 11 of 13 iterations every pair sent as much as any other: 24 MiB in all (median)."),
+        (tuple(range(9)), "In 4 of 13 iterations every pair sent as much as any other: 24 MiB in all (median)."),
+        (tuple(range(1, 13)), "In 1 of 13 iterations every pair sent as much as any other: 24 MiB in all."),
+        (tuple(range(13)), ""),
+    ],
+    ids=["all are equal", "most are", "few are", "one is", "none is"],
+)
+def test_all_to_alls_that_are_equal_are_told_in_a_sentence_and_have_no_rows(
+    tmp_path: Path, unequal: Sequence[int], said: str
+) -> None:
+    job = JobDataset(tmp_path, servers=(4,))
+    job.communicator("ep", range(4))
+    for number in range(14):
+        for rank in range(4):
+            for call in range(2):
+                size = (3 if number in unequal and rank == 1 else 1) << 20
+                job.call("ep", rank, "AllToAll", size, time_ns=BEGAN_NS + (number * 100 + call) * 1_000_000)
+    report = report_of(job.open())
+    (text,) = [part for part in as_text(report).split("\n\n") if part.startswith("Unequal all-to-all")]
+    (page,) = [part for part in html_text(report).split("<h2 ") if ">Unequal all-to-all</h2>" in part]
+    assert len([line for line in text.splitlines() if line.lstrip().startswith("+")]) == min(len(unequal), 10)
+    assert page.count("<td>") == min(len(unequal), 12)
+    assert ("(12 iterations; the least equal first" in text) is (len(unequal) == 12)
+    for words in (text, page):
+        assert said in " ".join(words.split())
+        assert ("every pair sent" in words) is bool(said)
+        assert "0 B" not in words
 
 
 def test_text_cannot_steer_the_terminal(tmp_path: Path) -> None:
