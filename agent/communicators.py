@@ -14,24 +14,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.accounting import Table
+from agent.comm_events import error_name
 from agent.jobs import JobFacts
 from agent.snapshot import UNKNOWN
 from agent.wire import Placement, placement_of
 from probes.maps import Records
 from probes.namespaces import NetworkNamespace
 from probes.nccl.comm_hash import comm_hash
+from probes.nccl.error_records import NO_ERRORS, Result
 from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
 from probes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.communicators")
 
-_BIRTHS = (
-    LifecycleKind.INIT,
-    LifecycleKind.INIT_ALL,
-    LifecycleKind.SPLIT,
-    LifecycleKind.SHRINK,
-    LifecycleKind.GROW,
-)
+_BIRTHS = {
+    LifecycleKind.INIT: "ncclCommInitRank",  # and its variants
+    LifecycleKind.INIT_ALL: "ncclCommInitAll",
+    LifecycleKind.SPLIT: "ncclCommSplit",
+    LifecycleKind.SHRINK: "ncclCommShrink",
+    LifecycleKind.GROW: "ncclCommGrow",
+}
+"""What makes communicators, as the job calls it."""
 _ENDS = (LifecycleKind.DESTROY, LifecycleKind.ABORT)
 
 
@@ -139,7 +142,7 @@ class Communicators:
             kind = LifecycleKind(int(event["kind"]))
             instance = int(event["instance"])
             if not instance:
-                _log.info("process %d: %s returned %d", event["tgid"], kind.name, event["result"])
+                _log.info("process %d: %s", event["tgid"], _nothing_made(kind, event))
                 continue
             if instance in self._settled:
                 continue
@@ -234,6 +237,29 @@ class Communicators:
         """Drop settled communicators that nobody can ask about any more."""
         for instance in instances:
             self._settled.pop(instance, None)
+
+
+def _nothing_made(kind: LifecycleKind, event: Records) -> str:
+    """Why no communicator is known after a call that makes one (dtype LIFECYCLE_EVENT), and what follows.
+
+    A split returns none to a rank without a colour, which NCCL takes for success; in a group, or where calls do not
+    block, it and a shrink return theirs only when all is done (ncclCommSplit() and ncclCommInitRankFunc() in NCCL's
+    init.cc).
+    """
+    call, result = _BIRTHS.get(kind, kind.name), int(event["result"])
+    if result not in NO_ERRORS:
+        return f"{call} failed with {error_name(result)} and made no communicator: the job's own log says why"
+    if event["comm"]:
+        return (
+            f"{call} made a communicator that the kernel has no room for: its calls count as those of an unknown one; "
+            "--limit.communicators makes room"
+        )
+    if kind is LifecycleKind.SPLIT and result == Result.SUCCESS:
+        return (
+            f"{call} returned no communicator: either the rank is in none of the new ones (NCCL_SPLIT_NOCOLOR), and "
+            "nothing is missed, or its group has not ended, and the communicator will be known from its first call on"
+        )
+    return f"{call} has not returned its communicator yet, which will be known from its first call on"
 
 
 def _identified(known: Communicator, identity: Records) -> Communicator:

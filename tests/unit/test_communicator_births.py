@@ -1,11 +1,17 @@
-"""Whether a communicator was seen from its first call on.  The kernel's events are simulated."""
+"""Whether a communicator was seen from its first call on, and what is said where a call made none that is known.
+
+The kernel's events are simulated.
+"""
 
 from __future__ import annotations
+
+import logging
 
 import numpy as np
 import pytest
 
 from agent.communicators import Communicators
+from probes.nccl.error_records import Result
 from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
 from tests.unit.collectives_kernel import SimulatedTable
 
@@ -31,3 +37,60 @@ def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...]
     known = communicators.get(7)
     assert known is not None
     assert known.whole is whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "comm", "said"),
+    [
+        (
+            LifecycleKind.SPLIT,
+            Result.SUCCESS,
+            0,
+            "ncclCommSplit returned no communicator: either the rank is in none of the new ones (NCCL_SPLIT_NOCOLOR), "
+            "and nothing is missed, or its group has not ended, and the communicator will be known from its first call "
+            "on",
+        ),
+        (
+            LifecycleKind.SPLIT,
+            Result.IN_PROGRESS,
+            0,
+            "ncclCommSplit has not returned its communicator yet, which will be known from its first call on",
+        ),
+        (
+            LifecycleKind.SHRINK,
+            Result.SUCCESS,
+            0,
+            "ncclCommShrink has not returned its communicator yet, which will be known from its first call on",
+        ),
+        (
+            LifecycleKind.SPLIT,
+            Result.INVALID_ARGUMENT,
+            0,
+            "ncclCommSplit failed with invalid_argument and made no communicator: the job's own log says why",
+        ),
+        (
+            LifecycleKind.INIT,
+            99,
+            0,
+            "ncclCommInitRank failed with result_99 and made no communicator: the job's own log says why",
+        ),
+        (
+            LifecycleKind.INIT,
+            Result.SUCCESS,
+            0x7F00,
+            "ncclCommInitRank made a communicator that the kernel has no room for: its calls count as those of an "
+            "unknown one; --limit.communicators makes room",
+        ),
+    ],
+    ids=["without a colour", "split not done", "shrink not done", "split failed", "unknown error", "table full"],
+)
+def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follows(
+    kind: LifecycleKind, result: int, comm: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    event = np.zeros(1, LIFECYCLE_EVENT)
+    event["tgid"], event["kind"], event["result"], event["comm"] = 4711, kind, result, comm
+    with caplog.at_level(logging.INFO, "railscope.communicators"):
+        communicators.take(event)
+    assert caplog.messages == [f"process 4711: {said}"]
+    assert list(communicators) == []
