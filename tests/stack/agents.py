@@ -28,7 +28,7 @@ COUNTED_PER_SECOND: Final = 3_000_000
 _COMPARED: Final = frozenset({"railscope_comm_enqueued_total", "railscope_comm_completed_total"})
 _STEP_SECONDS: Final = 4
 """Ranks' positions are compared between hosts: they stand still for some scrapes, as what a store finds would hang on
-which host it scraped last."""
+which host it scraped last.  Series that come and go with that last a second after each step all the same."""
 
 
 def snapshot() -> Snapshot:
@@ -47,10 +47,10 @@ def snapshot() -> Snapshot:
     return replace(full, rails=rails, communicators=communicators, realtime_ns=time.time_ns())
 
 
-def risen(family: Family, seconds: float) -> Family:
-    """The family after some time in which every counter rose."""
+def risen(family: Family, seconds: float, *, stepping: bool = True) -> Family:
+    """The family after some time in which every counter rose, ranks' positions only if they are `stepping`."""
     if family.metric.name in _COMPARED:
-        seconds = seconds // _STEP_SECONDS * _STEP_SECONDS
+        seconds = seconds // _STEP_SECONDS * _STEP_SECONDS if stepping else 0.0
     more = int(seconds * COUNTED_PER_SECOND)
     histograms = tuple(
         (
@@ -74,7 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         seconds = time.monotonic() - self.server.began
         selection = Selection(["all"] if self.path == DETAILED_PATH else [])
-        shown = [risen(one, seconds) for one in families(self.server.snapshot(), selection=selection)]
+        found = families(self.server.snapshot(), selection=selection)
+        shown = [risen(one, seconds, stepping=self.server.stepping) for one in found]
         body = Renderer().render(shown, Format.PROMETHEUS)
         self.send_response(200)
         self.send_header("Content-Type", Format.PROMETHEUS.content_type)
@@ -89,15 +90,20 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, taken: Callable[[], Snapshot]) -> None:
+    def __init__(self, taken: Callable[[], Snapshot], *, stepping: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.snapshot, self.began = taken, time.monotonic()
+        self.snapshot, self.began, self.stepping = taken, time.monotonic(), stepping
 
 
 @contextmanager
-def served(taken: Callable[[], Snapshot] = snapshot, hosts: Sequence[str] = HOSTS) -> Iterator[str]:
-    """Serve the metrics, with more detail for all hosts but the first; yields the scrape configuration."""
-    server = _Server(taken)
+def served(
+    taken: Callable[[], Snapshot] = snapshot, hosts: Sequence[str] = HOSTS, *, stepping: bool = True
+) -> Iterator[str]:
+    """Serve the metrics, with more detail for all hosts but the first; yields the scrape configuration.
+
+    `stepping` False: ranks' positions stand still, for who counts series.
+    """
+    server = _Server(taken, stepping=stepping)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     thread.start()
     targets = "".join(

@@ -38,7 +38,7 @@ class Stores:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     folder = tmp_path_factory.mktemp("stores")
-    with served() as scrapes, victoria_metrics(made(folder / "victoria-metrics")) as victoria:
+    with served(stepping=False) as scrapes, victoria_metrics(made(folder / "victoria-metrics")) as victoria:
         write = (DEPLOY / "prometheus/remote-write.yml").read_text().replace("http://127.0.0.1:8428", victoria)
         with prometheus(made(folder / "lower"), scrapes + write, RULES) as lower:
             federation = (DEPLOY / "prometheus/federation.yml").read_text()
