@@ -254,7 +254,7 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
         elif name in _HELD:
             note = "stopped while the job is timed: what an agent that takes no time would cost"
         elif name == _ALONE:
-            note = "with a reader of their ring; what counts takes beyond that is the agent's process"
+            note = "with a reader of their ring, without the agent"
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
     for name in (_COUNTS, _AUTO):
         if name in samples.agent:
