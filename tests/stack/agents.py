@@ -28,7 +28,8 @@ COUNTED_PER_SECOND: Final = 3_000_000
 _COMPARED: Final = frozenset({"railscope_comm_enqueued_total", "railscope_comm_completed_total"})
 _STEP_SECONDS: Final = 4
 """Ranks' positions are compared between hosts: they stand still for some scrapes, as what a store finds would hang on
-which host it scraped last.  Series that come and go with that last a second after each step all the same."""
+which host it scraped last.  A rule that is evaluated between the scrapes of two hosts still sees one of them a
+step ahead, for a second: who counts series lets ranks stand still."""
 
 
 def snapshot() -> Snapshot:
