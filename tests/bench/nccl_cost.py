@@ -14,13 +14,12 @@ neither.
 
 How far a level can come at all, five figures tell: what a program that does nothing costs where calls are counted, what
 counting costs, what the programs of level counts cost without the agent's process, which takes cores that the job keeps
-busy to the last, what remains where that process is stopped while the job is timed, and what it takes otherwise.
+busy to the last, what that process takes by itself (process_alone.py), and what the job keeps beside the whole.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import time
 from collections import Counter
@@ -42,6 +41,7 @@ from tests.bench.bpftrace import Bpftrace
 from tests.bench.cpu_time import DISTURBED, Others, process_time
 from tests.bench.many_communicators import pause, resume
 from tests.bench.probe_cost import empty_probe
+from tests.bench.process_alone import kept_beside
 from tests.bench.programs_alone import programs_alone
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
@@ -64,9 +64,6 @@ _ALONE: Final = "the programs of level counts alone"
 """What the probes cost without an agent."""
 _SILENT: Final = "these programs without events"
 """What counting alone costs."""
-_COUNTS_HELD, _AUTO_HELD = f"{_COUNTS}, the agent held", f"{_AUTO}, the agent held"
-_HELD: Final = {_COUNTS_HELD: _COUNTS, _AUTO_HELD: _AUTO}
-"""The agent came to rest and is stopped then (SIGSTOP): what an agent would cost that takes no time at all."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -104,10 +101,10 @@ _CASES: Final = (
     _Case(
         "1 KiB",
         1 << 10,
-        (*_LEVELS, _COUNTS, _COUNTS_HELD, _AUTO, _ALONE, _SILENT, _EMPTY, _BPFTRACE),
+        (*_LEVELS, _COUNTS, _AUTO, _ALONE, _SILENT, _EMPTY, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
     ),
-    _Case("16 MiB", 16 << 20, (_AUTO, _AUTO_HELD, _AUTO), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
+    _Case("16 MiB", 16 << 20, (_AUTO, _AUTO), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
 )
 
 
@@ -123,6 +120,8 @@ class _Samples:
     """By observer: rate beside it over the bare rate around it."""
     agent: dict[str, list[float]] = field(default_factory=dict)
     """By observer that is an agent: what its process took meanwhile, % of a core."""
+    by_itself: dict[str, list[float]] = field(default_factory=dict)
+    """By observer that is an agent: rate beside its process over the rate around it with the process stopped."""
     rested: Counter[str] = field(default_factory=Counter)
     """At which level the governor came to rest, and how often."""
 
@@ -228,6 +227,10 @@ def _measure(
                         if agent is not None and began is not None:
                             took = process_time(agent.process.pid).core_percent(began)
                             samples.agent.setdefault(name, []).append(took)
+                            if name in case.limits:
+                                samples.by_itself.setdefault(name, []).extend(
+                                    kept_beside(agent.process.pid, counter.rate)
+                                )
                     time.sleep(_RESUMED_SECONDS)
                     others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)
@@ -252,15 +255,15 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = _PEERS
         elif name == _EMPTY:
             note = "no accounting can do better"
-        elif name in _HELD:
-            note = "stopped while the job is timed: what an agent that takes no time would cost"
         elif name == _ALONE:
             note = "with a reader of their ring, without the agent"
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
-    for name in (_COUNTS, _AUTO):
-        if name in samples.agent:
-            note = "the job keeps both cores busy, and waits for whichever rank is held up"
-            lines.append(figure(PART, f"{case.name}, {name}: the agent", "% of a core", samples.agent[name], note=note))
+    for name in case.limits:
+        note = "the job keeps both cores busy, and waits for whichever rank is held up"
+        lines.append(figure(PART, f"{case.name}, {name}: the agent", "% of a core", samples.agent[name], note=note))
+        note = "its programs attached throughout: what the process alone takes from the job"
+        values = samples.by_itself[name]
+        lines.append(figure(PART, f"{case.name}, {name}, the agent going on / stopped", "×", values, note=note))
     if _BPFTRACE in samples.kept:
         over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])
         lines.append(figure(PART, f"{case.name}, {_RAILS} / bpftrace", "×", over_peer))
@@ -280,7 +283,7 @@ def _observed(
         stack.callback(resume, pids)
         pause(pids)
         peer, agent = None, None
-        level = _LEVELS.get(_HELD.get(name, name))
+        level = _LEVELS.get(name)
         if name == _BPFTRACE:
             peer = Bpftrace(_SCRIPT.read_text(encoding="utf-8").replace("LIBRARY", str(double.nccl)))
             stack.enter_context(peer)
@@ -297,10 +300,6 @@ def _observed(
             rested[at_rest(agent, double.nccl)] += 1
         else:
             time.sleep(_REST_SECONDS)
-        if agent is not None and name in _HELD:
-            stack.callback(agent.process.send_signal, signal.SIGCONT)
-            agent.process.send_signal(signal.SIGSTOP)
-            time.sleep(_SETTLE_SECONDS)
         yield agent
     if peer is not None and "@sends: " not in peer.said:
         raise BenchError(f"bpftrace's probes saw nothing: {peer.said[-200:].strip()}")
