@@ -1,7 +1,7 @@
 """What a process takes from a job by itself: it is stopped and goes on in turns, and all that it attached stays.
 
-Neighbours are seconds apart, and nothing begins or ends in between: that tells 0.3 % where a pair of rates around an
-observer's coming and going tells 2 %.
+Neighbours are seconds apart, and nothing begins or ends in between: many pairs fit where an observer's coming and going
+leaves time for one.
 """
 
 from __future__ import annotations
