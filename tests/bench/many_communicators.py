@@ -110,13 +110,13 @@ class ManyCommunicators:
 
 
 def pause(pids: Iterable[int]) -> None:
-    """Stop the ranks of a job where they are; NCCL does not mind."""
+    """Stop processes where they are, such as the ranks of a job: NCCL does not mind."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
 
 
 def resume(pids: Iterable[int]) -> None:
-    """Let paused ranks go on."""
+    """Let paused processes go on."""
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
 

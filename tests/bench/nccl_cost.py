@@ -121,7 +121,7 @@ class _Samples:
     agent: dict[str, list[float]] = field(default_factory=dict)
     """By observer that is an agent: what its process took meanwhile, % of a core."""
     by_itself: dict[str, list[float]] = field(default_factory=dict)
-    """By observer that is an agent: rate beside its process over the rate around it with the process stopped."""
+    """By agent with an aim: rate beside its process over the rate around it with the process stopped."""
     rested: Counter[str] = field(default_factory=Counter)
     """At which level the governor came to rest, and how often."""
 
@@ -228,9 +228,8 @@ def _measure(
                             took = process_time(agent.process.pid).core_percent(began)
                             samples.agent.setdefault(name, []).append(took)
                             if name in case.limits:
-                                samples.by_itself.setdefault(name, []).extend(
-                                    kept_beside(agent.process.pid, counter.rate)
-                                )
+                                by_itself = samples.by_itself.setdefault(name, [])
+                                by_itself += kept_beside(agent.process.pid, counter.rate)
                     time.sleep(_RESUMED_SECONDS)
                     others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)

@@ -6,13 +6,13 @@ leaves time for one.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-TURNS: Final = 4
+from tests.bench.many_communicators import pause, resume
+
+_TURNS: Final = 4
 """How often the process goes on between two stops."""
 _WINDOW_SECONDS: Final = 2.0
 _STOPPED_SECONDS: Final = 0.3
@@ -25,31 +25,35 @@ def kept_beside(
     pid: int,
     rate: Callable[[float], float],
     *,
-    turns: int = TURNS,
+    turns: int = _TURNS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[float]:
     """The rate beside the process over the mean of the rates before and after, while it is stopped; one a turn.
 
     Args:
         pid: a process of the caller's, which goes on when this returns or raises.
-        rate: measures the job's rate over so many seconds.
+        rate: measures the job over so many seconds, in calls per second.
+        turns: how often the process goes on between two stops.
+        sleep: waits so many seconds.
+
+    Raises:
+        ProcessLookupError: the process has ended.
     """
-    without: list[float] = []
-    beside: list[float] = []
-    for turn in range(turns + 1):
-        os.kill(pid, signal.SIGSTOP)
+
+    def without() -> float:
+        pause([pid])
         try:
             sleep(_STOPPED_SECONDS)
-            without.append(rate(_WINDOW_SECONDS))
+            return rate(_WINDOW_SECONDS)
         finally:
-            os.kill(pid, signal.SIGCONT)
-        if turn < turns:
-            sleep(_CAUGHT_UP_SECONDS)
-            beside.append(rate(_WINDOW_SECONDS))
-    return _over_neighbours(beside, without)
+            resume([pid])
 
-
-def _over_neighbours(beside: Sequence[float], without: Sequence[float]) -> list[float]:
-    return [
-        rate / ((before + after) / 2) for rate, before, after in zip(beside, without[:-1], without[1:], strict=True)
-    ]
+    kept = []
+    before = without()
+    for _ in range(turns):
+        sleep(_CAUGHT_UP_SECONDS)
+        beside = rate(_WINDOW_SECONDS)
+        after = without()
+        kept.append(beside / ((before + after) / 2))
+        before = after
+    return kept
