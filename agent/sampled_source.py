@@ -42,6 +42,8 @@ class SampledSource:
         self.most_heard = max(1, min(_MOST_HEARD, _LONGEST_WAIT_NS // period_ns))
         self.asked: Asked | None = None
         """Where another thread asks: from then on `due_ns` is when its answers are heard; guarded by `use`."""
+        self.look_ns = 0
+        """By when it is seen, then, whether that thread is to go on."""
         self.next_try = 0
         """Reads after which to try it."""
         self.hanging = False
@@ -82,6 +84,11 @@ class SampledSource:
         """Whether another thread may ask from now on."""
         usual = self.success and not self.refresh and not self.removed
         return usual and self.deferring is not None and self.most_heard > 1 and self.reads >= self.next_try
+
+    @property
+    def hearing_ns(self) -> int:
+        """How long another thread's answers wait for whoever comes for them only."""
+        return self.most_heard * self.period_ns
 
     def succeed(self, failed_devices: tuple[DeviceFailure, ...]) -> None:
         self.success, self.error, self.failed_devices = True, "", failed_devices

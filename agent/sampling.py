@@ -47,6 +47,10 @@ _READS_BETWEEN_TRIES: Final = 64
 """To find out that there is no question may cost as much as a read."""
 _SLOTS_PER_HEARING: Final = 3
 """Room for answers while the interpreter is busy with something else, in times of what is usually heard at once."""
+_HEARINGS_PUT_OFF: Final = 2
+"""Where somebody who asked for the state has just heard the answers, nobody comes for them for so long."""
+_HEARINGS_PER_LOOK: Final = 3
+"""But whether another thread is to go on asking is seen no later than this."""
 _STATE_PATIENCE_SECONDS: Final = 0.01
 """A source may hang while somebody asks for the state, who then gets what was known before."""
 _STOP_PATIENCE_SECONDS: Final = 1.0
@@ -199,10 +203,11 @@ class Sampler:
             self._understand(entry)  # before what comes then
             slots = _SLOTS_PER_HEARING * entry.most_heard
             entry.asked = self._beats.ask(question, entry.period_ns, entry.due_ns, slots)
+            entry.look_ns = entry.due_ns + _HEARINGS_PER_LOOK * entry.hearing_ns
         except (OSError, ValueError) as failure:
             _log.debug("%s is not asked by another thread: %s", entry.key, failure)
         else:
-            entry.due_ns += entry.most_heard * entry.period_ns
+            entry.due_ns += entry.hearing_ns
             if entry.refresh:
                 entry.due_ns = self._clock.monotonic_ns()
 
@@ -223,11 +228,14 @@ class Sampler:
         entry.asked.let_go()
         usual = goes_on and (entry.success or entry.hanging) and not entry.removed
         if usual and not look:
-            entry.due_ns = hears_ns
+            # A source that hangs gives nothing to hear: the sampler's thread comes as before, and says so.
+            put_off_ns = self._clock.monotonic_ns() + _HEARINGS_PUT_OFF * entry.hearing_ns
+            entry.due_ns = hears_ns if entry.refresh else max(hears_ns, min(put_off_ns, entry.look_ns))
         elif usual and self._goes_on(entry):
             # Not from the next beat: where something hangs, that is long past.
             now_ns = self._clock.monotonic_ns()
-            entry.due_ns = max(entry.due_ns, now_ns) + entry.most_heard * entry.period_ns
+            entry.look_ns = now_ns + _HEARINGS_PER_LOOK * entry.hearing_ns
+            entry.due_ns = max(entry.due_ns, now_ns) + entry.hearing_ns
             if entry.refresh and not entry.hanging:
                 entry.due_ns = now_ns
         else:

@@ -15,7 +15,7 @@ import pytest
 from agent.sampler_state import DeviceTotals, SourceResult
 from agent.sampling import Sampler
 from probes import beats
-from probes.beats import Question, TableQuestion
+from probes.beats import FilesQuestion, Question, TableQuestion
 from probes.clock import SystemClock
 from probes.netdev.counters import CounterBlock, CounterReading
 from probes.netdev.rtnetlink_counters import NetlinkCounters
@@ -200,6 +200,35 @@ class Odd(RdmaCounters):
         self.questions += 1
         super().question()
         return self.asked
+
+
+def test_nobody_comes_for_answers_that_were_just_heard(tree: RdmaTree) -> None:
+    """Who asks for the state hears them; whether to go on asking is then seen once in three times as long."""
+
+    class Counting(RdmaCounters):
+        questions = 0
+
+        def question(self) -> FilesQuestion | None:
+            self.questions += 1
+            return super().question()
+
+    source = Counting(tree.sysfs, SystemClock())
+    watched = Watched(source)
+    hearing_seconds = 256 * PERIOD_SECONDS
+    try:
+        watched.until(lambda: watched.blocks > 2, "answers of the other thread")
+        begun, before = time.monotonic(), source.questions
+        while time.monotonic() - begun < 8 * hearing_seconds:
+            watched.result()
+            time.sleep(hearing_seconds / 8)
+        looks = (time.monotonic() - begun) / (3 * hearing_seconds)
+        assert 0 < source.questions - before <= looks + 1
+        blocks, end = watched.blocks, time.monotonic() + 30
+        while watched.blocks == blocks and time.monotonic() < end:
+            time.sleep(0.01)
+        assert watched.blocks > blocks, "heard by the sampler's own thread again, as nobody asks"
+    finally:
+        watched.sampler.stop()
 
 
 def test_a_source_without_a_question_is_seldom_asked_for_one(tree: RdmaTree) -> None:
