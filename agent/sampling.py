@@ -230,7 +230,7 @@ class Sampler:
         if usual and not look:
             # A source that hangs gives nothing to hear: the sampler's thread comes as before, and says so.
             put_off_ns = self._clock.monotonic_ns() + _HEARINGS_PUT_OFF * entry.hearing_ns
-            entry.due_ns = hears_ns if entry.refresh else max(hears_ns, min(put_off_ns, entry.look_ns))
+            entry.due_ns = hears_ns if entry.refresh else min(put_off_ns, entry.look_ns)
         elif usual and self._goes_on(entry):
             # Not from the next beat: where something hangs, that is long past.
             now_ns = self._clock.monotonic_ns()
