@@ -24,7 +24,7 @@ from typing import Final
 from agent.completion import Completion
 from agent.config import Config
 from agent.cuda import CudaCompletion
-from agent.drain_pace import AIM, UNUSED_NS, pause_ns
+from agent.drain_pace import UNUSED_NS
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
 from agent.program_settings import program_settings
@@ -32,6 +32,7 @@ from agent.recorder_feed import RecorderFeed, Stream, make_recorder
 from agent.recording import RecordedStall, Recording
 from agent.recording_store import RecordingStore
 from agent.recordings import Recordings, settling_ns
+from agent.ring_drain import RingDrain
 from agent.service_manager import notify
 from agent.snapshot import Snapshot
 from agent.stall_watch import LOOK_NS, REST_NS
@@ -43,16 +44,13 @@ from probes.clock import Clock
 from probes.exit_status import exit_status
 from probes.libbpf import LoadError
 from probes.links import AttachKind
-from probes.maps import Records
 from probes.mmap_events import MmapEvents, MmapEventsError
 from probes.nccl.internal_functions import Level
 from probes.nccl.internals import Internals
 from probes.nccl.programs import EnqueueTime, NcclPrograms
 from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity, open_pidfd
-from probes.ring import Ring
 from probes.ring_wakeups import RingWakeups, WakingRing
-from probes.slot_rings import SlotRings
 
 _log = logging.getLogger("railscope.daemon")
 
@@ -62,8 +60,6 @@ _TOGETHER_NS: Final = 25_000_000
 _SHIFT: Final = 1 / 4
 """Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
 _TROUBLE_SECONDS: Final = 0.2
-_MOST_BATCHES: Final = 64
-"""Of one ring, before other things have their turn."""
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
 
@@ -101,7 +97,7 @@ class Daemon:
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
-        self._drained_ns = self._looked_ns = self._beat_ns
+        self._looked_ns = self._beat_ns
         self._shown = shown
         self._least_look_ns = LOOK_NS if shown else REST_NS
         self._used = False
@@ -143,6 +139,7 @@ class Daemon:
             stall_tables=self._internals,
             most_ended=most_ended,
         )
+        self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
         self._feed: RecorderFeed | None = None
         if self._recorder is not None:
             self._feed = RecorderFeed(self._recorder, self.observer, self._programs, self._internals)
@@ -304,7 +301,7 @@ class Daemon:
         elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
             look_ns = tick_ns
         drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
-        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._drained_ns):
+        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._rings.drained_ns):
             drain_ns = others_ns
         drain_ns = min(drain_ns, look_ns)
         next_ns = min(drain_ns, tick_ns, self._next_scan_ns)
@@ -419,7 +416,7 @@ class Daemon:
     def _hear_rings(self) -> None:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
-            self._next_drain_ns = self._drained_ns  # long past: not to be put off to what is due soon
+            self._next_drain_ns = self._rings.drained_ns  # long past: not to be put off to what is due soon
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
@@ -440,18 +437,7 @@ class Daemon:
 
     def _drain(self) -> int:
         """Make room in the rings of events; returns when to come again, ns."""
-        if self._programs is None:
-            return _TICK_NS
-        recorder = self._recorder
-        now_ns = self._clock.monotonic_ns()
-        waited_ns, self._drained_ns = now_ns - self._drained_ns, now_ns
-        fullness = 0.0
-        if self._internals is not None:
-            add_completions = recorder.add_completions if recorder is not None else None
-            fullness = _empty(self._internals.completion_events, self.observer.take_completions, add_completions)
-        add_calls = recorder.add_calls if recorder is not None else None
-        fullness = max(fullness, _empty(self._programs.call_events, self.observer.take_calls, add_calls))
-        return pause_ns(fullness, waited_ns, used=self._used)
+        return self._rings.drain(used=self._used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
@@ -478,19 +464,3 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
-
-
-def _empty(ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None) -> float:
-    """Let what is in a ring be learnt from, and recorded where a recorder is; returns how full it was found, or is."""
-    fullness = left = ring.fullness()
-    for _ in range(_MOST_BATCHES):
-        with ring.batch() as records:
-            if not len(records):
-                break
-            learn(records)
-            if record is not None:
-                record(records)
-        left = ring.fullness()
-        if left < AIM:  # as a rule: a batch takes all that waits, unless that is very much
-            break
-    return max(fullness, left)

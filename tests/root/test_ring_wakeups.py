@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import agent.daemon
+import agent.ring_drain
 from agent.config import Config
 from agent.daemon import Daemon
 from probes.clock import SystemClock
@@ -56,7 +56,7 @@ def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target, loader: 
 
 def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     never_ns = 3600 * 10**9
-    monkeypatch.setattr(agent.daemon, "pause_ns", lambda *_, **__: never_ns)
+    monkeypatch.setattr(agent.ring_drain, "pause_ns", lambda *_, **__: never_ns)
     config = Config(
         pids=(testbed.caller.pid,),
         collectors=frozenset({"collective"}),

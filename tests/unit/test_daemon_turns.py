@@ -81,7 +81,7 @@ def run_beside_a_job(
 
     def drain() -> int:
         done.drains.append(clock.now_ns)
-        daemon._drained_ns = clock.now_ns
+        daemon._rings.drained_ns = clock.now_ns
         return drain_pause_ns
 
     def look(_observer: Observer) -> int:

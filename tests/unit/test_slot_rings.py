@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agent.daemon
+import agent.ring_drain
 from agent.drain_pace import AIM
 from probes.ring import Ring
 from probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
@@ -240,7 +240,7 @@ def test_the_agent_goes_on_reading_while_much_is_left(monkeypatch: pytest.Monkey
     with opened() as (writers, reader):
         for number in range(SLOTS):
             writers.write(0, number, number)
-        found = agent.daemon._empty(
+        found = agent.ring_drain.empty(
             reader,
             lambda records: taken.extend(records["number"].tolist()),
             lambda records: recorded.extend(records["number"].tolist()),
