@@ -114,12 +114,12 @@ class Collectives:
         for instance, result in self._stored_errors.read(self._communicators.rows):
             self._events.take_stored(instance, result, now_ns)
 
-    def look_for_positions(self) -> None:
+    def look_for_positions(self, now_ns: int) -> None:
         """Learn where communicators that made calls stand by NCCL's own count; call it right after `read`."""
         if self._sequences is None or not self.processes_with_communicators:
             return
         try:
-            self._sequences.look(self._communicators.rows)
+            self._sequences.look(self._communicators.rows, now_ns)
         except KernelRefusal as refusal:
             _log.error("the table of communicators cannot be read: %s", refusal.strerror)
 

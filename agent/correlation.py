@@ -175,6 +175,8 @@ class Correlator:
         self._window_ns = window_ns
         self._minimum_port_bytes = minimum_port_bytes
         self._directions: dict[tuple[str, str], _Direction] = {}
+        self._updated: list[_Direction] = []
+        """Those of the last update."""
 
     def update(
         self, now_ns: int, ports: Sequence[PortTotals], expected: Sequence[ExpectedBytes]
@@ -189,19 +191,26 @@ class Correlator:
         for port in ports:
             members.setdefault(port.rail_set, []).append(port)
         found: dict[tuple[str, str, str], RailWire] = {}
+        self._updated = []
         for rail_set, rails in members.items():
             rails.sort(key=attrgetter("device", "port"))
             totals = by_set.get(rail_set, ExpectedBytes(rail_set, WireTotals(), WireTotals()))
             names = tuple((rail.device, rail.port) for rail in rails)
-            transmit = self._direction(rail_set, "transmit").update(
-                now_ns, names, tuple(rail.transmit_bytes for rail in rails), totals.transmit
-            )
-            receive = self._direction(rail_set, "receive").update(
-                now_ns, names, tuple(rail.receive_bytes for rail in rails), totals.receive
-            )
+            sending, receiving = self._direction(rail_set, "transmit"), self._direction(rail_set, "receive")
+            transmit = sending.update(now_ns, names, tuple(rail.transmit_bytes for rail in rails), totals.transmit)
+            receive = receiving.update(now_ns, names, tuple(rail.receive_bytes for rail in rails), totals.receive)
+            self._updated += [sending, receiving]
             for (device, port_name), sent, received in zip(names, transmit, receive, strict=True):
                 found[rail_set, device, port_name] = RailWire(rail_set, device, port_name, sent, received)
         return tuple(found[port.rail_set, port.device, port.port] for port in ports)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that was enqueued had left at the last update, wherever that ever shows: the next may come late.
+
+        Where iterations are long, moments at which it has are few, and none is to be missed.
+        """
+        return all(direction.settled for direction in self._updated)
 
     def forget(self, rail_set: str) -> None:
         """Drop the rails of a rail set whose network namespace was closed.
@@ -244,6 +253,11 @@ class _Direction:
     """Whose turn it is to get the bytes that do not divide evenly."""
     rails: tuple[tuple[str, str], ...] = ()
     samples: deque[_Sample] = field(default_factory=deque)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the last sample is, or none of those that are kept: then the plain window is shown at any moment."""
+        return not self.samples or self.samples[-1].settled or not any(sample.settled for sample in self.samples)
 
     def update(
         self, now_ns: int, rails: tuple[tuple[str, str], ...], port: tuple[int, ...], totals: WireTotals

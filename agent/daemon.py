@@ -2,9 +2,10 @@
 
 The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
 link events.  Between them it drains the rings of events, looks whether operations stall, scans all processes now and
-then (what the stream of mappings may have lost), and once a second relates collectives to port bytes.  All of that is
-done more seldom while there is no communicator, which a lifecycle event ends at once.  Rails are sampled by a thread
-of their own (agent/sampling.py), requests are answered by others (exporters/http.py).
+then (what the stream of mappings may have lost), and once a second relates collectives to port bytes: more seldom
+where all is as it was (agent/pace.py).  All of that is done more seldom while there is no communicator, which a
+lifecycle event ends at once.  Rails are sampled by a thread of their own (agent/sampling.py), requests are answered by
+others (exporters/http.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from agent.cuda import CudaCompletion
 from agent.drain_pace import UNUSED_NS
 from agent.level_control import LevelControl
 from agent.observer import MOST_ENDED, Observer
+from agent.pace import BRISK_NS, CALM_NS, Pace
 from agent.program_settings import program_settings
 from agent.recorder_feed import RecorderFeed, Stream, make_recorder
 from agent.recording import RecordedStall, Recording
@@ -54,7 +56,6 @@ from probes.ring_wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 
-_TICK_NS: Final = 1_000_000_000
 _TOGETHER_NS: Final = 25_000_000
 """What is due within this moment may be done at one waking: each costs as much as much of what it is for."""
 _SHIFT: Final = 1 / 4
@@ -102,6 +103,11 @@ class Daemon:
         self._least_look_ns = LOOK_NS if shown else REST_NS
         self._used = False
         """Whether there was a communicator after the last turn."""
+        self._pace = Pace(self._beat_ns)
+        self._calm = False
+        """Whether the next tick has time."""
+        self._ticked_ns = self._beat_ns
+        self._streams = False
         self._mmap_events: MmapEvents | None = None
         self._ring_wakeups: RingWakeups | None = None
         self._server: MetricsServer | None = None
@@ -189,6 +195,7 @@ class Daemon:
         )
 
     def _snapshot(self) -> Snapshot:
+        self._pace.asked(self._clock.monotonic_ns())
         return replace(self.observer.snapshot(), recordings=self.recordings.counts())
 
     @property
@@ -323,12 +330,28 @@ class Daemon:
             self._looked_ns = now_ns
             pause_ns = max(self._least_look_ns, self.observer.look_for_stalls())
             self._next_look_ns = now_ns + (pause_ns if self._used else UNUSED_NS)
+            if not self.observer.settled:
+                self._pace.disturb(now_ns)
+        calm = self._used and not self._streams and self._pace.calm(now_ns)
+        if self._calm and not calm:
+            _log.debug("not all is as it was: no time to lose")
+            self._calm = False
+            self._next_tick_ns = tick_ns = min(tick_ns, max(now_ns, self._ticked_ns + BRISK_NS))
         if now_ns >= tick_ns:
-            self._next_tick_ns = now_ns + (_TICK_NS if self._used else UNUSED_NS)
-            for events in self.observer.tick(relate=self._shown):
+            # Whatever goes wrong in it: the next one comes in its time.
+            self._ticked_ns = now_ns
+            self._next_tick_ns = now_ns + (BRISK_NS if self._used else UNUSED_NS)
+            for events in self.observer.tick(relate=self._shown, calm=calm):
                 self._unpoll(events)
             if self._feed is not None:
                 self._feed.tick()
+            if not self.observer.settled:
+                self._pace.disturb(now_ns)
+            elif calm:
+                if not self._calm:
+                    _log.debug("all is as it was: there is time")
+                self._calm = True
+                self._next_tick_ns = now_ns + CALM_NS
         if now_ns >= self._next_scan_ns:
             self._next_scan_ns = now_ns + self._config.scan_interval_ns
             self.observer.scan()
@@ -369,6 +392,7 @@ class Daemon:
             RuntimeError: the flight recorder is switched off.
         """
         self._recording_feed().stream_to(stream, period_ns)
+        self._streams = True
 
     def give_rest(self, stream: Stream) -> None:
         """Give a stream what it was not given yet; call when the loop has ended.
@@ -417,6 +441,10 @@ class Daemon:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
             self._next_drain_ns = self._rings.drained_ns  # long past: not to be put off to what is due soon
+            self._disturb()
+
+    def _disturb(self) -> None:
+        self._pace.disturb(self._clock.monotonic_ns())
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
@@ -424,6 +452,7 @@ class Daemon:
 
     def _look_soon(self) -> None:
         """Something came or went that the last look for stalls did not foresee."""
+        self._disturb()
         self._next_look_ns = min(self._next_look_ns, self._clock.monotonic_ns() + self._least_look_ns)
 
     def _take_mappings(self) -> None:
@@ -460,7 +489,11 @@ class Daemon:
         os.close(fd)
 
     def _poll(self, events: LinkEvents) -> None:
-        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self.observer.take_link_events(events))
+        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self._take_link_events(events))
+
+    def _take_link_events(self, events: LinkEvents) -> None:
+        self.observer.take_link_events(events)
+        self._disturb()
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())

@@ -1,8 +1,9 @@
 """The Ethernet side of every rail: what its driver counts, what waits in its queue, how its TCP connections fare.
 
 Three sources in every network namespace that observed processes live in: ethtool's statistics, queueing disciplines,
-and TCP connections of the observed processes.  Each is read once a second, opened inside the namespace when it is
-first read, and opened anew after trouble; one that fails shows in its own result and nowhere else.
+and TCP connections of the observed processes.  Each is read once a second, or every two where the agent takes its time
+(agent/pace.py); in a namespace without such processes, every five.  It is opened inside the namespace when it is first
+read, and opened anew after trouble; one that fails shows in its own result and nowhere else.
 
 A namespace is opened with its first process and closed with its last, since an open socket keeps it alive; what its
 rails showed stays readable for a while.
@@ -35,6 +36,12 @@ _log = logging.getLogger("railscope.ethernet")
 
 PERIOD_SECONDS: Final = 1.0
 """mlx5 asks its firmware dozens of times for one answer: never more often."""
+_CALM_PERIODS: Final = 2
+"""Between two readings, where nobody waits for them."""
+_IDLE_PERIODS: Final = 5
+"""And where no observed process lives."""
+_READ_PATIENCE_SECONDS: Final = 0.05
+"""Whoever looks closely waits for a reading that is not older than usual; a driver may ask its firmware for longer."""
 _BY_SOURCE: Final = -1
 """Devices here are looked up by source; no network namespace has this number."""
 
@@ -65,6 +72,8 @@ class _Inside(Generic[Source]):
         """The devices of the last read, which may be under way; None: there was none yet."""
         self.reads = 0
         """Those that were begun."""
+        self.period_seconds = 0.0
+        """At which the sampler reads it at present."""
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
@@ -150,7 +159,8 @@ class EthernetWatch:
         queues: bool = True,
         tcp: bool = True,
     ) -> None:
-        """`lifetime_ns`: how long facts of a namespace stay after its last process went.
+        """`lifetime_ns`: how long facts of a namespace stay after its last process went.  `period_seconds` is that at
+        which sources are read unless `tick` is told that there is time.
 
         Raises:
             ValueError: the period is below a second.
@@ -176,6 +186,7 @@ class EthernetWatch:
         """Count the connections of a process from now on."""
         watched = self._watched.get(namespace.inode) or self._open(namespace, permanent=False)
         watched.processes = {**watched.processes, pid: namespace}
+        self._set_periods(watched, self._period_seconds)
 
     def remove_process(self, pid: int) -> None:
         """The process has ended, or is not observed any more."""
@@ -185,8 +196,11 @@ class EthernetWatch:
                 if not watched.processes and not watched.permanent:
                     self._close(netns)
 
-    def tick(self, decisions: Iterable[RailDecision]) -> tuple[RailEthernet, ...]:
-        """Read these rails from now on, say what is in trouble, forget what has been gone for long; returns `facts`."""
+    def tick(self, decisions: Iterable[RailDecision], *, calm: bool = False) -> tuple[RailEthernet, ...]:
+        """Read these rails from now on, say what is in trouble, forget what has been gone for long; returns `facts`.
+
+        `calm`: nobody waits for readings.
+        """
         rails: dict[int, list[tuple[str, str]]] = {}
         for decision in decisions:
             if decision.rail is not None:
@@ -194,11 +208,23 @@ class EthernetWatch:
         state = self._sampler.state()
         for netns, watched in self._watched.items():
             watched.rails = tuple(rails.get(netns, ()))
-            watched.devices = tuple(device for _rail, device in watched.rails)
+            devices = tuple(device for _rail, device in watched.rails)
+            self._set_periods(watched, self._period_of(watched, calm=calm), state)
+            if devices != watched.devices:
+                watched.devices = devices
+                self._sampler.read_soon(watched.sources)
             self._say(watched, state)
         now_ns = self._clock.monotonic_ns()
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         return self._facts(state)
+
+    def read_again(self, netns: int) -> None:
+        """Read what may be older than usual in a namespace, now, and from now on as often as where nothing is calm.
+
+        Waits for it, unless that takes long.
+        """
+        if (watched := self._watched.get(netns)) is not None:
+            self._set_periods(watched, self._period_seconds, patience_seconds=_READ_PATIENCE_SECONDS)
 
     def facts(self) -> tuple[RailEthernet, ...]:
         """Every rail, those of namespaces that have gone lately included."""
@@ -236,14 +262,6 @@ class EthernetWatch:
     def _open(self, namespace: NetworkNamespace, *, permanent: bool) -> _Watched:
         watched = self._watched[namespace.inode] = _Watched(namespace, permanent)
         self._gone.pop(namespace.inode, None)
-        if self._ethtool:
-            watched.statistics = _Inside(
-                watched.ways,
-                lambda: EthtoolStatistics(self._clock, use_of),
-                lambda source: source.watch(watched.devices),
-                lambda: watched.devices,
-            )
-            self._add(watched, "ethtool", watched.statistics)
         if self._queues:
             watched.queues = _Inside(
                 watched.ways,
@@ -260,13 +278,50 @@ class EthernetWatch:
                 lambda: watched.devices,
             )
             self._add(watched, "tcp", watched.connections)
+        # Last: a driver that asks its firmware for long keeps nobody waiting who looks closely at the others.
+        if self._ethtool:
+            watched.statistics = _Inside(
+                watched.ways,
+                lambda: EthtoolStatistics(self._clock, use_of),
+                lambda source: source.watch(watched.devices),
+                lambda: watched.devices,
+            )
+            self._add(watched, "ethtool", watched.statistics)
         return watched
 
     def _add(self, watched: _Watched, name: str, source: _Inside[Any]) -> None:
         key = watched.key(name)
         watched.sources[key] = source
         watched.remarks[key] = Remark(_log, key, "is read again")
+        source.period_seconds = self._period_seconds
         self._sampler.add(key, _BY_SOURCE, source, self._period_seconds)
+
+    def _period_of(self, watched: _Watched, *, calm: bool) -> float:
+        if not watched.processes:
+            return _IDLE_PERIODS * self._period_seconds
+        return _CALM_PERIODS * self._period_seconds if calm else self._period_seconds
+
+    def _set_periods(
+        self, watched: _Watched, period_seconds: float, state: SamplerState | None = None, patience_seconds: float = 0.0
+    ) -> None:
+        """Read the sources of a namespace at this period from now on, but none that takes long more seldom than usual.
+
+        `state`: as of now; None: none of them is to be read more seldom.
+
+        Where that is sooner than so far somebody waits: they are read now, and so long that is waited for.
+        """
+        sooner = []
+        for key, source in watched.sources.items():
+            wanted_seconds = period_seconds
+            if watched.processes and state is not None and _takes_long(state.result(key)):
+                wanted_seconds = self._period_seconds
+            if wanted_seconds < source.period_seconds:
+                sooner.append(key)
+            if wanted_seconds != source.period_seconds:
+                source.period_seconds = wanted_seconds
+                self._sampler.set_period(key, wanted_seconds)
+        if sooner:
+            self._sampler.read_soon(sooner, patience_seconds)
 
     def _close(self, netns: int) -> None:
         watched = self._watched.pop(netns)
@@ -308,6 +363,11 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
             else None,
             awaited=carried is None and reading is not None and _will_come(reading, device),
         )
+
+
+def _takes_long(reading: SourceResult | None) -> bool:
+    """Whether a source cannot be read again while somebody waits."""
+    return reading is not None and reading.duration_seconds > _READ_PATIENCE_SECONDS / 2
 
 
 def _will_come(reading: SourceResult, device: str) -> bool:

@@ -15,9 +15,10 @@ How it moves, one level at a time:
 
 - It starts at *rails*: what a level costs is known only from being there, so every job shows its completion and rails
   from the first second, and one that cannot afford them loses them within one to three ticks.
-- Down when the average of three to five ticks is over the budget, or at once when one tick is over four times it.
-- Up when over ten ticks the level's predicted cost is below 70 % of the budget.  It is predicted from the cost per
-  call that was last measured there; a level that was not measured for ten minutes is tried.
+- Down when the average of three to five ticks, or of five seconds, is over the budget, or at once when one tick is over
+  four times it.
+- Up when over ten ticks, or ten seconds, the level's predicted cost is below 70 % of the budget.  It is predicted
+  from the cost per call that was last measured there; a level that was not measured for ten minutes is tried.
 - A level that was taken back is left alone for 30 s; each time that it has to be taken back again that doubles, up to
   an hour, until it has once held for half an hour.
 - Where no process has been observed for ten seconds everything starts anew.
@@ -47,14 +48,16 @@ EMERGENCY: Final = 4.0
 """One tick over this many times the budget is enough to step down."""
 FEWEST_TICKS_DOWN: Final = 3
 MOST_TICKS_DOWN: Final = 5
-"""How many ticks are averaged before stepping down."""
+"""How many ticks are averaged before stepping down; where ticks are long, no more than cover `DOWN_NS`."""
 TICKS_UP: Final = 10
-"""How many are averaged before stepping up."""
+"""How many are averaged before stepping up, at most: where ticks are long, fewer."""
 
 _SECOND_NS: Final = 1_000_000_000
 FIRST_WAIT_NS: Final = 30 * _SECOND_NS
 LONGEST_WAIT_NS: Final = 3600 * _SECOND_NS
 HELD_NS: Final = 1800 * _SECOND_NS
+DOWN_NS: Final = 5 * _SECOND_NS
+UP_NS: Final = 10 * _SECOND_NS
 REMEMBERED_NS: Final = 600 * _SECOND_NS
 FORGET_AFTER_NS: Final = 10 * _SECOND_NS
 
@@ -65,7 +68,7 @@ _LEVEL: Final = {"cuda": Level.ALL, **{function.program: function.level for func
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One tick, about a second long."""
+    """One tick, a second long or a few."""
 
     interval: Interval
     processes: int
@@ -176,6 +179,13 @@ class Governor:
         """What is to be attached, where it is available."""
         return min(self._level, self._available)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the level will do for some seconds: the budget is kept, or there is nothing to give up."""
+        nothing_to_give_up = self._fixed is not None or self.level is Level.COUNTS
+        kept = bool(self._ticks) and max(self.load_ratio, self._ticks[-1].load) <= self._budget
+        return nothing_to_give_up or kept
+
     def level_of(self, available: Level) -> Level:
         """What is to be attached in a library that has probes up to `available`."""
         return min(self._level, available)
@@ -195,7 +205,7 @@ class Governor:
             return self.level
         tick = self._tick(measured)
         self._ticks.append(tick)
-        recent = _average(list(self._ticks)[-MOST_TICKS_DOWN:])
+        recent = _average(self._last_ticks())
         self.load_ratio = recent.load
         if self._fixed is not None:
             return self.level
@@ -205,9 +215,21 @@ class Governor:
             self._step_down(tick.load, tick.call_rate)
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
             self._step_down(recent.load, recent.call_rate)
-        elif self.level < self._available and len(self._ticks) >= TICKS_UP:
-            self._consider_step_up(_average(self._ticks))
+        elif self.level < self._available:
+            all_of_them = _average(self._ticks)
+            if len(self._ticks) >= TICKS_UP or (
+                len(self._ticks) >= FEWEST_TICKS_DOWN and all_of_them.elapsed_ns >= UP_NS
+            ):
+                self._consider_step_up(all_of_them)
         return self.level
+
+    def _last_ticks(self) -> list[_Tick]:
+        last: list[_Tick] = []
+        for tick in reversed(self._ticks):
+            if len(last) == MOST_TICKS_DOWN or sum(one.elapsed_ns for one in last) >= DOWN_NS:
+                break
+            last.append(tick)
+        return last
 
     def _wait_for_processes(self, elapsed_ns: int) -> None:
         before_ns, self._without_processes_ns = self._without_processes_ns, self._without_processes_ns + elapsed_ns

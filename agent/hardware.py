@@ -136,11 +136,16 @@ class Hardware:
         if self._rdma is not None:
             self._rdma.remove_process(pid)
 
-    def look(self) -> None:
-        """Once a second, before `tick`: learn of ports and links that came or went."""
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self.rails.settled and (self._rdma is None or self._rdma.settled)
+
+    def look(self, *, calm: bool = False) -> None:
+        """Before `tick`: learn of ports and links that came or went; `calm`: nobody waits for what is read of them."""
         if self._ethernet is not None:
             # Before what collectives handed over is read: no connection then seems to have carried more.
-            self._tell_rails(self._ethernet.tick(self.rails.decisions()))
+            self._tell_rails(self._ethernet.tick(self.rails.decisions(), calm=calm))
         if self._rdma is not None:
             self._rdma.tick()
             self.rails.other_devices = self._rdma.names
@@ -148,7 +153,7 @@ class Hardware:
             self._with_utilization(self._nvlink.state().links)
 
     def tick(self, expected: list[ExpectedBytes] | None) -> list[LinkEvents]:
-        """Once a second: relate what collectives should have sent to what ports counted; None: not now.
+        """Now and then: relate what collectives should have sent to what ports counted; None: not now.
 
         Returns link events that must not be polled any more.
         """
@@ -174,8 +179,12 @@ class Hardware:
             self._rdma.in_network = in_network
 
     def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
-        """Rails that processes of a network namespace can use, each with when it last changed its carrier."""
+        """Rails that processes of a network namespace can use, each with when it last changed its carrier.
+
+        What is read of them is not older than a second or so, unless reading takes long.
+        """
         if self._ethernet is not None:
+            self._ethernet.read_again(netns)
             self._tell_rails(self._ethernet.facts())
         rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
         return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))

@@ -62,8 +62,13 @@ class LevelControl:
         """By program: what its hits have cost the observed processes so far; never falls."""
         return self._overhead.seconds
 
+    @property
+    def settled(self) -> bool:
+        """See `Governor.settled`."""
+        return self._governor.settled
+
     def tick(self, processes: int) -> list[str]:
-        """Once a second: add up, and move to another level if need be; returns what went wrong, one line each.
+        """Now and then: add up, and move to another level if need be; returns what went wrong, one line each.
 
         `processes`: observed processes that have a communicator.
         """

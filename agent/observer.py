@@ -177,6 +177,14 @@ class Observer:
         return self._hardware.simulated
 
     @property
+    def settled(self) -> bool:
+        """Whether all is as it was, as far as the last tick and the last look for stalls tell."""
+        with self._lock:
+            if self._programs is not None and self._stalls.suspicious:
+                return False
+            return self._hardware.settled and (self._control is None or self._control.settled)
+
+    @property
     def rails_alive(self) -> bool:
         """Whether the sampler of network devices runs."""
         return self._hardware.rails.alive
@@ -323,13 +331,14 @@ class Observer:
         with self._lock:
             return self._hardware.awaited()
 
-    def tick(self, *, relate: bool = True) -> list[LinkEvents]:
-        """Once a second: relate, fold, forget.  Returns link events that must not be polled any more.
+    def tick(self, *, relate: bool = True, calm: bool = False) -> list[LinkEvents]:
+        """Now and then: relate, fold, forget.  Returns link events that must not be polled any more.
 
-        `relate` False: what collectives sent and what ports counted is brought together by `snapshot` alone.
+        `relate` False: what collectives sent and what ports counted is brought together by `snapshot` alone.  `calm`:
+        nobody waits for what drivers, queues and connections tell.
         """
         with self._lock:
-            self._hardware.look()
+            self._hardware.look(calm=calm)
             if self._programs is None:
                 return self._hardware.tick([] if relate else None)
             now_ns = self._clock.monotonic_ns()
@@ -340,7 +349,7 @@ class Observer:
             closed = self._hardware.tick(self._collectives.expected(counts) if relate else None)
             self._meet_all()
             self._collectives.look_for_errors(now_ns)
-            self._collectives.look_for_positions()
+            self._collectives.look_for_positions(now_ns)
             self._collectives.settle(now_ns)
             self._stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
             # After what ended was put away: with the last process goes the level at which it was observed.

@@ -141,6 +141,11 @@ class RailWatch:
     def alive(self) -> bool:
         return self._sampler.alive
 
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self._correlator.settled
+
     def watch_recorded(self) -> None:
         """Read a recorded sysfs tree instead of a running host's devices."""
         try:

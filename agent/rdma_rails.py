@@ -117,6 +117,11 @@ class RdmaRails:
             return False
         return not self._said or not all(said.sockets_only for said in self._said.values())
 
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self._correlator.settled
+
     def tick(self) -> None:
         """Find devices that came or went, and decide which are rails."""
         self._watch.tick()

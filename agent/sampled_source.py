@@ -63,6 +63,12 @@ class SampledSource:
         self.error = "not read yet"
         self.failed_devices: tuple[DeviceFailure, ...] = ()
         self.reads = self.failures = self.ticks_missed = self.ticks_spared = 0
+        self.aligned = False
+        """Whether beats are at multiples of the period."""
+        self.wanted_ns = 0
+        """When somebody last wished for a reading out of turn."""
+        self.begun_ns = 0
+        """When the last read began."""
 
     @property
     def result(self) -> SourceResult:
@@ -170,10 +176,17 @@ class SampledSource:
     def schedule(self, started_ns: int, ended_ns: int) -> None:
         """After a read: set the next beat, and count those that were missed or are spared.
 
-        After the first read beats are at multiples of the period, so that one waking serves the sources of all network
-        namespaces: to wake costs more than to read.
+        After the first read, and one out of turn, beats are at multiples of the period, so that one waking serves the
+        sources of all network namespaces: to wake costs more than to read.
         """
-        if not self.reads:
+        self.begun_ns = started_ns
+        self._set_next_beat(started_ns, ended_ns)
+        if self.wanted:  # since this read began
+            self.due_ns, self.aligned = ended_ns, False
+
+    def _set_next_beat(self, started_ns: int, ended_ns: int) -> None:
+        if not self.aligned:
+            self.aligned = True
             self.due_ns = (self.due_ns + self.period_ns // 2) // self.period_ns * self.period_ns
         self.reads += 1
         duration_ns = self.duration_ns = ended_ns - started_ns
@@ -188,7 +201,7 @@ class SampledSource:
         beat_ns = self.due_ns + missed * period_ns
         pause_ns = 0
         if self.consecutive_failures:
-            pause_ns = min(period_ns << min(self.consecutive_failures, 20), _LONGEST_PAUSE_NS)
+            pause_ns = self._failure_pause_ns
         elif self.usual_ns * _THREAD_SHARE > period_ns:
             pause_ns = int(self.usual_ns * _THREAD_SHARE)
         steps = max(1, -(-pause_ns // period_ns))
@@ -199,6 +212,30 @@ class SampledSource:
             missed += late
         self.ticks_missed += missed
         self.ticks_spared += steps - 1
+
+    def want(self, now_ns: int) -> bool:
+        """Let a read that begins from now on come at once; False: it failed lately, and keeps its pause."""
+        if self.consecutive_failures:
+            return False
+        self.wanted_ns = self.due_ns = now_ns
+        self.aligned = False
+        return True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether no read has begun since somebody wished for one."""
+        return self.wanted_ns > self.begun_ns
+
+    def set_period(self, period_ns: int, now_ns: int) -> None:
+        """Read it at this period from its next read on; a pause after failures is no longer than it would be then."""
+        self.period_ns = period_ns
+        self.aligned = False
+        if self.consecutive_failures:
+            self.due_ns = min(self.due_ns, now_ns + self._failure_pause_ns)
+
+    @property
+    def _failure_pause_ns(self) -> int:
+        return min(self.period_ns << min(self.consecutive_failures, 20), _LONGEST_PAUSE_NS)
 
     def frame(self) -> Frame:
         totals = self.totals

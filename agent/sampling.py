@@ -21,7 +21,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from agent.sampled_source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, words
@@ -53,6 +53,7 @@ _HEARINGS_PER_LOOK: Final = 3
 """But whether another thread is to go on asking is seen no later than this."""
 _STATE_PATIENCE_SECONDS: Final = 0.01
 """A source may hang while somebody asks for the state, who then gets what was known before."""
+_READ_POLL_SECONDS: Final = 0.001
 _STOP_PATIENCE_SECONDS: Final = 1.0
 """Likewise where the agent ends, which a device must not keep from ending."""
 _PR_SET_TIMERSLACK: Final = 29
@@ -119,6 +120,33 @@ class Sampler:
             if entry.asked is not None:
                 entry.due_ns = self._clock.monotonic_ns()
         self._ring()
+
+    def set_period(self, key: str, period_seconds: float) -> None:
+        """Read a source more or less often than so far, from its next read on; unknown keys are ignored.
+
+        Raises:
+            ValueError: the source's answers are understood many at a time, so that their number goes with the period.
+        """
+        with self._lock:
+            if (entry := self._entries.get(key)) is None:
+                return
+            if entry.deferring is not None:
+                raise ValueError(f"the period of {key} is set for good")
+            entry.set_period(round(period_seconds * 1e9), self._clock.monotonic_ns())
+
+    def read_soon(self, keys: Collection[str], patience_seconds: float = 0.0) -> None:
+        """Read these sources now instead of when they are due, and wait for that, no longer than told.
+
+        Unknown keys are ignored, and a source that failed keeps its pause.
+        """
+        now_ns = self._clock.monotonic_ns()
+        with self._lock:
+            awaited = [self._entries[key] for key in keys if key in self._entries]
+            awaited = [entry for entry in awaited if entry.want(now_ns)]
+        self._ring()
+        deadline_ns = now_ns + round(patience_seconds * 1e9)
+        while self._clock.monotonic_ns() < deadline_ns and any(entry.wanted for entry in awaited):
+            self._clock.sleep(_READ_POLL_SECONDS)
 
     def start(self) -> None:
         """Start the thread; call once."""

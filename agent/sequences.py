@@ -32,6 +32,8 @@ _ATTEMPTS: Final = 4
 """A busy communicator is seldom met between two calls; the next round tries again."""
 _PACE: Final = 8
 """Of the communicators that move and whose distance is believed, one in so many is looked at in a round."""
+_STANDS_NS: Final = 500_000_000
+"""Without a call for so long a communicator stands, as one that has made none since the last round."""
 _ENOUGH: Final = 2
 """Different calls at which a distance must be found: within the first microsecond of a call it is one too short."""
 
@@ -119,15 +121,15 @@ class Sequences:
         known = self._known.get(instance)
         return None if known is None else known.position(enqueued)
 
-    def look(self, rows: tuple[Records, Records]) -> None:
-        """Once a second: look at the communicators of which something new may be learnt.
+    def look(self, rows: tuple[Records, Records], now_ns: int) -> None:
+        """Now and then: look at the communicators of which something new may be learnt.
 
-        `rows` is the table of communicators (keys, values) as it was read a moment ago.
+        `rows` is the table of communicators (keys, values) as it was read a moment ago; `now_ns`: monotonic.
 
         Raises:
             KernelRefusal: the table of communicators cannot be read.
         """
-        due = self._due(*rows)
+        due = self._due(*rows, now_ns)
         if len(due) > _MOST_AT_ONCE:
             self._next %= len(due)
             due = (due[self._next :] + due[: self._next])[:_MOST_AT_ONCE]
@@ -136,14 +138,15 @@ class Sequences:
         for tgid, ends in groupby(due, lambda end: end.tgid):
             self._look_at(tgid, ends)
 
-    def _due(self, keys: Records, values: Records) -> list[_End]:
+    def _due(self, keys: Records, values: Records, now_ns: int) -> list[_End]:
         """Living communicators of several ranks that are to be looked at, by process."""
         identities = values["identity"]
         living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
         keys, values, identities = keys[living], values[living], identities[living]
-        columns = (values["instance"], values["sequence"], values["library"], keys["tgid"], keys["comm"])
+        stands = values["last_ns"] + _STANDS_NS <= now_ns
+        columns = (values["instance"], values["sequence"], stands, values["library"], keys["tgid"], keys["comm"])
         known, calls_of, due = {}, {}, []
-        for key, comm_hash, instance, calls, library, tgid, address in zip(
+        for key, comm_hash, instance, calls, stands_still, library, tgid, address in zip(
             keys, identities["comm_hash"].tolist(), *(column.tolist() for column in columns), strict=True
         ):
             layout = self._layout_of(library)
@@ -151,18 +154,18 @@ class Sequences:
                 continue
             reckoning = known[instance] = self._known.get(instance) or Reckoning()
             calls_of[instance] = calls
-            if calls and self._is_due(instance, calls, reckoning):
+            if calls and self._is_due(instance, calls, reckoning, stands=stands_still):
                 due.append(_End(tgid, address, instance, calls, key.tobytes(), comm_hash, layout, reckoning))
         self._known, self._calls = known, calls_of
         self._round += 1
         due.sort(key=lambda end: (end.tgid, end.instance))
         return due
 
-    def _is_due(self, instance: int, calls: int, reckoning: Reckoning) -> bool:
+    def _is_due(self, instance: int, calls: int, reckoning: Reckoning, *, stands: bool) -> bool:
         """Whether something new may be learnt: most of all where a communicator has just come to stand."""
         if calls == reckoning.calls and reckoning.settled:
             return False
-        stands = self._calls.get(instance) == calls
+        stands = stands or self._calls.get(instance) == calls
         return stands or not reckoning.believed or (self._round + instance) % _PACE == 0
 
     def _look_at(self, tgid: int, ends: Iterable[_End]) -> None:

@@ -68,6 +68,10 @@ class StallWatch:
         self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended)
         self._stragglers = Stragglers()
         self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
+        self._resting: frozenset[int] = frozenset()
+        """Instances that were looked at closely last: suspected, or without a call for a second and more."""
+        self._come_to_rest = False
+        """Whether one of them was not before."""
         self._peers: dict[str, list[RankFacts]] | None = None
         """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
         self._processes: dict[int, ProcessFacts] = {}
@@ -96,6 +100,11 @@ class StallWatch:
         self._stragglers.take(events, called, self._known.communicator)
 
     @property
+    def suspicious(self) -> bool:
+        """Whether a rank is suspected of something, or has just come to rest, as of the last look."""
+        return self._reader.quiet_until_ns is None or bool(self.current) or self._come_to_rest
+
+    @property
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
         return bool(self.current) or self._look.open
@@ -114,6 +123,8 @@ class StallWatch:
             return LOOK_NS
         self._processes.clear()
         self._peers = None
+        resting = frozenset(rank.instance for rank in ranks)
+        self._come_to_rest, self._resting = bool(resting - self._resting), resting
         if self._reader.learnt:
             self._writers.look(now_ns, self._reader.last_calls())
         changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)

@@ -9,8 +9,8 @@ wait by yielding, which on two cores makes the kernel's grace periods, and so ev
 keeps to its share of the cores, as launchers bind them: left to wander, a bare job's rate varies twice as much.
 
 Observers are measured once they have come to rest: an agent that has just come reads what there is, on cores that are
-all busy, and one that chooses its level first tries more, and takes it back within seconds.  A job of weeks pays for
-neither.
+all busy, one that chooses its level first tries more, and takes it back within seconds, and all is done more often
+until it has been as it is for a while (agent/pace.py).  A job of weeks pays for none of that.
 
 How far a level can come at all, five figures tell: what a program that does nothing costs where calls are counted, what
 counting costs, what the programs of level counts cost without the agent's process, which takes cores that the job keeps
@@ -33,6 +33,7 @@ from typing import Final, Self
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from agent.pace import CALM_NS, FOLLOWED_NS, STEADY_NS
 from probes.elf import Elf
 from probes.nccl.internal_functions import Level
 from probes.nccl.library import probe_points
@@ -67,19 +68,19 @@ _SILENT: Final = "these programs without events"
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
-_WINDOW_SECONDS: Final = 1.0
-"""What an agent does once a second is in every window once: in one of half a second it is always, or never.  The bare
-rate wanders at every scale of time, so that many short windows tell more than few long ones."""
-_SETTLE_SECONDS: Final = 0.5
+_WINDOW_SECONDS: Final = CALM_NS / 1e9
+"""What an agent at rest does now and then is in every window once.  The bare rate wanders at every scale of time, so
+that many short windows tell more than few long ones."""
+_ASK_SECONDS: Final = FOLLOWED_NS / 1e9
+"""Asked more often, an agent does not come to rest."""
 _RESUMED_SECONDS: Final = 2.0
 """A job that went on is up to 4 % slower for a second; taken then, a bare rate would flatter who is compared to it."""
 _BPFTRACE_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.0003
 _STALLED_SECONDS: Final = 20.0
-_REST_SECONDS: Final = 8.0
-"""Between an observer's coming and its measurement, or since the governor last changed its mind: an agent takes up to
-twice as much of a core in the first six seconds."""
-_MOST_REST_SECONDS: Final = 30.0
+_REST_SECONDS: Final = (STEADY_NS + CALM_NS) / 1e9
+"""Between an agent's coming and its measurement, or since the governor last changed its mind."""
+_MOST_REST_SECONDS: Final = 60.0
 
 
 _Programs = Callable[[tuple[int, ...]], AbstractContextManager[object]]
@@ -295,7 +296,9 @@ def _observed(
             _await_level(agent, double.nccl, len(pids), level)
         stack.callback(pause, pids)
         resume(pids)
-        if agent is not None and level is None:
+        if agent is None:
+            time.sleep(_RESUMED_SECONDS)
+        elif level is None:
             rested[at_rest(agent, double.nccl)] += 1
         else:
             time.sleep(_REST_SECONDS)
@@ -322,7 +325,7 @@ def at_rest(agent: AgentProcess, library: Path) -> str:
     while (now := time.monotonic()) - since < _REST_SECONDS or level is None:
         if now > deadline:
             return "no level"
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_ASK_SECONDS)
         try:
             found: Level | None = _level(agent, library)
         except TimeoutError:

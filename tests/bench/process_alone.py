@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from agent.pace import CALM_NS
 from tests.bench.many_communicators import pause, resume
 
 _TURNS: Final = 4
 """How often the process goes on between two stops."""
-_WINDOW_SECONDS: Final = 2.0
+_WINDOW_SECONDS: Final = CALM_NS / 1e9
+"""What an agent does most seldom is in every one."""
 _STOPPED_SECONDS: Final = 0.3
 """From a stop to what is measured without the process."""
 _CAUGHT_UP_SECONDS: Final = 0.7

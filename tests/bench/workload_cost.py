@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from agent.pace import CALM_NS
 from testbed.hosts import Fabric
 from testbed.job import LIBRARY, Job, JobOptions
 from tests.bench.cpu_time import DISTURBED, Others
@@ -27,7 +28,8 @@ PART: Final = "workload"
 _LONG: Final = JobOptions(pattern="inference", seconds=3600.0, bytes=1024)
 _SHORT: Final = JobOptions(pattern="inference", seconds=3.0, bytes=1024, hold=True)
 _WITHOUT, _WITH = "without the agent", "with the agent"
-_WINDOW_SECONDS: Final = 1.0
+_WINDOW_SECONDS: Final = CALM_NS / 1e9
+"""What an agent does most seldom is in every one."""
 _SETTLE_SECONDS: Final = 0.5
 
 
@@ -72,7 +74,7 @@ def _observes(agent: AgentProcess, job: Job) -> bool:
 
 
 def _rail_rate(pid: int) -> float:
-    """Bytes per second that leave a process's network namespace, over a second; every call puts as many there."""
+    """Bytes per second that leave a process's network namespace, over a while; every call puts as many there."""
     first, began = _sent_bytes(pid), time.monotonic()
     time.sleep(_WINDOW_SECONDS)
     return (_sent_bytes(pid) - first) / (time.monotonic() - began)

@@ -114,7 +114,7 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     next(iter(node.kernel.communicators.rows.values()))["library"] = 3
     node.collectives.read()
     node.collectives.look_for_errors(SECOND_NS)
-    node.collectives.look_for_positions()
+    node.collectives.look_for_positions(SECOND_NS)
     assert node.kernel.communicators.reads == 1
     assert libraries == [3, 3]
 

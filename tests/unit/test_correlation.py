@@ -391,3 +391,48 @@ def test_only_the_direction_that_cannot_be_known_is_hidden() -> None:
 def test_the_reason_tells_unordered_ranks_from_an_unknown_placement() -> None:
     dealt = Placement(rank=1, nranks=4, node=1, n_nodes=2, local_ranks=2)
     assert "node by node" in expected_bytes("a", [calls(Op.Broadcast, 8, 8, placement=dealt)]).transmit.unknown
+
+
+def test_bytes_are_settled_where_all_that_was_enqueued_has_left() -> None:
+    fabric = Fabric()
+    assert fabric.correlator.settled
+    fabric.tick()
+    assert fabric.correlator.settled
+    fabric.enqueue(30 * MIB, 30 * MIB)
+    settled = []
+    for _ in range(5):
+        fabric.tick()
+        settled.append(fabric.correlator.settled)
+    assert settled == [False, False, True, True, True]
+
+
+def test_what_cannot_be_known_is_not_waited_for() -> None:
+    fabric = Fabric()
+    fabric.tick()
+    fabric.enqueue(30 * MIB, 30 * MIB)
+    fabric.tick()
+    fabric.expected = WireTotals(unknown="graphs are replayed")
+    fabric.look()
+    assert fabric.correlator.settled
+
+
+def test_where_no_bytes_ever_settle_none_are_waited_for() -> None:
+    """As where ports carry less than is expected: the plain window is shown then."""
+    fabric = Fabric(header_percent=-10)
+    settled = []
+    for _ in range(10 * 60 * 4):
+        fabric.enqueue(5 * MIB, 5 * MIB)
+        fabric.tick()
+        settled.append(fabric.correlator.settled)
+    assert not any(settled[20:600])
+    assert all(settled[-300:])
+
+
+def test_a_rail_set_that_has_gone_is_not_waited_for() -> None:
+    fabric = Fabric()
+    fabric.tick()
+    fabric.enqueue(300 * MIB, 300 * MIB)
+    fabric.tick()
+    assert not fabric.correlator.settled
+    fabric.correlator.update(fabric.now_ns, [], [])
+    assert fabric.correlator.settled

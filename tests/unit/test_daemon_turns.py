@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,7 +17,10 @@ from agent.config import Config
 from agent.daemon import Daemon
 from agent.observer import Observer
 from agent.recording import RecordedStall, Recording
+from agent.snapshot import Snapshot
 from agent.stall_watch import LOOK_NS
+from probes.bpf_syscall import KernelRefusal
+from probes.netdev.events import LinkEvents
 from probes.processes import ProcessIdentity
 from tests.unit.recordings import recording
 from tests.unit.stall_world import SimulatedClock
@@ -55,6 +60,8 @@ class Done:
     drains: list[int] = field(default_factory=list)
     looks: list[int] = field(default_factory=list)
     ticks: list[int] = field(default_factory=list)
+    calm: list[bool] = field(default_factory=list)
+    """Of each tick: whether it was told that nobody waits."""
     wakings: int = 0
 
 
@@ -64,6 +71,8 @@ def run_beside_a_job(
     drain_pause_ns: int,
     look_pause_ns: int = LOOK_NS,
     happens: Callable[[Daemon], dict[float, Callable[[], None]]] = lambda _: {},
+    settled: Callable[[float, Done], bool] = lambda *_: False,
+    fails: Callable[[float], bool] = lambda _: False,
 ) -> Iterator[Done]:
     """Let the loop run for `SECONDS`.
 
@@ -71,8 +80,11 @@ def run_beside_a_job(
         drain_pause_ns: how long the rings may be left alone.
         look_pause_ns: how long a look says that it will do.
         happens: by time, in seconds from the start and in order: what the loop is to be told of.
+        settled: whether all is as it was, so many seconds after the start, and with what was done so far.
+        fails: whether a tick fails, so many seconds after the start.
     """
     clock, done = SimulatedClock(), Done()
+    started_ns = clock.now_ns
     selector = SkippingSelector(clock)
     monkeypatch.setattr(selectors, "DefaultSelector", lambda: selector)
     daemon = Daemon(Config(collectors=frozenset(), recordings_memory_bytes=0), clock, "0", serve=False)
@@ -88,8 +100,12 @@ def run_beside_a_job(
         done.looks.append(clock.now_ns)
         return look_pause_ns
 
-    def tick(_observer: Observer, **_options: bool) -> list[object]:
+    def tick(_observer: Observer, *, relate: bool, calm: bool) -> list[object]:
+        assert relate
         done.ticks.append(clock.now_ns)
+        done.calm.append(calm)
+        if fails((clock.now_ns - started_ns) / 1e9):
+            raise KernelRefusal(errno.ENOMEM, "a table cannot be read")
         clock.now_ns += 3 * MS
         if clock.now_ns >= end_ns:
             daemon.stop()
@@ -97,6 +113,7 @@ def run_beside_a_job(
 
     monkeypatch.setattr(daemon, "_drain", drain)
     monkeypatch.setattr(Observer, "in_use", True)
+    monkeypatch.setattr(Observer, "settled", property(lambda _: settled((clock.now_ns - started_ns) / 1e9, done)))
     monkeypatch.setattr(Observer, "look_for_stalls", look)
     monkeypatch.setattr(Observer, "tick", tick)
     try:
@@ -246,3 +263,105 @@ def test_a_recording_is_made_when_ports_were_read_once_more_and_no_later(
         daemon.close()
     (made_ns,) = made
     assert 100 * MS < made_ns - asked_ns < 130 * MS
+
+
+def seconds(times: list[int]) -> list[float]:
+    return [(at - SimulatedClock().now_ns) / 1e9 for at in times]
+
+
+def test_where_all_is_as_it_was_ticks_have_time_and_looks_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, settled=lambda *_: True) as done:
+        calm_ns = [at for at, calm in zip(done.ticks, done.calm, strict=True) if calm]
+        assert 10 <= seconds(calm_ns)[0] <= 11.1
+        assert [round(later - earlier) for earlier, later in pairwise(seconds(calm_ns))] == [4] * (len(calm_ns) - 1)
+        assert len(calm_ns) >= 3
+        assert len(done.looks) >= 0.95 * SECONDS
+        assert done.wakings <= 1.3 * SECONDS
+
+
+@pytest.mark.parametrize("what", ["suspicion", "communicator", "process", "ring", "link"])
+def test_whatever_ends_the_calm_wants_a_tick_at_once_and_one_a_second_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
+    monkeypatch.setattr(Observer, "take_link_events", lambda *_: None)
+
+    class Wakeups:
+        def clear(self) -> bool:
+            return True
+
+        def close(self) -> None:
+            pass
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
+        handlers: dict[str, Callable[[], None]] = {
+            "communicator": daemon._take_lifecycle,
+            "process": lambda: daemon._ended.append((ProcessIdentity(4711, 1), None)),
+            "ring": daemon._hear_rings,
+            "link": lambda: daemon._take_link_events(cast(LinkEvents, None)),
+        }
+        return {12.4: handlers[what]} if what in handlers else {}
+
+    def settled(at_seconds: float, _done: Done) -> bool:
+        return what != "suspicion" or not 12.4 <= at_seconds < 13.4
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens, settled) as done:
+        after = [at for at in seconds(done.ticks) if at > 12.4]
+        noticed = 13.4 if what == "suspicion" else 12.4  # at the next look
+        assert after[0] <= noticed + 0.01
+        assert max(later - earlier for earlier, later in pairwise(after)) <= 1.05
+        assert done.calm[-len(after) :] == [False] * len(after)
+
+
+def test_whoever_asks_every_other_second_is_told_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Observer, "snapshot", lambda _: Snapshot(0, "", ""))
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        def ask() -> None:
+            daemon._snapshot()
+
+        return {2.0 * at + 1.5: ask for at in range(10)}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens, settled=lambda *_: True) as done:
+        assert not any(done.calm)
+
+
+def test_whoever_scrapes_every_five_seconds_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Observer, "snapshot", lambda _: Snapshot(0, "", ""))
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        def ask() -> None:
+            daemon._snapshot()
+
+        return {5.0 * at + 1.5: ask for at in range(4)}
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens, settled=lambda *_: True) as done:
+        assert done.calm[-1]
+
+
+def test_where_a_tick_finds_something_out_the_next_one_comes_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(at_seconds: float, done: Done) -> bool:
+        return done.calm.count(True) != 1 or at_seconds > 13
+
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, settled=settled) as done:
+        first = done.calm.index(True)
+        assert done.ticks[first + 1] - done.ticks[first] <= 1050 * MS
+        assert not done.calm[first + 1]
+
+
+def test_a_tick_that_fails_keeps_nothing_else_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, fails=lambda at_seconds: 3 <= at_seconds < 8) as done:
+        for times in (done.ticks, done.looks):
+            assert 4 <= len([at for at in seconds(times) if 3 <= at < 8]) <= 6
+
+
+def test_ticks_are_never_closer_than_a_second_however_often_the_calm_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(at_seconds: float, done: Done) -> bool:
+        return not (done.calm and done.calm[-1] and at_seconds % 1 < 0.9)
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        return {10 + at / 9: daemon._take_lifecycle for at in range(3)}
+
+    with run_beside_a_job(monkeypatch, 100 * MS, 1000 * MS, happens, settled) as done:
+        assert min(later - earlier for earlier, later in pairwise(seconds(done.ticks)[1:])) >= 1

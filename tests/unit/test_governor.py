@@ -286,3 +286,61 @@ def test_constant_rates_come_to_rest_within_the_budget(
 def test_a_larger_budget_never_shows_less(rate: Hits, processes: int, one: float, other: float) -> None:
     less, more = (Job(Governor(CALIBRATION, budget), rate, processes).ticks(60)[-1] for budget in sorted((one, other)))
     assert less <= more
+
+
+def test_where_ticks_are_long_a_level_comes_back_after_as_many_seconds() -> None:
+    governor = Governor(CALIBRATION, fixed=None)
+    job = Job(governor, HEAVY)
+    job.ticks(20)
+    assert governor.level < Level.ALL
+    job.rates = Hits(calls=1)
+    waited_ns = 0
+    while governor.level < Level.ALL and waited_ns < 4 * LONGEST_WAIT_NS:
+        before = governor.level
+        interval = Interval(4 * SECOND_NS, seen(job.rates, before))
+        governor.decide(Measured(interval, 1, Level.ALL))
+        waited_ns += 4 * SECOND_NS
+    assert governor.level is Level.ALL
+    # Each of the three levels waits no longer than it is left alone, and for the ten seconds that are averaged.
+    assert waited_ns <= FIRST_WAIT_NS + 3 * 12 * SECOND_NS + 4 * SECOND_NS
+
+
+def test_the_level_will_do_while_the_budget_is_kept_or_nothing_can_be_given_up() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT)
+    assert not job.governor.settled, "what it costs is not known yet"
+    job.ticks(2)
+    assert job.governor.settled
+    job.rates = HEAVY
+    job.tick()
+    assert not job.governor.settled
+    job.ticks(20)
+    assert job.governor.level is Level.COUNTS
+    assert job.governor.settled
+    assert Governor(CALIBRATION, fixed=Level.ALL).settled
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_a_job_that_grows_louder_between_two_long_ticks_is_noticed_by_the_next(times: int) -> None:
+    """As the daemon does: ticks of four seconds while the level will do, of one where it may not."""
+    quiet = replace(LIGHT, calls=30, proxy_post=30, proxy_stop=240, socket_send=480, plan_launch=30)
+    job = Job(Governor(CALIBRATION, load(quiet, Level.ALL) * 2), quiet)
+    job.ticks(40)
+    assert job.governor.level is Level.ALL
+
+    def tick(seconds: int, loud_seconds: float) -> None:
+        rates = seen(job.rates, job.governor.level)
+        number = seconds - loud_seconds + 2 * times * loud_seconds
+        hits = Hits(**{f.name: round(getattr(rates, f.name) * number) for f in fields(Hits)})
+        job.governor.decide(Measured(Interval(seconds * SECOND_NS, hits), 1, Level.ALL))
+
+    for _ in range(10):
+        tick(4, 0)
+    passed = 0
+    for loud_seconds in (1.0, *(4.0,) * 10):
+        assert job.governor.level is Level.ALL
+        seconds = 4 if job.governor.settled else 1
+        tick(seconds, min(loud_seconds, seconds))
+        passed += seconds
+        if job.governor.level < Level.ALL:
+            break
+    assert passed <= 4 + 5 + 1

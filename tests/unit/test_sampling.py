@@ -15,6 +15,7 @@ from agent.sampling import Sampler
 from agent.totals import RATE_BOUNDS
 from probes.clock import SystemClock
 from probes.netdev.counters import CounterReading, DeviceFailure
+from probes.netdev.rtnetlink_counters import NetlinkCounters
 from tests.unit.netdev_messages import SteppedClock
 
 MILLISECOND = 1_000_000
@@ -461,3 +462,114 @@ def test_a_source_that_hangs_does_not_keep_the_agent_from_ending(caplog: pytest.
     while not hanging.closed and clock.monotonic_ns() < deadline_ns:
         clock.sleep(0.01)
     assert hanging.closed
+
+
+def test_a_source_is_read_as_often_as_it_is_wanted_and_together_with_the_others() -> None:
+    bench = Bench(1.0)
+    other = Source(bench.clock, {"rail0": (0, 0, 0)})
+    bench.sampler.add("other", 8, other, 1.0)
+    bench.tick()
+
+    def reads_over(seconds: int) -> tuple[int, int, int]:
+        """Of both, and moments at which something was read."""
+        before = bench.source.reads, other.reads
+        moments, end_ns = 0, bench.clock.now_ns + seconds * 1000 * MILLISECOND
+        while (due_ns := bench.tick()) <= end_ns:
+            bench.clock.now_ns = due_ns
+            moments += 1
+        bench.clock.now_ns = end_ns
+        return bench.source.reads - before[0], other.reads - before[1], moments
+
+    assert reads_over(20)[:2] == (20, 20)
+    bench.sampler.set_period("netdev", 2.0)
+    assert reads_over(20) == (10, 20, 20)
+    bench.sampler.set_period("netdev", 1.0)
+    assert reads_over(20) == (20, 20, 20)
+    bench.sampler.set_period("nobody", 1.0)
+
+
+def test_a_source_that_is_wanted_soon_is_read_at_once_and_then_with_the_others_again() -> None:
+    bench = Bench(2.0)
+    bench.tick()
+    bench.tick(after_ms=2_300)
+    reads = bench.source.reads
+    bench.sampler.read_soon(["netdev", "nobody"])
+    due_ns = bench.tick()
+    assert bench.source.reads == reads + 1
+    assert due_ns % (2_000 * MILLISECOND) == 0
+    assert due_ns > bench.clock.now_ns
+
+
+def test_a_source_that_failed_keeps_its_pause_however_soon_it_is_wanted() -> None:
+    bench = Bench(1.0)
+    bench.source.error = OSError("gone")
+    bench.tick()
+    bench.sampler.read_soon(["netdev"], 5.0)
+    bench.tick()
+    assert bench.source.reads == 1
+
+
+def test_whoever_wants_a_reading_gets_it_and_waits_no_longer_than_told_for_one_that_hangs() -> None:
+    clock = SystemClock()
+    sampler = Sampler(clock)
+    prompt, hangs, goes_on = Source(clock, {"rail0": (0, 0, 0)}), Source(clock, {}), threading.Event()
+    sampler.add("prompt", 7, prompt, 10.0)
+    sampler.start()
+    try:
+        while not prompt.reads:
+            clock.sleep(0.001)
+        sampler.read_soon(["prompt"], 30.0)
+        assert prompt.reads == 2
+        read, hangs_read = hangs.read, threading.Event()
+
+        def hang() -> CounterReading:
+            hangs_read.set()
+            goes_on.wait(30)
+            return read()
+
+        hangs.read = hang  # type: ignore[method-assign]
+        sampler.add("hangs", 8, hangs, 10.0)
+        assert hangs_read.wait(30)
+        began_ns = clock.monotonic_ns()
+        sampler.read_soon(["hangs", "prompt"], 0.05)
+        assert clock.monotonic_ns() - began_ns >= 50 * MILLISECOND
+        assert prompt.reads == 2
+    finally:
+        goes_on.set()
+        sampler.stop()
+
+
+def test_the_period_of_a_source_whose_answers_wait_to_be_understood_stays() -> None:
+    sampler = Sampler(SteppedClock())
+    counters = NetlinkCounters(SteppedClock())
+    sampler.add("netdev", 7, counters)
+    with pytest.raises(ValueError, match="period of netdev is set for good"):
+        sampler.set_period("netdev", 2.0)
+    sampler.stop()
+
+
+def test_a_wish_for_a_reading_while_one_is_under_way_is_heard_right_after_it() -> None:
+    bench = Bench(5.0)
+    bench.tick()
+    bench.tick(after_ms=5_000)
+    read = bench.source.read
+
+    def wished_for_meanwhile() -> CounterReading:
+        bench.clock.now_ns += MILLISECOND
+        bench.sampler.read_soon(["netdev"])
+        bench.source.read = read  # type: ignore[method-assign]
+        return read()
+
+    bench.source.read = wished_for_meanwhile  # type: ignore[method-assign]
+    assert bench.tick(after_ms=5_000) <= bench.clock.now_ns
+    reads = bench.source.reads
+    assert bench.tick() > bench.clock.now_ns
+    assert bench.source.reads == reads + 1
+
+
+def test_a_source_that_failed_while_it_was_read_seldom_is_tried_as_soon_as_if_it_had_not_been() -> None:
+    bench = Bench(8.0)
+    bench.source.error = OSError("gone")
+    assert bench.tick() - bench.clock.now_ns > 10_000 * MILLISECOND
+    bench.sampler.set_period("netdev", 1.0)
+    assert bench.tick() - bench.clock.now_ns == 2_000 * MILLISECOND

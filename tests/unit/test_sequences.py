@@ -25,6 +25,8 @@ LAYOUT = SequenceLayout(
     comm_hash=8, sequence_numbers=0x100, group_next=0x200, shared_resources=0x300, persistent_refs=12
 )
 PID, ADDRESS, SHARED, HASH, INSTANCE, LIBRARY = 4711, 0x10000, 0x20000, 0xC0FFEE, 7, 3
+NOW_NS = 10**12
+"""Every call is of this moment."""
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Rank:
         row = np.zeros(1, records.COMMUNICATOR)
         row["instance"], row["confirmed"], row["library"] = INSTANCE, 1, library
         row["identity"]["comm_hash"], row["identity"]["nranks"] = HASH, nranks
+        row["last_ns"] = NOW_NS
         self.table.rows[self._key] = row
 
     @property
@@ -97,8 +100,8 @@ class Rank:
 
     def look(self) -> int | None:
         """What the agent says after two more looks, of which the second finds that it stands."""
-        self.sequences.look(self.table.read())
-        self.sequences.look(self.table.read())
+        self.sequences.look(self.table.read(), NOW_NS)
+        self.sequences.look(self.table.read(), NOW_NS)
         return self.position
 
     @property
@@ -222,11 +225,11 @@ def test_the_next_communicator_at_the_same_address_is_another(rank: Rank) -> Non
     running(rank)
     rank.write(ADDRESS + LAYOUT.comm_hash, HASH + 1)
     rank.call()
-    rank.sequences.look(rank.table.read())
+    rank.sequences.look(rank.table.read(), NOW_NS)
     assert rank.sequences.position(INSTANCE + 1, 3) is None
     row = next(iter(rank.table.rows.values()))
     row["instance"], row["sequence"] = INSTANCE + 1, 3
-    rank.sequences.look(rank.table.read())
+    rank.sequences.look(rank.table.read(), NOW_NS)
     assert rank.sequences.position(INSTANCE, 3) is None
     assert rank.sequences.position(INSTANCE + 1, 3) is None
 
@@ -258,7 +261,7 @@ def test_a_rank_that_moves_and_is_known_is_looked_at_now_and_then(rank: Rank, mo
     monkeypatch.setattr(os, "open", counting_open)
     for _ in range(24):
         rank.call()
-        rank.sequences.look(rank.table.read())
+        rank.sequences.look(rank.table.read(), NOW_NS)
         assert rank.position == rank.entered
     assert len(opened) == 3
 
@@ -371,3 +374,25 @@ def test_every_known_build_since_the_first_version_that_counts_has_the_fields() 
     }
     assert found == {version: tuple(map(int, version.split(".")[:2])) >= (2, 26) for version in found}
     assert {version for version, known in found.items() if known} >= {"2.26.2", "2.27.7", "2.28.9", "2.32.3"}
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_rank_that_has_made_no_call_for_long_is_looked_at_in_the_next_round(rank: Rank, counted: bool) -> None:
+    """Rounds may be seconds apart, and the first verdict comes right after one."""
+    running(rank)
+    for _ in range(3):
+        rank.call()
+    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.call(counted=counted)
+    rank.sequences.look(rank.table.read(), NOW_NS + 1_000_000_000)
+    assert rank.position == (rank.entered if counted else None)
+
+
+def test_a_rank_that_stands_in_the_middle_of_a_call_is_not_taken_for_one_that_moves(rank: Rank) -> None:
+    running(rank)
+    rank.call()
+    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.enter()
+    rank.join()
+    rank.sequences.look(rank.table.read(), NOW_NS + 1_000_000_000)
+    assert rank.position is None

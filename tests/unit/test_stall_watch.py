@@ -469,3 +469,37 @@ def test_only_the_last_call_s_operation_is_remembered(instances: list[int]) -> N
     world.until_flagged(40)
     assert world.stall is not None
     assert world.stall.op == ("unknown" if instances else "Broadcast")
+
+
+def test_a_rank_is_suspicious_before_it_stalls_and_until_it_goes_on() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    assert not world.watch.suspicious
+    rank.begin()
+    rank.process = STOPPED
+    while not world.watch.suspicious:
+        assert not world.watch.current
+        world.step()
+    assert world.until_flagged(10) >= 2 * LOOK_S
+    assert world.watch.suspicious
+    rank.process = RUNNING
+    rank.complete()
+    world.train(5)
+    assert not world.watch.suspicious
+
+
+def test_a_rank_that_has_rested_for_long_is_not_suspicious_and_one_that_comes_to_rest_is() -> None:
+    world = World(ranks=2, nranks=4)
+    steady(world)
+    first, second = world.ranks
+    first.ended = True
+    suspicious = []
+    for at in range(1200):
+        if at < 600:
+            second.work(8, 0.005)
+        world.step()
+        suspicious.append(world.watch.suspicious)
+    assert not any(suspicious[20:600])
+    assert any(suspicious[600:620])
+    assert not suspicious[-1]
