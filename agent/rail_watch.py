@@ -369,9 +369,13 @@ class RailWatch:
         return self.awaits_connections if ethernet is None else ethernet.awaited
 
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
-        labels = netns_labels([decision.device for decision in self._decisions], named_namespaces())
+        named = named_namespaces()
+        labels = netns_labels([decision.device for decision in self._decisions], named)
         senders = {netns for netns, _ in self._handed_over or ()}
-        self._labels |= {device: label for device, label in labels.items() if label}
+        for place, label in labels.items():
+            # A namespace may lose its name before its processes.
+            if label and (place[0] in named or place not in self._labels):
+                self._labels[place] = label
         devices = {(decision.device.netns, decision.device.name): decision.device for decision in self._decisions}
         facts = []
         for decision in self._decisions:

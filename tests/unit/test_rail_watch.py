@@ -189,6 +189,28 @@ def test_the_agent_s_own_devices_take_other_numbers_than_the_rails_of_a_job_else
     assert watch.numbers() == {"eth0": "0", "net1": "0", "net2": "1"}, "a job runs here too"
 
 
+def test_a_rail_keeps_the_name_of_its_namespace_when_that_is_removed_before_its_processes(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = SimulatedInventory(8)
+    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
+    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
+    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+
+    def labels() -> list[str]:
+        return sorted(facts.netns for facts in watch.rails.rails())
+
+    named: dict[int, str] = {}
+    monkeypatch.setattr(rail_watch, "named_namespaces", lambda: named)
+    assert labels() == ["net:[7]", "net:[8]"]
+    named[8] = "host1"
+    assert labels() == ["host1", "net:[7]"]
+    named.clear()
+    assert labels() == ["host1", "net:[7]"]
+    named[8] = "host2"
+    assert labels() == ["host2", "net:[7]"]
+
+
 def test_counters_that_cannot_be_read_are_one_line_and_so_is_their_return(
     watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
