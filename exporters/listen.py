@@ -7,7 +7,8 @@ import os
 import socket
 from dataclasses import dataclass
 
-_ALL_HINT = "stop the other process or choose another --web.listen-address"
+_HINTS = {errno.EADDRINUSE: "stop the other process or choose another --web.listen-address"}
+_HINT = "choose another --web.listen-address"
 
 
 class ServerError(Exception):
@@ -63,9 +64,9 @@ def bound_socket(address: ListenAddress) -> socket.socket:
         family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)
         return _bound(family, where)
     except socket.gaierror as error:
-        problem = f"{str(error.strerror).lower()}; choose another --web.listen-address"
+        problem = f"{str(error.strerror).lower()}; {_HINT}"
     except OSError as error:
-        problem = f"{os.strerror(error.errno or 0).lower()}; {_ALL_HINT}"
+        problem = f"{os.strerror(error.errno or 0).lower()}; {_HINTS.get(error.errno or 0, _HINT)}"
     raise ServerError(f"cannot listen on {address}: {problem}")
 
 

@@ -41,8 +41,11 @@ def test_a_port_in_use_says_what_to_do(agent: Agent) -> None:
 
 
 def test_an_address_that_is_not_ours_says_so(agent: Agent) -> None:
-    with pytest.raises(ServerError, match=r"^cannot listen on 192\.0\.2\.1:9: cannot assign requested address; "):
+    with pytest.raises(ServerError) as caught:
         agent.server(replace(FREE_PORT, listen_address="192.0.2.1:9"))
+    assert str(caught.value) == (
+        "cannot listen on 192.0.2.1:9: cannot assign requested address; choose another --web.listen-address"
+    )
 
 
 @pytest.mark.parametrize(
