@@ -330,11 +330,11 @@ class Daemon:
             self._looked_ns = now_ns
             pause_ns = max(self._least_look_ns, self.observer.look_for_stalls())
             self._next_look_ns = now_ns + (pause_ns if self._used else UNUSED_NS)
-            if not self.observer.settled:
-                self._pace.disturb(now_ns)
+            if (unsettled := self.observer.unsettled) is not None:
+                self._pace.disturb(now_ns, unsettled)
         calm = self._used and not self._streams and self._pace.calm(now_ns)
         if self._calm and not calm:
-            _log.debug("not all is as it was: no time to lose")
+            _log.debug("a tick a second: %s", self._pace.why)
             self._calm = False
             self._next_tick_ns = tick_ns = min(tick_ns, max(now_ns, self._ticked_ns + BRISK_NS))
         if now_ns >= tick_ns:
@@ -345,11 +345,11 @@ class Daemon:
                 self._unpoll(events)
             if self._feed is not None:
                 self._feed.tick()
-            if not self.observer.settled:
-                self._pace.disturb(now_ns)
+            if (unsettled := self.observer.unsettled) is not None:
+                self._pace.disturb(now_ns, unsettled)
             elif calm:
                 if not self._calm:
-                    _log.debug("all is as it was: there is time")
+                    _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
                 self._calm = True
                 self._next_tick_ns = now_ns + CALM_NS
         if now_ns >= self._next_scan_ns:
@@ -441,10 +441,10 @@ class Daemon:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
             self._next_drain_ns = self._rings.drained_ns  # long past: not to be put off to what is due soon
-            self._disturb()
+            self._disturb("a ring fills faster")
 
-    def _disturb(self) -> None:
-        self._pace.disturb(self._clock.monotonic_ns())
+    def _disturb(self, what: str) -> None:
+        self._pace.disturb(self._clock.monotonic_ns(), what)
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
@@ -452,7 +452,7 @@ class Daemon:
 
     def _look_soon(self) -> None:
         """Something came or went that the last look for stalls did not foresee."""
-        self._disturb()
+        self._disturb("a communicator or process has come or gone")
         self._next_look_ns = min(self._next_look_ns, self._clock.monotonic_ns() + self._least_look_ns)
 
     def _take_mappings(self) -> None:
@@ -493,7 +493,7 @@ class Daemon:
 
     def _take_link_events(self, events: LinkEvents) -> None:
         self.observer.take_link_events(events)
-        self._disturb()
+        self._disturb("a link has changed")
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())

@@ -177,12 +177,14 @@ class Observer:
         return self._hardware.simulated
 
     @property
-    def settled(self) -> bool:
-        """Whether all is as it was, as far as the last tick and the last look for stalls tell."""
+    def unsettled(self) -> str | None:
+        """What is not as it was, as far as the last tick and the last look for stalls tell; None: all is."""
         with self._lock:
             if self._programs is not None and self._stalls.suspicious:
-                return False
-            return self._hardware.settled and (self._control is None or self._control.settled)
+                return "a rank is suspected, or has come to rest"
+            if self._control is not None and not self._control.settled:
+                return "the probes' budget may not be kept"
+            return None if self._hardware.settled else "bytes are under way from one tick to the next"
 
     @property
     def rails_alive(self) -> bool:

@@ -6,7 +6,7 @@ busy it loses the agent's time and more.  What is looked for without being told,
 as often as ever, and so are byte counters.
 
 What ends the calm: a communicator, process or link that comes or goes, a ring that fills much faster, a rank that is
-suspected, a probe budget that is used up, bytes whose moments do not settle, and somebody who asks every few seconds.
+suspected, a probe budget that is used up, bytes whose moments do not settle, and somebody who asks every two seconds.
 
 No clock and no probes in here: moments come in.
 """
@@ -32,16 +32,20 @@ class Pace:
     def __init__(self, now_ns: int) -> None:
         self._disturbed_ns = self._followed_ns = now_ns
         self._asked_ns: deque[int] = deque(maxlen=_ASKED)
+        self.why = "the agent has just come"
+        """What was not as it was, last, in words for the log."""
 
-    def disturb(self, now_ns: int) -> None:
+    def disturb(self, now_ns: int, what: str) -> None:
         """Something is not as it was."""
         self._disturbed_ns = now_ns
+        self.why = what
 
     def asked(self, now_ns: int) -> None:
         """Somebody was shown what is known."""
         self._asked_ns.append(now_ns)
         if len(self._asked_ns) == _ASKED and now_ns - self._asked_ns[0] <= FOLLOWED_NS:
             self._followed_ns = now_ns
+            self.why = "somebody asks again and again"
 
     def calm(self, now_ns: int) -> bool:
         """Whether all has been as it was for long enough, and nobody follows it."""

@@ -113,7 +113,9 @@ def run_beside_a_job(
 
     monkeypatch.setattr(daemon, "_drain", drain)
     monkeypatch.setattr(Observer, "in_use", True)
-    monkeypatch.setattr(Observer, "settled", property(lambda _: settled((clock.now_ns - started_ns) / 1e9, done)))
+    monkeypatch.setattr(
+        Observer, "unsettled", property(lambda _: None if settled((clock.now_ns - started_ns) / 1e9, done) else "news")
+    )
     monkeypatch.setattr(Observer, "look_for_stalls", look)
     monkeypatch.setattr(Observer, "tick", tick)
     try:

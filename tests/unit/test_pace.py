@@ -22,7 +22,7 @@ def test_all_is_calm_when_nothing_happened_for_long_enough() -> None:
 def test_whatever_happens_ends_the_calm_for_as_long_as_ever(moments: list[int]) -> None:
     pace = Pace(0)
     for at_ns in sorted(moments):
-        pace.disturb(at_ns)
+        pace.disturb(at_ns, "news")
         assert not pace.calm(at_ns)
         assert not pace.calm(at_ns + STEADY_NS - 1)
         assert pace.calm(at_ns + STEADY_NS)
