@@ -27,7 +27,7 @@ _ASKED: Final = 3
 
 
 class Pace:
-    """`asked` may be called from any thread, the rest from the loop's."""
+    """Not thread-safe but for `asked`, which whoever asks calls from a thread of its own."""
 
     def __init__(self, now_ns: int) -> None:
         self._disturbed_ns = self._followed_ns = now_ns

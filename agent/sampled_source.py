@@ -68,7 +68,7 @@ class SampledSource:
         self.wanted_ns = 0
         """When somebody last wished for a reading out of turn."""
         self.begun_ns = 0
-        """When the last read began."""
+        """When the last read that has ended began."""
 
     @property
     def result(self) -> SourceResult:
@@ -223,7 +223,7 @@ class SampledSource:
 
     @property
     def wanted(self) -> bool:
-        """Whether no read has begun since somebody wished for one."""
+        """Whether no read has ended yet that began since somebody wished for one."""
         return self.wanted_ns > self.begun_ns
 
     def set_period(self, period_ns: int, now_ns: int) -> None:
