@@ -65,6 +65,16 @@ class Done:
     wakings: int = 0
 
 
+class Wakeups:
+    """A ring has always just woken its reader."""
+
+    def clear(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 @contextmanager
 def run_beside_a_job(
     monkeypatch: pytest.MonkeyPatch,
@@ -202,13 +212,6 @@ def test_looks_and_ticks_find_together_again(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("drain_ms", [250, 1000])
 def test_a_ring_that_fills_suddenly_is_read_at_the_next_turn(monkeypatch: pytest.MonkeyPatch, drain_ms: int) -> None:
-    class Wakeups:
-        def clear(self) -> bool:
-            return True
-
-        def close(self) -> None:
-            pass
-
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
         return {5 + at / 7: daemon._hear_rings for at in range(50)}
@@ -288,13 +291,6 @@ def test_whatever_ends_the_calm_wants_a_tick_at_once_and_one_a_second_from_then_
     monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
     monkeypatch.setattr(Observer, "take_link_events", lambda *_: None)
 
-    class Wakeups:
-        def clear(self) -> bool:
-            return True
-
-        def close(self) -> None:
-            pass
-
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
         handlers: dict[str, Callable[[], None]] = {
@@ -316,30 +312,20 @@ def test_whatever_ends_the_calm_wants_a_tick_at_once_and_one_a_second_from_then_
         assert done.calm[-len(after) :] == [False] * len(after)
 
 
-def test_whoever_asks_every_other_second_is_told_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every_seconds", "follows"), [(2.0, True), (5.0, False)])
+def test_whoever_asks_every_other_second_is_told_what_is_new(
+    monkeypatch: pytest.MonkeyPatch, every_seconds: float, follows: bool
+) -> None:
     monkeypatch.setattr(Observer, "snapshot", lambda _: Snapshot(0, "", ""))
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         def ask() -> None:
             daemon._snapshot()
 
-        return {2.0 * at + 1.5: ask for at in range(10)}
+        return {every_seconds * at + 1.5: ask for at in range(int(SECONDS / every_seconds))}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens, settled=lambda *_: True) as done:
-        assert not any(done.calm)
-
-
-def test_whoever_scrapes_every_five_seconds_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Observer, "snapshot", lambda _: Snapshot(0, "", ""))
-
-    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        def ask() -> None:
-            daemon._snapshot()
-
-        return {5.0 * at + 1.5: ask for at in range(4)}
-
-    with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens, settled=lambda *_: True) as done:
-        assert done.calm[-1]
+        assert any(done.calm) is done.calm[-1] is not follows
 
 
 def test_where_a_tick_finds_something_out_the_next_one_comes_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,15 @@ class Watch:
         self.rails.take_events(cast(LinkEvents, self.events))
 
 
+def add_job_elsewhere(watch: Watch, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
+    """A job in network namespace 8, which has these devices."""
+    there = SimulatedInventory(8)
+    there.names = devices
+    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
+    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
+    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+
+
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     one = Watch(monkeypatch)
@@ -178,11 +187,7 @@ def test_numbers_of_rdma_rails_are_left_to_them_when_they_come(watch: Watch) -> 
 def test_the_agent_s_own_devices_take_other_numbers_than_the_rails_of_a_job_elsewhere(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = SimulatedInventory(8)
-    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
-    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
-    there.names = ["net1", "net2"]
-    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    add_job_elsewhere(watch, monkeypatch, ["net1", "net2"])
     assert watch.numbers() == {"eth0": "2", "net1": "0", "net2": "1"}
     own = NetworkNamespace(NETNS, Path("/proc/self/ns/net"), own=True)
     watch.rails.add_process(43, own, "")
@@ -192,10 +197,7 @@ def test_the_agent_s_own_devices_take_other_numbers_than_the_rails_of_a_job_else
 def test_a_rail_keeps_the_name_of_its_namespace_when_that_is_removed_before_its_processes(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = SimulatedInventory(8)
-    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
-    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
-    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    add_job_elsewhere(watch, monkeypatch, ["eth0"])
 
     def labels() -> list[str]:
         return sorted(facts.netns for facts in watch.rails.rails())
