@@ -1,6 +1,6 @@
 """What running processes do with NCCL: their communicators and calls, from the kernel's tables to what is exported.
 
-What has ended leaves the kernel's tables once a second, all of it with one reading, and is kept as totals of the node
+What has ended leaves the kernel's tables at the next tick, all with one reading, and is kept as totals of the node
 (agent/node_totals.py, agent/expected_wire.py) and of its communicator (agent/communicator_facts.py).
 """
 

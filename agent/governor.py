@@ -49,6 +49,7 @@ EMERGENCY: Final = 4.0
 FEWEST_TICKS_DOWN: Final = 3
 MOST_TICKS_DOWN: Final = 5
 """How many ticks are averaged before stepping down; where ticks are long, no more than cover `DOWN_NS`."""
+FEWEST_TICKS_UP: Final = 3
 TICKS_UP: Final = 10
 """How many are averaged before stepping up, at most: where ticks are long, fewer."""
 
@@ -215,15 +216,18 @@ class Governor:
             self._step_down(tick.load, tick.call_rate)
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
             self._step_down(recent.load, recent.call_rate)
-        elif self.level < self._available:
-            all_of_them = _average(self._ticks)
-            if len(self._ticks) >= TICKS_UP or (
-                len(self._ticks) >= FEWEST_TICKS_DOWN and all_of_them.elapsed_ns >= UP_NS
-            ):
-                self._consider_step_up(all_of_them)
+        elif self.level < self._available and self._may_step_up:
+            self._consider_step_up(_average(self._ticks))
         return self.level
 
+    @property
+    def _may_step_up(self) -> bool:
+        """Whether the level was watched for long enough."""
+        long_enough = sum(tick.elapsed_ns for tick in self._ticks) >= UP_NS and len(self._ticks) >= FEWEST_TICKS_UP
+        return long_enough or len(self._ticks) >= TICKS_UP
+
     def _last_ticks(self) -> list[_Tick]:
+        """Those that tell whether the budget is kept, the last one first."""
         last: list[_Tick] = []
         for tick in reversed(self._ticks):
             if len(last) == MOST_TICKS_DOWN or sum(one.elapsed_ns for one in last) >= DOWN_NS:

@@ -1,7 +1,7 @@
 """What the flight recorder is not told as it happens: rails as they are, what was lost, what is under way.
 
 The loop gives it calls and completions as it reads them, the samplers give it their readings; the rest is asked for
-here, once a second and when a recording is made.
+here, at each of the loop's ticks and when a recording is made.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RecorderFeed:
         self._recorder.take_rails(self._known.rail_decisions())
 
     def tick(self) -> None:
-        """Once a second.
+        """Now and then, as the loop does all else.
 
         Raises:
             KernelRefusal: what was lost cannot be read.
