@@ -11,12 +11,12 @@ to a busy proxy.  On a host whose cores are busy a hit counts for more than its 
 One level serves all libraries: the kernel counts hits by program, not by library, and a node's job seldom maps two.
 A library that lacks a level's functions does with less (`level_of`).
 
-How it moves, one level at a time:
+How it moves, one level at a time but for the worst:
 
 - It starts at *rails*: what a level costs is known only from being there, so every job shows its completion and rails
   from the first second, and one that cannot afford them loses them within one to three ticks.
 - Down when the average of three to five ticks, or of five seconds, is over the budget, or at once when one tick is over
-  four times it.
+  four times it; then past every level that would be so too.
 - Up when over ten ticks, or ten seconds, the level's predicted cost is below 70 % of the budget.  It is predicted
   from the cost per call that was last measured there; a level that was not measured for ten minutes is tried.
 - A level that was taken back is left alone for 30 s; each time that it has to be taken back again that doubles, up to
@@ -114,7 +114,11 @@ class _Tick:
 
     @property
     def load(self) -> float:
-        return sum(self.loads.values(), _NO_LOAD).worse * self.busy_factor
+        return self.load_at(Level.ALL)
+
+    def load_at(self, highest: Level) -> float:
+        """What the programs of the levels up to this one took."""
+        return sum((load for level, load in self.loads.items() if level <= highest), _NO_LOAD).worse * self.busy_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +217,9 @@ class Governor:
         for level in list(Level)[: self.level + 1]:
             self._evidence[level] = _Evidence(recent.loads[level], recent.call_rate, self._now_ns)
         if self.level > Level.COUNTS and tick.load > EMERGENCY * self._budget:
-            self._step_down(tick.load, tick.call_rate)
+            self._step_down(tick, max(level for level in Level if self._bearable(level, tick)))
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
-            self._step_down(recent.load, recent.call_rate)
+            self._step_down(recent, Level(self.level - 1))
         elif self.level < self._available and self._may_step_up:
             self._consider_step_up(_average(self._ticks))
         return self.level
@@ -254,15 +258,23 @@ class Governor:
         call_rate = measured.interval.hits.calls * _SECOND_NS / thread_ns
         return _Tick(measured.interval.elapsed_ns, loads, call_rate, max(1.0, measured.busy_factor))
 
-    def _step_down(self, load: float, call_rate: float) -> None:
-        level = self.level
-        retry = self._retries.get(level)
-        if retry is None or self._now_ns - self._since_ns >= HELD_NS:
-            wait_ns = FIRST_WAIT_NS
-        else:
-            wait_ns = min(2 * retry.wait_ns, LONGEST_WAIT_NS)
-        self._retries[level] = _Retry(wait_ns, self._now_ns + wait_ns, load, call_rate, self._now_ns)
-        self._move(Level(level - 1), f"{load:.2%} of the observed threads' time, budget {self._budget:.2%}")
+    def _bearable(self, level: Level, tick: _Tick) -> bool:
+        """Whether an emergency may end at a level below the present one."""
+        below = level < self.level
+        return below and (level is Level.COUNTS or tick.load_at(level) <= EMERGENCY * self._budget)
+
+    def _step_down(self, tick: _Tick, to: Level) -> None:
+        """Take levels back for what they took, down to one that stays."""
+        held = self._now_ns - self._since_ns >= HELD_NS
+        for level in Level:
+            if not to < level <= self.level:
+                continue
+            retry = self._retries.get(level)
+            wait_ns = FIRST_WAIT_NS if retry is None or held else min(2 * retry.wait_ns, LONGEST_WAIT_NS)
+            self._retries[level] = _Retry(
+                wait_ns, self._now_ns + wait_ns, tick.load_at(level), tick.call_rate, self._now_ns
+            )
+        self._move(to, f"{tick.load:.2%} of the observed threads' time, budget {self._budget:.2%}")
 
     def _consider_step_up(self, now: _Tick) -> None:
         level = Level(self.level + 1)

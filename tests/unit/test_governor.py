@@ -97,6 +97,17 @@ def test_one_tick_far_over_the_budget_is_enough() -> None:
     assert job.tick() is Level.COMPLETION
 
 
+def test_what_is_far_over_the_budget_without_rails_too_is_given_up_together_with_them() -> None:
+    frantic = Hits(calls=20_000, proxy_post=20_000, proxy_stop=80_000, socket_send=80_000, plan_launch=20_000)
+    assert load(frantic, Level.COMPLETION) > 0.04
+    job = Job(Governor(CALIBRATION), frantic)
+    assert job.tick() is Level.COUNTS
+    assert job.governor.reason.startswith("rails to counts: ")
+    job.rates = LIGHT
+    assert max(job.ticks(FIRST_WAIT_NS // SECOND_NS - 1)) is Level.COUNTS, "completion was taken back too, and waits"
+    assert job.ticks(120)[-1] >= Level.RAILS
+
+
 def test_one_tick_slightly_over_the_budget_changes_nothing() -> None:
     quiet, loud = LIGHT, replace(LIGHT, socket_send=12_000)
     assert 0.01 < load(loud, Level.RAILS) < 0.02
