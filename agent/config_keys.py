@@ -36,9 +36,19 @@ class Key:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count."""
+    """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count.
+
+    Of a word such as `--collector.x`, whose group exists, the rest alone tells what was meant: if nothing in the group
+    is close to it, all that is there is named.
+    """
     import difflib  # only ever for an error
 
     names = {name.lstrip("-"): name for name in allowed}
-    close = [names[name] for name in difflib.get_close_matches(word.lstrip("-"), names, n=1)]
-    return f"; did you mean {close[0]}?" if close else ""
+    group, dot, rest = word.lstrip("-").rpartition(".")
+    inside = {name.removeprefix(group + dot): flag for name, flag in names.items() if name.startswith(group + dot)}
+    if not dot or not inside:
+        rest, inside = word.lstrip("-"), names
+    close = difflib.get_close_matches(rest, inside, n=1)
+    if close:
+        return f"; did you mean {inside[close[0]]}?"
+    return f"; there are {', '.join(inside.values())}" if inside is not names else ""

@@ -301,6 +301,11 @@ def test_any_file_is_read_or_refused_with_one_line(tmp_path_factory: pytest.Temp
     ("words", "message"),
     [
         (["--web.listen-adress=x"], "unknown option --web.listen-adress; did you mean --web.listen-address?"),
+        (["--no-collector.rmda"], "unknown option --no-collector.rmda; did you mean --no-collector.rdma?"),
+        (
+            ["--no-collector.foo"],
+            "unknown option --no-collector.foo; there are --no-collector.collective, --no-collector.netdev, ",
+        ),
         (["--frobnicate"], "unknown option --frobnicate (see railscope --help)"),
         (["--web.listen"], "unknown option --web.listen"),
         (["stray"], "unknown argument stray"),
