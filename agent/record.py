@@ -139,7 +139,8 @@ def _watch(
         daemon.start()
         await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
         started()
-        _log.info("recording into %s", settings.output)
+        file = settings.output.suffix == FILE_SUFFIX
+        _log.info("recording into the %s %s", "file" if file else "folder", settings.output)
         if settings.seconds is not None:
             end = threading.Timer(settings.seconds, daemon.stop)
             end.start()

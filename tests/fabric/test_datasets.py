@@ -35,7 +35,7 @@ def recorder(folder: Path, pids: Sequence[int], *options: str) -> Iterator[subpr
     ) as process:
         try:
             assert process.stderr is not None
-            assert any("recording into" in line for line in process.stderr)
+            assert any("recording into the folder " in line for line in process.stderr)
             yield process
         finally:
             if process.poll() is None:

@@ -162,7 +162,7 @@ def test_record_writes_what_the_job_did_while_it_watched(two_hosts: Fabric, tmp_
             text=True,
         ) as recorder:
             assert recorder.stderr is not None
-            assert any("recording into" in line for line in recorder.stderr)
+            assert any("recording into the file " in line for line in recorder.stderr)
             job.release()
             reports = job.wait(60)
             if ending == "ctrl-c":
