@@ -91,7 +91,9 @@ class Pages:
             return one_line(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
         if path == LANDING_PATH:
             return Answer(HTTPStatus.OK, self._landing(), "text/html; charset=utf-8")
-        return one_line(HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}")
+        return one_line(
+            HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
+        )
 
     def _json(self, render: Callable[[Snapshot], bytes]) -> Answer:
         """A small page; one at a time, like scrapes."""

@@ -79,7 +79,7 @@ def test_other_methods_are_refused_with_those_that_work(agent: Agent, method: st
 
 def test_what_is_not_there_is_one_line_that_says_where_metrics_are(agent: Agent) -> None:
     answer = ask(agent.server(), "/metricss?x=<script>")
-    assert (answer.status, answer.text) == (404, "nothing here; metrics are at /metrics\n")
+    assert (answer.status, answer.text) == (404, "nothing here; metrics are at /metrics, all pages at /\n")
 
 
 def test_a_query_does_not_change_the_page(agent: Agent) -> None:
