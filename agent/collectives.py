@@ -7,7 +7,7 @@ What has ended leaves the kernel's tables at the next tick, all with one reading
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from agent.accounting import CallCount
 from agent.comm_events import CommEvents
 from agent.communicator_facts import CommunicatorHistory
-from agent.communicators import Communicator, Communicators, ObservedProcess
+from agent.communicators import Communicator, Communicators, ObservedProcess, text
 from agent.completion import Completion
 from agent.correlation import ExpectedBytes
 from agent.expected_wire import ExpectedWire
@@ -76,6 +76,8 @@ class Collectives:
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self.before_forgetting: Callable[[], object] = lambda: None
         """Called before the kernel forgets what communicators did that have ended."""
+        self._met: set[int] = set()
+        """Pids of living processes that have made a communicator."""
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()
         """Pids in the kernel's tables that had ended before anyone looked at them."""
@@ -129,8 +131,18 @@ class Collectives:
 
     def unmet(self) -> set[int]:
         """Pids of processes that showed up in the kernel's tables and are not known; told once."""
-        unmet, self._unmet = self._unmet, set()
-        return unmet - self._processes.keys() - self._vanished
+        seen, self._unmet = self._unmet, set()
+        self._announce(seen & self._processes.keys() - self._met)
+        return seen - self._processes.keys() - self._vanished
+
+    def _announce(self, tgids: Collection[int]) -> None:
+        """Say which processes have begun to use NCCL: many more only map it, such as those that load a job's data."""
+        for tgid in tgids:
+            first = next((one for one in self._communicators if one.tgid == tgid), None)
+            if first is not None:
+                self._met.add(tgid)
+                rank, nranks = text(first.rank), text(first.nranks)
+                _log.info("process %d uses NCCL: communicator %s, rank %s of %s", tgid, first.name, rank, nranks)
 
     def read(self) -> list[CallCount]:
         """Every row of the kernel's table, with everything known about its communicators."""
@@ -220,6 +232,7 @@ class Collectives:
         known.sweep()
         for tgid in gone:
             del self._processes[tgid]
+        self._met -= gone.keys()
         self._vanished.clear()
 
     def _fold(self, count: CallCount, names: Mapping[int, str]) -> None:

@@ -85,6 +85,26 @@ def test_what_an_ended_process_did_leaves_the_kernel_and_stays_in_every_total(no
     assert (facts.enqueued, facts.alive, facts.job) == (5, False, (("job", "a"),))
 
 
+def test_a_process_that_begins_to_use_nccl_is_told_of_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    node.begin(10)
+    node.begin(11)  # only maps it
+    for instance in (1, 2):
+        node.kernel.communicator(10, instance)
+        node.collectives.read()
+        assert not node.collectives.unmet()
+    said = ["process 10 uses NCCL: communicator 0000000000000001, rank 0 of 2"]
+    assert [record.getMessage() for record in caplog.records] == said
+    node.end(10, SECOND_NS)
+    node.settle(2 * SECOND_NS)
+    node.begin(10, start_ticks=2)
+    node.kernel.event(10, 3, LifecycleKind.INIT, nranks=4, rank=1)
+    node.collectives.drain()
+    assert not node.collectives.unmet()
+    said.append("process 10 uses NCCL: communicator unknown, rank 1 of 4")
+    assert [record.getMessage() for record in caplog.records] == said
+
+
 def test_many_that_end_together_are_taken_out_with_one_reading(node: Node) -> None:
     for tgid in range(10, 30):
         node.begin(tgid)
