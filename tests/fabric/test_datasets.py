@@ -35,7 +35,8 @@ def recorder(folder: Path, pids: Sequence[int], *options: str) -> Iterator[subpr
     ) as process:
         try:
             assert process.stderr is not None
-            assert any("recording into the folder " in line for line in process.stderr)
+            kind = "file" if folder.suffix == ".npz" else "folder"
+            assert any(f"recording into the {kind} " in line for line in process.stderr)
             yield process
         finally:
             if process.poll() is None:
