@@ -117,7 +117,7 @@ class _Tick:
         return self.load_at(Level.ALL)
 
     def load_at(self, highest: Level) -> float:
-        """What the programs of the levels up to this one took."""
+        """What the programs of the levels up to this one took, as a share of the observed threads' time."""
         return sum((load for level, load in self.loads.items() if level <= highest), _NO_LOAD).worse * self.busy_factor
 
 
@@ -217,7 +217,7 @@ class Governor:
         for level in list(Level)[: self.level + 1]:
             self._evidence[level] = _Evidence(recent.loads[level], recent.call_rate, self._now_ns)
         if self.level > Level.COUNTS and tick.load > EMERGENCY * self._budget:
-            self._step_down(tick, max(level for level in Level if self._bearable(level, tick)))
+            self._step_down(tick, self._refuge(tick))
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
             self._step_down(recent, Level(self.level - 1))
         elif self.level < self._available and self._may_step_up:
@@ -258,22 +258,21 @@ class Governor:
         call_rate = measured.interval.hits.calls * _SECOND_NS / thread_ns
         return _Tick(measured.interval.elapsed_ns, loads, call_rate, max(1.0, measured.busy_factor))
 
-    def _bearable(self, level: Level, tick: _Tick) -> bool:
-        """Whether an emergency may end at a level below the present one."""
-        below = level < self.level
-        return below and (level is Level.COUNTS or tick.load_at(level) <= EMERGENCY * self._budget)
+    def _refuge(self, tick: _Tick) -> Level:
+        """The highest level below the present one that would have been no emergency."""
+        level = Level(self.level - 1)
+        while level > Level.COUNTS and tick.load_at(level) > EMERGENCY * self._budget:
+            level = Level(level - 1)
+        return level
 
     def _step_down(self, tick: _Tick, to: Level) -> None:
         """Take levels back for what they took, down to one that stays."""
         held = self._now_ns - self._since_ns >= HELD_NS
-        for level in Level:
-            if not to < level <= self.level:
-                continue
+        for level in list(Level)[to + 1 : self.level + 1]:
             retry = self._retries.get(level)
             wait_ns = FIRST_WAIT_NS if retry is None or held else min(2 * retry.wait_ns, LONGEST_WAIT_NS)
-            self._retries[level] = _Retry(
-                wait_ns, self._now_ns + wait_ns, tick.load_at(level), tick.call_rate, self._now_ns
-            )
+            load, not_before_ns = tick.load_at(level), self._now_ns + wait_ns
+            self._retries[level] = _Retry(wait_ns, not_before_ns, load, tick.call_rate, self._now_ns)
         self._move(to, f"{tick.load:.2%} of the observed threads' time, budget {self._budget:.2%}")
 
     def _consider_step_up(self, now: _Tick) -> None:
