@@ -44,11 +44,12 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     import difflib  # only ever for an error
 
     names = {name.lstrip("-"): name for name in allowed}
-    group, dot, rest = word.lstrip("-").rpartition(".")
-    inside = {name.removeprefix(group + dot): flag for name, flag in names.items() if name.startswith(group + dot)}
-    if not dot or not inside:
-        rest, inside = word.lstrip("-"), names
-    close = difflib.get_close_matches(rest, inside, n=1)
+    word = word.lstrip("-")
+    group = word[: word.rfind(".") + 1]
+    inside = {name.removeprefix(group): flag for name, flag in names.items() if name.startswith(group)}
+    if not inside:
+        group, inside = "", names
+    close = difflib.get_close_matches(word.removeprefix(group), inside, n=1)
     if close:
         return f"; did you mean {inside[close[0]]}?"
-    return f"; there are {', '.join(inside.values())}" if inside is not names else ""
+    return f"; there are {', '.join(inside.values())}" if group else ""
