@@ -51,6 +51,11 @@ class RecordSettings:
     most_bytes: int | None = None
     """Of a dataset's folder, for this node; None: there is no limit."""
 
+    @property
+    def to_file(self) -> bool:
+        """Whether one file is written at the end; else a folder, meanwhile."""
+        return self.output.suffix == FILE_SUFFIX
+
 
 def run_record(settings: RecordSettings, config: Config, out: TextIO, version: str, clock: Clock | None = None) -> int:
     """Record, write, and say what was recorded; returns the exit status.
@@ -59,7 +64,7 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
         RecordingError: the file or the folder cannot be written.
         LoadError: this host does not take the probes.
     """
-    if settings.output.suffix == FILE_SUFFIX:
+    if settings.to_file:
         return _record_file(settings, config, out, version, clock or SystemClock())
     with analysis_needed(f"{settings.output}: a dataset"):
         from agent.dataset.files import DatasetError
@@ -139,8 +144,7 @@ def _watch(
         daemon.start()
         await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
         started()
-        file = settings.output.suffix == FILE_SUFFIX
-        _log.info("recording into the %s %s", "file" if file else "folder", settings.output)
+        _log.info("recording into the %s %s", "file" if settings.to_file else "folder", settings.output)
         if settings.seconds is not None:
             end = threading.Timer(settings.seconds, daemon.stop)
             end.start()
