@@ -12,9 +12,11 @@ Observers are measured once they have come to rest: an agent that has just come 
 all busy, one that chooses its level first tries more, and takes it back within seconds, and all is done more often
 until it has been as it is for a while (agent/pace.py).  A job of weeks pays for none of that.
 
-How far a level can come at all, five figures tell: what a program that does nothing costs where calls are counted, what
-counting costs, what the programs of level counts cost without the agent's process, which takes cores that the job keeps
-busy to the last, what that process takes by itself (process_alone.py), and what the job keeps beside the whole.
+An agent takes what its programs take, at each call, and what its process takes, from cores that the job keeps busy to
+the last.  Each can come and go within milliseconds (quick_turns.py), the whole agent only within most of a minute; and
+the bare rate wanders as far within a minute as in an hour.  So the two are measured by themselves too, in many pairs,
+and their product is what the job keeps beside both.  Beside the programs stand what they cost without events, and a
+program that does nothing: what no accounting can do better than.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -36,14 +39,14 @@ from elftools.elf.sections import SymbolTableSection
 from agent.pace import CALM_NS, FOLLOWED_NS, STEADY_NS
 from probes.elf import Elf
 from probes.nccl.internal_functions import Level
-from probes.nccl.library import probe_points
+from probes.nccl.library import ProbePoints, probe_points
 from testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.cpu_time import DISTURBED, Others, process_time
 from tests.bench.many_communicators import pause, resume
 from tests.bench.probe_cost import empty_probe
-from tests.bench.process_alone import kept_beside
-from tests.bench.programs_alone import programs_alone
+from tests.bench.programs_alone import ProgramsAlone
+from tests.bench.quick_turns import Programs, kept_beside_process, kept_beside_programs
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
@@ -60,11 +63,10 @@ _AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
 _LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
-"""What no accounting can do better than."""
-_ALONE: Final = "the programs of level counts alone"
-"""What the probes cost without an agent."""
-_SILENT: Final = "these programs without events"
-"""What counting alone costs."""
+_SILENT: Final = "the programs of level counts without events"
+_ALONE: Final = {level: f"the programs of level {level.name.lower()} alone" for level in (Level.COUNTS, Level.RAILS)}
+_ALONE_TURNS: Final = {Level.COUNTS: 12, Level.RAILS: 24}
+"""In a round: at 1 KiB three others come and go in turns with them."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -83,10 +85,6 @@ _REST_SECONDS: Final = (STEADY_NS + CALM_NS) / 1e9
 _MOST_REST_SECONDS: Final = 60.0
 
 
-_Programs = Callable[[tuple[int, ...]], AbstractContextManager[object]]
-"""Attaches programs beside a job's processes, without an agent."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     """A size of calls, who observes, and what is bound."""
@@ -96,17 +94,29 @@ class _Case:
     observers: tuple[str, ...]
     """In the order of their turns; who stands here twice has two pairs a round."""
     limits: dict[str, Limit]
+    rest: Level
+    """Where the governor comes to rest, as a rule: the level whose programs are measured by themselves."""
 
 
 _CASES: Final = (
     _Case(
         "1 KiB",
         1 << 10,
-        (*_LEVELS, _COUNTS, _AUTO, _ALONE, _SILENT, _EMPTY, _BPFTRACE),
+        (*_LEVELS, _COUNTS, _AUTO, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
+        Level.COUNTS,
     ),
-    _Case("16 MiB", 16 << 20, (_AUTO, _AUTO), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}),
+    _Case("16 MiB", 16 << 20, (_AUTO, _AUTO), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}, Level.RAILS),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What is probed, and with what."""
+
+    built: Built
+    double: Double
+    points: ProbePoints
 
 
 @dataclass(slots=True)
@@ -123,6 +133,8 @@ class _Samples:
     """By observer that is an agent: what its process took meanwhile, % of a core."""
     by_itself: dict[str, list[float]] = field(default_factory=dict)
     """By agent with an aim: rate beside its process over the rate around it with the process stopped."""
+    alone: dict[str, list[float]] = field(default_factory=dict)
+    """By programs: rate beside them over the bare rate around it."""
     rested: Counter[str] = field(default_factory=Counter)
     """At which level the governor came to rest, and how often."""
 
@@ -191,25 +203,20 @@ def measure(built: Built, rounds: int) -> list[Line]:
             points = probe_points(elf, 0)
     except (LibraryMissing, BuildError) as error:
         return [Omission(PART, "all", str(error))]
-    without_agent: dict[str, _Programs] = {
-        _EMPTY: lambda _: empty_probe(built, double.nccl, points),
-        _ALONE: lambda pids: programs_alone(double.nccl, pids),
-        _SILENT: lambda pids: programs_alone(double.nccl, pids, write_events=False),
-    }
     lines: list[Line] = []
     with Fabric(hosts=2, rails=2) as fabric:
         for case in _CASES:
-            lines += _lines(case, _measure(case, fabric, double, rounds, without_agent))
+            lines += _lines(case, _measure(case, fabric, _Probed(built, double, points), rounds))
     return lines
 
 
-def _measure(
-    case: _Case, fabric: Fabric, double: Double, rounds: int, without_agent: Mapping[str, _Programs]
-) -> _Samples:
+def _measure(case: _Case, fabric: Fabric, probed: _Probed, rounds: int) -> _Samples:
+    double = probed.double
     samples = _Samples(kept={name: [] for name in case.observers})
     with (
         tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory,
         Job(fabric, Path(directory), double, iterations=_ENDLESS, size_bytes=case.size_bytes) as job,
+        ExitStack() as loaded,
     ):
         try:
             pids = job.ready()
@@ -219,10 +226,11 @@ def _measure(
         job.start()
         with CallCounter(pids[0], double.driver) as counter:
             counter.rate(_WINDOW_SECONDS)  # the first calls warm up
+            alone = _loaded(case.rest, probed, pids, loaded)
             before = counter.rate(_WINDOW_SECONDS)
             for turn in range(rounds):
                 for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
-                    with _observed(name, pids, double, samples.rested, without_agent) as agent:
+                    with _observed(name, pids, double, samples.rested) as agent:
                         began = process_time(agent.process.pid) if agent is not None else None
                         beside = counter.rate(_WINDOW_SECONDS)
                         if agent is not None and began is not None:
@@ -230,7 +238,7 @@ def _measure(
                             samples.agent.setdefault(name, []).append(took)
                             if name in case.limits:
                                 by_itself = samples.by_itself.setdefault(name, [])
-                                by_itself += kept_beside(agent.process.pid, counter.rate)
+                                by_itself += kept_beside_process(agent.process.pid, counter.rate)
                     time.sleep(_RESUMED_SECONDS)
                     others = Others(pids)
                     after = counter.rate(_WINDOW_SECONDS)
@@ -238,7 +246,29 @@ def _measure(
                     samples.bare.append(after)
                     samples.kept[name].append(beside / ((before + after) / 2))
                     before = after
+                turns = _ALONE_TURNS[case.rest]
+                for name, kept in kept_beside_programs(alone, pids, counter.rate, turns=turns).items():
+                    samples.alone.setdefault(name, []).extend(kept)
+                before = counter.rate(_WINDOW_SECONDS)
     return samples
+
+
+def _loaded(level: Level, probed: _Probed, pids: tuple[int, ...], stack: ExitStack) -> dict[str, Programs]:
+    """What is measured without an agent, by name; the programs stay loaded until the stack unwinds."""
+    library = probed.double.nccl
+    programs: dict[str, Programs] = {
+        _ALONE[level]: stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached
+    }
+    if level is Level.COUNTS:
+        silent = stack.enter_context(ProgramsAlone.loaded(library, pids, write_events=False))
+        programs[_SILENT] = silent.attached
+        programs[_EMPTY] = lambda: empty_probe(probed.built, library, probed.points)
+    return programs
+
+
+def products(programs: Sequence[float], process: Sequence[float]) -> list[float]:
+    """What is kept beside both, for each pair of the programs; neither knows of the other's, so any may meet."""
+    return [first * second for first, second in zip(programs, cycle(process), strict=False)]
 
 
 def _lines(case: _Case, samples: _Samples) -> list[Line]:
@@ -253,17 +283,21 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = f"the governor came to rest at {rests}"
         elif name == _COUNTS:
             note = _PEERS
-        elif name == _EMPTY:
-            note = "no accounting can do better"
-        elif name == _ALONE:
-            note = "with a reader of their ring, without the agent"
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
-    for name in case.limits:
+    for name, kept in samples.alone.items():
+        note = "no accounting can do better" if name == _EMPTY else ""
+        if name == _ALONE[case.rest]:
+            note = "with a reader of their rings, without the agent"
+        lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, note=note))
+    for name, limit in case.limits.items():
         note = "the job keeps both cores busy, and waits for whichever rank is held up"
         lines.append(figure(PART, f"{case.name}, {name}: the agent", "% of a core", samples.agent[name], note=note))
         note = "its programs attached throughout: what the process alone takes from the job"
         values = samples.by_itself[name]
         lines.append(figure(PART, f"{case.name}, {name}, the agent going on / stopped", "×", values, note=note))
+        both = products(samples.alone[_ALONE[case.rest]], values)
+        note = f"{_ALONE[case.rest]}, times the agent going on / stopped"
+        lines.append(figure(PART, f"{case.name}, {name}, its parts / bare", "×", both, target=limit, note=note))
     if _BPFTRACE in samples.kept:
         over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])
         lines.append(figure(PART, f"{case.name}, {_RAILS} / bpftrace", "×", over_peer))
@@ -271,9 +305,7 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
 
 
 @contextmanager
-def _observed(
-    name: str, pids: tuple[int, ...], double: Double, rested: Counter[str], without_agent: Mapping[str, _Programs]
-) -> Iterator[AgentProcess | None]:
+def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[str]) -> Iterator[AgentProcess | None]:
     """Attach an observer to the job, and let it settle; yields the agent, if it is one.
 
     Raises:
@@ -288,8 +320,6 @@ def _observed(
             peer = Bpftrace(_SCRIPT.read_text(encoding="utf-8").replace("LIBRARY", str(double.nccl)))
             stack.enter_context(peer)
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
-        elif name in without_agent:
-            stack.enter_context(without_agent[name](pids))
         else:
             option = "auto" if level is None else level.name.lower()
             agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))

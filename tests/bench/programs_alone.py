@@ -1,65 +1,148 @@
-"""The programs of level counts beside a job, and of the agent nothing but a thread that reads their ring."""
+"""The programs of a level beside a job, and of the agent nothing but a thread that reads their rings."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from agent.config import Config
 from agent.drain_pace import pause_ns
+from agent.levels import Levels
 from agent.program_settings import program_settings
+from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf
 from probes.libbpf import LoadError
-from probes.nccl.layout import Layouts
-from probes.nccl.library import probe_points
+from probes.nccl.internal_functions import Level
+from probes.nccl.internals import Internals
+from probes.nccl.layout import CommLayout, Layouts
+from probes.nccl.library import ProbePoints, probe_points
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import Stat
+from probes.ring import Ring
 from probes.slot_rings import SlotRings
 from tests.bench.target import BenchError
 
 
-@contextmanager
-def programs_alone(library: Path, pids: tuple[int, ...], *, write_events: bool = True) -> Iterator[NcclPrograms]:
-    """Count the calls of these processes as an agent does that was told to observe them and no others.
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What levels need to know of a library (agent/levels.py)."""
 
-    `write_events` False: nothing is written for time lines and stalls, and so there is nothing to read.
+    number: int
+    path: str
+    descriptor: int
+    build_id: str | None
+    nccl_version: str
 
-    Raises:
-        BenchError: the programs do not load, or counted nothing.
-    """
-    with ExitStack() as stack:
-        try:
+
+class ProgramsAlone:
+    """Programs that are loaded, and come and go within milliseconds; use `loaded`."""
+
+    def __init__(
+        self,
+        programs: NcclPrograms,
+        internals: Internals | None,
+        library: _Library,
+        points: ProbePoints,
+        layout: CommLayout | None,
+        levels: Levels | None,
+        level: Level,
+        rings: tuple[Ring | SlotRings, ...],
+    ) -> None:
+        self.programs = programs
+        self.internals = internals
+        """Above level counts."""
+        self._library = library
+        self._points = points
+        self._layout = layout
+        self._levels = levels
+        self._level = level
+        self._rings = rings
+
+    @classmethod
+    @contextmanager
+    def loaded(
+        cls, library: Path, pids: tuple[int, ...], level: Level = Level.COUNTS, *, write_events: bool = True
+    ) -> Iterator[Self]:
+        """Load what an agent loads that was told to observe these processes and no others at this level.
+
+        `write_events` False: nothing is written for time lines and stalls, and so there is nothing to read.
+
+        Raises:
+            BenchError: the programs do not load.
+        """
+        with ExitStack() as stack:
             settings = replace(program_settings(Config(pids=pids)), write_events=write_events)
-            programs = NcclPrograms.load(settings)
-        except LoadError as error:
-            raise BenchError(str(error)) from None
-        stack.callback(programs.close)
-        for pid in pids:
-            programs.observe(pid)
-        with library.open("rb") as file, Elf.open(file.fileno()) as elf:
-            points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
-        stack.callback(programs.attach(str(library), points, 0, layout).close)
-        if write_events:
-            stop = threading.Event()
-            reader = threading.Thread(target=_read, args=(programs.call_events, stop), name="ring")
-            reader.start()
-            stack.callback(reader.join)
-            stack.callback(stop.set)
-        yield programs
-        if not programs.stats()[Stat.CALLS]:
+            descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            internals = levels = None
+            try:
+                programs = NcclPrograms.load(settings)
+                stack.callback(programs.close)
+                rings: list[Ring | SlotRings] = [programs.call_events]
+                if level > Level.COUNTS:
+                    internals = Internals.load(programs, write_events=write_events)
+                    stack.callback(internals.close)
+                    rings.append(internals.completion_events)
+                    levels = Levels(internals, Layouts.load().structures, Level.COUNTS)
+                    stack.callback(levels.close)
+            except LoadError as error:
+                raise BenchError(str(error)) from None
+            for pid in pids:
+                programs.observe(pid)
+            with Elf.open(descriptor) as elf:
+                points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
+                found = _Library(0, str(library), descriptor, elf.build_id, "")
+            if levels is not None:
+                levels.follow([found])
+                if levels.highest < level:
+                    raise BenchError(f"{library} cannot be observed at level {level.name.lower()}")
+            yield cls(programs, internals, found, points, layout, levels, level, tuple(rings) if write_events else ())
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Count the calls of the processes, and what lies below them at the level, until the end of the block.
+
+        Raises:
+            BenchError: the kernel refuses a probe, or they counted nothing.
+        """
+        before = self.programs.stats()[Stat.CALLS]
+        try:
+            with ExitStack() as stack:
+                stack.callback(self.programs.attach(self._library.path, self._points, 0, self._layout).close)
+                if self._levels is not None:
+                    stack.callback(self._lower, self._levels)
+                    if refused := self._levels.want(self._level):
+                        raise BenchError(refused[0])
+                stop = threading.Event()
+                for ring in self._rings:
+                    reader = threading.Thread(target=_read, args=(ring, stop), name="ring")
+                    reader.start()
+                    stack.callback(reader.join)
+                stack.callback(stop.set)
+                yield
+        except KernelRefusal as refusal:
+            raise BenchError(f"{self._library.path}: {refusal.strerror}") from None
+        if self.programs.stats()[Stat.CALLS] == before:
             raise BenchError("the programs alone counted nothing")
 
+    @staticmethod
+    def _lower(levels: Levels) -> None:
+        levels.want(Level.COUNTS)
+        levels.settle(wait=True)
 
-def _read(rings: SlotRings, stop: threading.Event) -> None:
-    """Read the rings as often as the agent does."""
+
+def _read(ring: Ring | SlotRings, stop: threading.Event) -> None:
+    """Read a ring as often as the agent does."""
     read_ns = time.monotonic_ns()
     waiting_ns = 0
     while not stop.wait(waiting_ns / 1e9):
         now_ns = time.monotonic_ns()
-        waiting_ns = pause_ns(rings.fullness(), now_ns - read_ns)
+        waiting_ns = pause_ns(ring.fullness(), now_ns - read_ns)
         read_ns = now_ns
-        rings.read()
+        ring.read()
