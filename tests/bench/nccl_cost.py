@@ -66,7 +66,7 @@ _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
 _ALONE: Final = {level: f"the programs of level {level.name.lower()} alone" for level in (Level.COUNTS, Level.RAILS)}
 _ALONE_TURNS: Final = {Level.COUNTS: 12, Level.RAILS: 24}
-"""In a round: at 1 KiB three others come and go in turns with them."""
+"""In a round: at 1 KiB two others come and go in turns with them."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
