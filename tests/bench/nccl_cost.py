@@ -13,22 +13,23 @@ all busy, one that chooses its level first tries more, and takes it back within 
 until it has been as it is for a while (agent/pace.py).  A job of weeks pays for none of that.
 
 An agent takes what its programs take, at each call, and what its process takes, from cores that the job keeps busy to
-the last.  Each can come and go within milliseconds (quick_turns.py), the whole agent only within most of a minute; and
-the bare rate wanders as far within a minute as in an hour.  So the two are measured by themselves too, in many pairs,
-and their product is what the job keeps beside both.  Beside the programs stand what they cost without events, and a
-program that does nothing: what no accounting can do better than.
+the last.  Each can come and go at once (quick_turns.py), the whole agent only within most of a minute, or two where its
+process has its turns in between; the bare rate wanders by percents meanwhile.  So the two are measured by themselves
+too, in many pairs; their product is what the job keeps beside both, if neither makes the other dearer.  Beside the
+programs stand what they cost without events; a program that does nothing: what no accounting can do better than; and
+nobody: how far from 1 such a row can be without a cause.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -64,9 +65,10 @@ _LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
+_NOBODY: Final = "nobody"
 _ALONE: Final = {level: f"the programs of level {level.name.lower()} alone" for level in (Level.COUNTS, Level.RAILS)}
 _ALONE_TURNS: Final = {Level.COUNTS: 12, Level.RAILS: 24}
-"""In a round: at 1 KiB two others come and go in turns with them."""
+"""In a round: at 1 KiB three others come and go in turns with them, at 16 MiB one."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -257,7 +259,8 @@ def _loaded(level: Level, probed: _Probed, pids: tuple[int, ...], stack: ExitSta
     """What is measured without an agent, by name; the programs stay loaded until the stack unwinds."""
     library = probed.double.nccl
     programs: dict[str, Programs] = {
-        _ALONE[level]: stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached
+        _ALONE[level]: stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached,
+        _NOBODY: nullcontext,
     }
     if level is Level.COUNTS:
         silent = stack.enter_context(ProgramsAlone.loaded(library, pids, write_events=False))
@@ -266,9 +269,9 @@ def _loaded(level: Level, probed: _Probed, pids: tuple[int, ...], stack: ExitSta
     return programs
 
 
-def products(programs: Sequence[float], process: Sequence[float]) -> list[float]:
-    """What is kept beside both, for each pair of the programs; neither knows of the other's, so any may meet."""
-    return [first * second for first, second in zip(programs, cycle(process), strict=False)]
+def beside_both(programs: Sequence[float], process: Sequence[float]) -> list[float]:
+    """What is kept beside programs and process, for each pair of the programs; of the process its median."""
+    return [kept * statistics.median(process) for kept in programs]
 
 
 def _lines(case: _Case, samples: _Samples) -> list[Line]:
@@ -285,9 +288,11 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = _PEERS
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
     for name, kept in samples.alone.items():
-        note = "no accounting can do better" if name == _EMPTY else ""
-        if name == _ALONE[case.rest]:
-            note = "with a reader of their rings, without the agent"
+        note = {
+            _EMPTY: "no accounting can do better",
+            _ALONE[case.rest]: "with a reader of their rings, without the agent",
+            _NOBODY: "how far from 1 these rows can be without a cause",
+        }.get(name, "")
         lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, note=note))
     for name, limit in case.limits.items():
         note = "the job keeps both cores busy, and waits for whichever rank is held up"
@@ -295,8 +300,8 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
         note = "its programs attached throughout: what the process alone takes from the job"
         values = samples.by_itself[name]
         lines.append(figure(PART, f"{case.name}, {name}, the agent going on / stopped", "×", values, note=note))
-        both = products(samples.alone[_ALONE[case.rest]], values)
-        note = f"{_ALONE[case.rest]}, times the agent going on / stopped"
+        both = beside_both(samples.alone[_ALONE[case.rest]], values)
+        note = f"each pair of {_ALONE[case.rest]}, times the median of the agent going on / stopped"
         lines.append(figure(PART, f"{case.name}, {name}, its parts / bare", "×", both, target=limit, note=note))
     if _BPFTRACE in samples.kept:
         over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])

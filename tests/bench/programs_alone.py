@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from agent.config import Config
 from agent.drain_pace import pause_ns
@@ -19,6 +20,7 @@ from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf
 from probes.libbpf import LoadError
 from probes.nccl.internal_functions import Level
+from probes.nccl.internal_records import InternalStat
 from probes.nccl.internals import Internals
 from probes.nccl.layout import CommLayout, Layouts
 from probes.nccl.library import ProbePoints, probe_points
@@ -40,8 +42,16 @@ class _Library:
     nccl_version: str
 
 
+_COUNTED: Final = {
+    Level.COMPLETION: InternalStat.STOPS,
+    Level.RAILS: InternalStat.SENDS,
+    Level.ALL: InternalStat.PLANS,
+}
+"""What programs of each level count."""
+
+
 class ProgramsAlone:
-    """Programs that are loaded, and come and go within milliseconds; use `loaded`."""
+    """Programs that are loaded, and come within milliseconds and go within 200 of them; use `loaded`."""
 
     def __init__(
         self,
@@ -99,7 +109,7 @@ class ProgramsAlone:
                 points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
                 found = _Library(0, str(library), descriptor, elf.build_id, "")
             if levels is not None:
-                levels.follow([found])
+                _refuse(levels.follow([found]))
                 if levels.highest < level:
                     raise BenchError(f"{library} cannot be observed at level {level.name.lower()}")
             yield cls(programs, internals, found, points, layout, levels, level, tuple(rings) if write_events else ())
@@ -109,32 +119,50 @@ class ProgramsAlone:
         """Count the calls of the processes, and what lies below them at the level, until the end of the block.
 
         Raises:
-            BenchError: the kernel refuses a probe, or they counted nothing.
+            BenchError: the kernel refuses a probe, or the programs of a level counted nothing.
         """
-        before = self.programs.stats()[Stat.CALLS]
+        before = self._counted()
         try:
             with ExitStack() as stack:
                 stack.callback(self.programs.attach(self._library.path, self._points, 0, self._layout).close)
                 if self._levels is not None:
                     stack.callback(self._lower, self._levels)
-                    if refused := self._levels.want(self._level):
-                        raise BenchError(refused[0])
-                stop = threading.Event()
-                for ring in self._rings:
-                    reader = threading.Thread(target=_read, args=(ring, stop), name="ring")
-                    reader.start()
-                    stack.callback(reader.join)
-                stack.callback(stop.set)
+                    _refuse(self._levels.want(self._level))
+                if self._rings:
+                    stop = threading.Event()
+                    readers = stack.enter_context(ThreadPoolExecutor(len(self._rings), thread_name_prefix="ring"))
+                    reading = [readers.submit(_read, ring, stop) for ring in self._rings]
+                    stack.callback(_end_reading, stop, reading)
                 yield
         except KernelRefusal as refusal:
             raise BenchError(f"{self._library.path}: {refusal.strerror}") from None
-        if self.programs.stats()[Stat.CALLS] == before:
-            raise BenchError("the programs alone counted nothing")
+        if any(now == then for now, then in zip(self._counted(), before, strict=True)):
+            raise BenchError(f"the programs of level {self._level.name.lower()} alone counted nothing")
+
+    def _counted(self) -> tuple[int, ...]:
+        """What grows where the programs of each level up to this one run."""
+        calls = self.programs.stats()[Stat.CALLS]
+        if self.internals is None:
+            return (calls,)
+        below = self.internals.stats()
+        return (calls, *(below[stat] for level, stat in _COUNTED.items() if level <= self._level))
 
     @staticmethod
     def _lower(levels: Levels) -> None:
-        levels.want(Level.COUNTS)
-        levels.settle(wait=True)
+        _refuse([*levels.want(Level.COUNTS), *levels.settle(wait=True)])
+
+
+def _refuse(wrong: Sequence[str]) -> None:
+    """Raise BenchError where something went wrong: what is not attached costs nothing."""
+    if wrong:
+        raise BenchError(wrong[0])
+
+
+def _end_reading(stop: threading.Event, reading: Iterable[Future[None]]) -> None:
+    """Raises what a reader raised: a ring that nobody reads is full, and then costs less."""
+    stop.set()
+    for one in reading:
+        one.result()
 
 
 def _read(ring: Ring | SlotRings, stop: threading.Event) -> None:

@@ -12,7 +12,7 @@ import pytest
 from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
-from tests.bench.nccl_cost import products
+from tests.bench.nccl_cost import beside_both
 from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
@@ -62,8 +62,8 @@ def test_beats_without_a_reading_are_of_all_beats_since_then() -> None:
     assert Beats(at, 1_100, 15).without_percent(Beats(at, 110, 5)) == pytest.approx(1.0)
 
 
-def test_what_is_kept_beside_programs_and_process_is_their_product_for_each_pair_of_the_programs() -> None:
-    assert products([0.9, 1.0, 0.8], [0.5, 1.0]) == pytest.approx([0.45, 1.0, 0.4])
+def test_what_is_kept_beside_programs_and_process_is_the_product_with_the_median_of_the_process() -> None:
+    assert beside_both([0.9, 1.0], [0.5, 0.8, 1.0]) == pytest.approx([0.72, 0.8])
 
 
 def test_a_collection_is_summed_up_round_by_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.levels import Levels
 from probes.nccl.internal_functions import Level
 from probes.nccl.records import Stat
 from testbed.hosts import Fabric
@@ -39,7 +41,9 @@ def test_calls_are_counted_and_their_events_read_without_an_agent(tmp_path: Path
             assert programs.stats()[Stat.CALLS] == 1000, "nobody is attached"
             with alone.attached():
                 target.call(1000)
+                wait_for(lambda: programs.call_events.records_read == 2000)
             assert programs.stats()[Stat.CALLS] == 2000
+            assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ring")]
         with ProgramsAlone.loaded(target.library, (target.pid,), write_events=False) as quiet:
             with quiet.attached():
                 target.call(1000)
@@ -76,15 +80,35 @@ def test_what_lies_below_calls_comes_and_goes_with_them(tmp_path: Path) -> None:
             def messages() -> int:
                 return sum(sent.messages for sent in internals.sent())
 
-            def seen_more_than(number: int) -> bool:
-                return messages() > number
+            def seen_more(sent: int, completed: int) -> bool:
+                return messages() > sent and internals.completion_events.records_read > completed
 
             for _ in range(2):
-                enough = messages() + 100
+                more = partial(seen_more, messages() + 100, internals.completion_events.records_read)
                 with alone.attached():
-                    wait_for(partial(seen_more_than, enough))
-                    wait_for(lambda: internals.completion_events.records_read > 0)
+                    wait_for(more)
                 left = messages()
                 calls = alone.programs.stats()[Stat.CALLS]
                 time.sleep(0.2)
                 assert (messages(), alone.programs.stats()[Stat.CALLS]) == (left, calls), "nobody is attached"
+
+
+def test_a_reader_that_ends_is_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        Target(build(tmp_path), "unread") as target,
+        ProgramsAlone.loaded(target.library, (target.pid,)) as alone,
+    ):
+        monkeypatch.setattr(alone.programs.call_events, "read", lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError), alone.attached():
+            target.call(1)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ring")]
+
+
+def test_levels_that_cannot_be_attached_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Levels, "follow", lambda *_: ["the file is damaged"])
+    with (
+        Target(build(tmp_path), "damaged") as target,
+        pytest.raises(BenchError, match="the file is damaged"),
+        ProgramsAlone.loaded(target.library, (target.pid,), Level.RAILS),
+    ):
+        pass

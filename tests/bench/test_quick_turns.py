@@ -6,7 +6,9 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,7 +70,7 @@ def test_the_rate_beside_programs_is_over_the_bare_ones_around_it(process: subpr
     order: list[str] = []
 
     def rate(_seconds: float) -> float:
-        assert not stopped(process)
+        await_state(process)
         return next(drift) * {"dear": 0.9, "cheap": 0.99}.get("".join(attached), 1.0)
 
     @contextmanager
@@ -80,21 +82,61 @@ def test_the_rate_beside_programs_is_over_the_bare_ones_around_it(process: subpr
         await_state(process, stopped_wanted=True)  # nor detached
         attached.clear()
 
-    named = {name: (lambda name=name: programs(name)) for name in ("dear", "cheap")}
-    kept = kept_beside_programs(named, (process.pid,), rate, turns=2, sleep=lambda _: await_state(process))
+    named = {name: partial(programs, name) for name in ("dear", "cheap")}
+    kept = kept_beside_programs(named, (process.pid,), rate, turns=2, sleep=lambda _: None)
     assert order == ["dear", "cheap", "cheap", "dear"]
     assert kept["dear"] == pytest.approx([0.9, 0.9])
     assert kept["cheap"] == pytest.approx([0.99, 0.99])
 
 
-def test_a_job_goes_on_also_where_programs_cannot_be_attached(process: subprocess.Popen[bytes]) -> None:
-    @contextmanager
-    def refused() -> Iterator[None]:
-        raise BenchError("the kernel refuses")
-        yield
+def test_a_job_is_stopped_for_as_long_whatever_comes_and_goes(process: subprocess.Popen[bytes]) -> None:
+    now = 0.0
+    starts: list[float] = []
 
-    with pytest.raises(BenchError, match="the kernel refuses"):
-        kept_beside_programs(
-            {"refused": refused}, (process.pid,), lambda _: 1.0, turns=1, sleep=lambda _: await_state(process)
-        )
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    @contextmanager
+    def slow() -> Iterator[None]:
+        sleep(0.01)
+        yield
+        sleep(0.2)
+
+    def rate(seconds: float) -> float:
+        starts.append(now)
+        sleep(seconds)
+        return 1.0
+
+    kept_beside_programs(
+        {"slow": slow, "nobody": nullcontext}, (process.pid,), rate, turns=2, sleep=sleep, clock=lambda: now
+    )
+    assert len(starts) == 9
+    assert {round(later - earlier, 6) for earlier, later in pairwise(starts)} == {2.5}
+
+
+@pytest.mark.parametrize("when", ["as it comes", "beside it"])
+def test_a_job_goes_on_also_where_programs_fail(process: subprocess.Popen[bytes], when: str) -> None:
+    attached = False
+
+    @contextmanager
+    def failing() -> Iterator[None]:
+        nonlocal attached
+        await_state(process, stopped_wanted=True)
+        if when == "as it comes":
+            raise BenchError("the kernel refuses")
+        attached = True
+        try:
+            yield
+        finally:
+            attached = False
+
+    def rate(_seconds: float) -> float:
+        if attached:
+            raise BenchError("the NCCL job ended before its time")
+        return 1.0
+
+    with pytest.raises(BenchError, match="refuses" if when == "as it comes" else "ended before its time"):
+        kept_beside_programs({"failing": failing}, (process.pid,), rate, turns=1, sleep=lambda _: None)
     await_state(process)
+    assert not attached
