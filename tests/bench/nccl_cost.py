@@ -271,7 +271,8 @@ def _loaded(level: Level, probed: _Probed, pids: tuple[int, ...], stack: ExitSta
 
 def beside_both(programs: Sequence[float], process: Sequence[float]) -> list[float]:
     """What is kept beside programs and process, for each pair of the programs; of the process its median."""
-    return [kept * statistics.median(process) for kept in programs]
+    beside_process = statistics.median(process)
+    return [kept * beside_process for kept in programs]
 
 
 def _lines(case: _Case, samples: _Samples) -> list[Line]:

@@ -50,29 +50,19 @@ _COUNTED: Final = {
 """What programs of each level count."""
 
 
+@dataclass(frozen=True, slots=True)
 class ProgramsAlone:
     """Programs that are loaded, and come within milliseconds and go within 200 of them; use `loaded`."""
 
-    def __init__(
-        self,
-        programs: NcclPrograms,
-        internals: Internals | None,
-        library: _Library,
-        points: ProbePoints,
-        layout: CommLayout | None,
-        levels: Levels | None,
-        level: Level,
-        rings: tuple[Ring | SlotRings, ...],
-    ) -> None:
-        self.programs = programs
-        self.internals = internals
-        """Above level counts."""
-        self._library = library
-        self._points = points
-        self._layout = layout
-        self._levels = levels
-        self._level = level
-        self._rings = rings
+    programs: NcclPrograms
+    internals: Internals | None
+    """Above level counts."""
+    _library: _Library
+    _points: ProbePoints
+    _layout: CommLayout | None
+    _levels: Levels | None
+    _level: Level
+    _rings: tuple[Ring | SlotRings, ...]
 
     @classmethod
     @contextmanager
