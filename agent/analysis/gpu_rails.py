@@ -68,14 +68,14 @@ def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs, others:
     if not any(counted):
         return Rails(rails, basis, "", f"{assumption}, which no counter of a rail was recorded to check")
     if _contradicted(_given(gpus, rails, pairs), counted, shared):
-        more = ": record at level rails, where the library shows it"
+        more = "record at level rails, which tells their connections where the library shows them"
         if _connections_known(dataset):
-            more = ", and by their connections not every GPU uses a single one"
+            more = "by their connections not every GPU uses a single one"
         return Rails(
             None,
             "",
-            "the rails' counters show traffic where a GPU's place on its server, which is assumed otherwise, puts "
-            f"none, or none where it puts some{more}",
+            "the rails' counters do not agree that each server's first GPU uses its first rail, the second GPU the "
+            f"second and so on; {more}",
             "",
         )
     return Rails(rails, basis, "", f"{assumption}, which agrees with what the rails' counters show")

@@ -225,7 +225,7 @@ def test_rails_whose_counters_show_traffic_elsewhere_are_not_known(tmp_path: Pat
     traffic, unknown = found(job)
     assert traffic.cross_rail_wire_bytes is None
     assert "A GPU's rail" not in traffic.basis
-    assert any(one.row == 5 and "the rails' counters show traffic" in one.reason for one in unknown)
+    assert any(one.row == 5 and "the rails' counters do not agree" in one.reason for one in unknown)
 
 
 def test_a_communicator_of_more_ranks_than_there_can_be_is_not_modelled(tmp_path: Path) -> None:
