@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -81,6 +81,8 @@ class Completion:
         self.levels = Levels(programs, Layouts.load().structures, level)
         self.rail_bytes: RailBytes | None = None
         """Where to keep what is handed to each rail; None: nobody asks for it."""
+        self._unnamed_bytes = 0
+        """Handed to rails without a name until `sees_all_handed_over` was asked last."""
         self._programs = programs
         self._cuda = cuda
         self._progress: dict[int, CommunicatorProgress] = {}
@@ -153,6 +155,26 @@ class Completion:
             self.rail_bytes.take(self._programs.sent())
         except KernelRefusal as refusal:
             self._trouble(refusal)
+
+    def handed_over(self, namespaces: Set[int]) -> dict[tuple[int, str], int] | None:
+        """Bytes that collectives handed to each device of these network namespaces, by inode and name.
+
+        What was handed to rails of others is forgotten: they have gone.  None: not observed.
+        """
+        if self.rail_bytes is None:
+            return None
+        self.rail_bytes.forget_namespaces(self.rail_bytes.namespaces - namespaces)
+        # What was handed over stays counted when the level falls.
+        if self.levels.wanted < Level.RAILS and not self.rail_bytes.namespaces:
+            return None
+        return {device: handed.bytes for device, handed in self.rail_bytes.by_device().items()}
+
+    def sees_all_handed_over(self) -> bool:
+        """Whether all that was handed over since this was asked last is seen: of every library, and with its device."""
+        if self.rail_bytes is None:
+            return False
+        before, self._unnamed_bytes = self._unnamed_bytes, self.rail_bytes.unknown().bytes
+        return self._unnamed_bytes == before and all(level.level >= Level.RAILS for level in self.levels.shown())
 
     def take_completions(self, completions: Records) -> None:
         """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""

@@ -82,7 +82,6 @@ class Observer:
         self._started_realtime_ns = clock.realtime_ns()
         self._lock = threading.Lock()
         self._node_name = socket.gethostname()
-        self._unknown_handed_bytes = 0
         self._processes: dict[int, ObservedProcess] = {}
         """Those that run, and those that ended since the last tick."""
         self._collective = CollectorResult("collective", True, 0.0)
@@ -262,23 +261,10 @@ class Observer:
 
     def _handed_over(self) -> dict[tuple[int, str], int] | None:
         """Bytes that collectives handed to each device, by network namespace and name; None: not observed."""
-        if self._completion is None or self._completion.rail_bytes is None:
+        if self._completion is None:
             return None
-        handed_over = self._completion.rail_bytes
-        self._see_whole(self._completion, handed_over)
-        handed_over.forget_namespaces(handed_over.namespaces - self._hardware.rails.namespaces)
-        # What was handed over stays counted when the level falls.
-        if self._completion.levels.wanted < Level.RAILS and not handed_over.namespaces:
-            return None
-        return {device: handed.bytes for device, handed in handed_over.by_device().items()}
-
-    def _see_whole(self, completion: Completion, handed_over: RailBytes) -> None:
-        """Say whether all that is handed over is seen: of every library, and with the device's name."""
-        unknown_bytes = handed_over.unknown().bytes
-        whole = all(level.level >= Level.RAILS for level in completion.levels.shown())
-        whole = whole and unknown_bytes == self._unknown_handed_bytes
-        self._unknown_handed_bytes = unknown_bytes
-        self._hardware.set_whole(whole)
+        self._hardware.set_whole(self._completion.sees_all_handed_over())
+        return self._completion.handed_over(self._hardware.rails.namespaces)
 
     def _follow(self) -> list[str]:
         """Look below the calls of the libraries that are probed; returns what went wrong."""
