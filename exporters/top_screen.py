@@ -102,9 +102,15 @@ class _Content:
     """Writes one row down: of thousands only those that are shown."""
     placeholder: str = ""
     """What stands there where there is no row."""
+    past: int = 0
+    """How many of the rows tell of what has ended: all other panes come before them."""
 
     def wanted(self) -> int:
         return max(self.count, 1 if self.placeholder else 0) + (self.header is not None)
+
+    def wanted_now(self) -> int:
+        """Without what has ended, but with the line that says how many more rows there are."""
+        return self.wanted() - max(0, self.past - 1)
 
 
 def frame(
@@ -189,7 +195,13 @@ def _footer(state: ViewState) -> Text:
 
 
 def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) -> dict[Pane, _Content]:
-    def table(pane: Pane, rows: Sequence[Row], columns: Sequence[Column[Row]], style: Callable[[Row], str]) -> _Content:
+    def table(
+        pane: Pane,
+        rows: Sequence[Row],
+        columns: Sequence[Column[Row]],
+        style: Callable[[Row], str],
+        has_ended: Callable[[Row], bool] = lambda _: False,
+    ) -> _Content:
         order = state.order(pane)
         made = arranged(rows, columns, order, state.filter)
         shown = shown_columns(columns, width)
@@ -199,6 +211,7 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
             count=len(made),
             line=lambda index: _row(made[index], shown, style(made[index]), width, ascii_only),
             placeholder=f" no {pane.value[:-1]} has these words" if rows else f" no {pane.value} yet",
+            past=sum(map(has_ended, made)),
         )
 
     def links() -> _Content:
@@ -217,7 +230,7 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
             lambda index: stalls[index],
             placeholder=" no stall" if state.focus is Pane.STALLS else "",
         ),
-        Pane.RANKS: table(Pane.RANKS, view.ranks, RANK_COLUMNS, _rank_style),
+        Pane.RANKS: table(Pane.RANKS, view.ranks, RANK_COLUMNS, _rank_style, lambda rank: rank.ended),
         Pane.RAILS: table(Pane.RAILS, view.rails, RAIL_COLUMNS, _rail_style),
         Pane.GPUS: links(),
         Pane.OPS: table(Pane.OPS, view.ops, OP_COLUMNS, lambda _: ""),
@@ -225,15 +238,19 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
 
 
 def _shares(contents: Mapping[Pane, _Content], focus: Pane, room: int) -> dict[Pane, int]:
-    """How many lines each pane gets: its least each, then the pane in focus and the others what is left."""
+    """How many lines each pane gets: its least each, then the pane in focus and the others what is left.
+
+    Rows of what has ended come last of all: beside a job that makes communicators by the thousand they would fill it.
+    """
     lines: dict[Pane, int] = {}
     for pane, content in contents.items():
         lines[pane] = min(content.wanted(), _LEAST_LINES[pane], room)
         room -= lines[pane]
-    for pane in (focus, *contents):
-        more = min(contents[pane].wanted() - lines[pane], room)
-        lines[pane] += more
-        room -= more
+    for wanted in (_Content.wanted_now, _Content.wanted):
+        for pane in (focus, *contents):
+            more = max(0, min(wanted(contents[pane]) - lines[pane], room))
+            lines[pane] += more
+            room -= more
     return lines
 
 

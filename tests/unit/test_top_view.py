@@ -271,6 +271,20 @@ def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_
     assert "30 ended" not in screen(moving(full_snapshot()))[1]
 
 
+@pytest.mark.parametrize("order", [{}, INITIAL_ORDERS])
+def test_ranks_that_have_ended_leave_room_for_what_goes_on(order: dict[Pane, Order]) -> None:
+    view = split_often(200)
+    view = replace(view, rails=tuple(replace(view.rails[0], rail=str(number)) for number in range(10)))
+    made = frame(view, ViewState(orders=order), STATUS, 130, 40)
+    lines = [line.plain for line in made.lines]
+    assert [line.split()[0] for line in lines if " mlx5_0 " in line] == [str(number) for number in range(10)]
+    assert sum(line.startswith(("AllReduce", "Send")) for line in lines) == 2
+    # What is left of the screen is theirs: no line is empty but the last before the footer at most.
+    assert all(lines[:-2])
+    (below,) = (int(line.split()[0]) for line in lines if line.endswith(" more below"))
+    assert below + sum(line.count("pretrain") for line in lines) == 206
+
+
 def test_plain_lines_tell_ended_ranks_from_living_ones() -> None:
     lines = list(plain_lines(split_often(2)))
     assert " ranks=5 ended_ranks=3 " in lines[0]
