@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ _PARTS: Final[dict[str, Part]] = {
     collection_cost.PART: Part(collection_cost.measure, 25),
     connection_cost.PART: Part(connection_cost.measure, 51),
     workload_cost.PART: Part(workload_cost.measure, 10),
-    nccl_cost.PART: Part(nccl_cost.measure, 6),
+    **{case.part: Part(partial(nccl_cost.measure, case), 6) for case in nccl_cost.CASES},
     program_cost.PART: Part(program_cost.measure, 3),
     exposition_cost.PART: Part(exposition_cost.measure, 9),
     late_attach.PART: Part(late_attach.measure, 5),

@@ -15,9 +15,10 @@ until it has been as it is for a while (agent/pace.py).  A job of weeks pays for
 An agent takes what its programs take, at each call, and what its process takes, from cores that the job keeps busy to
 the last.  Each can come and go at once (quick_turns.py), the whole agent only within most of a minute, or two where its
 process has its turns in between; the bare rate wanders by percents meanwhile.  So the two are measured by themselves
-too, in many pairs; their product is what the job keeps beside both, if neither makes the other dearer.  Beside the
-programs stand what they cost without events; a program that does nothing: what no accounting can do better than; and
-nobody: how far from 1 such a row can be without a cause.
+too, in many pairs; their product is what the job keeps beside both, if neither makes the other dearer (what it takes to
+read the rings is in both).  At its default an agent has the programs of the level at which the governor rested.  Beside
+the programs stand what they cost without events; a program that does nothing: what no accounting can do better than;
+and nobody: how far from 1 such a row can be without a cause.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Final, Self
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from agent.governor import name_of
 from agent.pace import CALM_NS, FOLLOWED_NS, STEADY_NS
 from probes.elf import Elf
 from probes.nccl.internal_functions import Level
@@ -56,19 +58,15 @@ from tests.nccl.build import BuildError, Double, build
 from tests.nccl.job import Job, JobError
 from tests.nccl.library import LibraryMissing
 
-PART: Final = "nccl"
 _PEERS: Final = "of themselves others say: NCCL's profiler costs 4-13 %, the nearest eBPF rival 0.4-1.7 %"
 _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
 
 _AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
-_LEVELS: Final = {f"level {level.name.lower()}": level for level in Level}
+_LEVELS: Final = {f"level {name_of(level)}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
 _NOBODY: Final = "nobody"
-_ALONE: Final = {level: f"the programs of level {level.name.lower()} alone" for level in (Level.COUNTS, Level.RAILS)}
-_ALONE_TURNS: Final = {Level.COUNTS: 12, Level.RAILS: 24}
-"""In a round: at 1 KiB three others come and go in turns with them, at 16 MiB one."""
 
 _ENDLESS: Final = 2_000_000_000
 """Iterations: the job is killed when the bench is through."""
@@ -88,27 +86,37 @@ _MOST_REST_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """A size of calls, who observes, and what is bound."""
+class Case:
+    """A size of calls, who observes, and what is bound; each is a part of the bench."""
 
-    name: str
+    part: str
     size_bytes: int
     observers: tuple[str, ...]
     """In the order of their turns; who stands here twice has two pairs a round."""
     limits: dict[str, Limit]
-    rest: Level
-    """Where the governor comes to rest, as a rule: the level whose programs are measured by themselves."""
+    alone: tuple[Level, ...]
+    """Where the governor comes to rest: the levels whose programs are measured by themselves."""
+    turns: int
+    """How often, in a round, programs and nobody come and go."""
 
 
-_CASES: Final = (
-    _Case(
-        "1 KiB",
+CASES: Final = (
+    Case(
+        "nccl-1KiB",
         1 << 10,
         (*_LEVELS, _COUNTS, _AUTO, _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
-        Level.COUNTS,
+        (Level.COUNTS,),
+        12,
     ),
-    _Case("16 MiB", 16 << 20, (_AUTO, _AUTO), {_AUTO: Limit(Bound.AT_LEAST, 0.99)}, Level.RAILS),
+    Case(
+        "nccl-16MiB",
+        16 << 20,
+        (_AUTO, _AUTO),
+        {_AUTO: Limit(Bound.AT_LEAST, 0.99)},
+        (Level.COMPLETION, Level.RAILS),
+        20,
+    ),
 )
 
 
@@ -122,7 +130,7 @@ class _Probed:
 
 
 @dataclass(slots=True)
-class _Samples:
+class Samples:
     """What one case gave."""
 
     bare: list[float] = field(default_factory=list)
@@ -193,8 +201,8 @@ class CallCounter:
         return int.from_bytes(number, "little")
 
 
-def measure(built: Built, rounds: int) -> list[Line]:
-    """Let every observer have its turn beside each job, `rounds` times; every second round backwards.
+def measure(case: Case, built: Built, rounds: int) -> list[Line]:
+    """Let every observer have its turn beside a job, `rounds` times; every second round backwards.
 
     Raises:
         BenchError: the job or an observer does not do what it should.
@@ -204,17 +212,14 @@ def measure(built: Built, rounds: int) -> list[Line]:
         with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
             points = probe_points(elf, 0)
     except (LibraryMissing, BuildError) as error:
-        return [Omission(PART, "all", str(error))]
-    lines: list[Line] = []
+        return [Omission(case.part, "all", str(error))]
     with Fabric(hosts=2, rails=2) as fabric:
-        for case in _CASES:
-            lines += _lines(case, _measure(case, fabric, _Probed(built, double, points), rounds))
-    return lines
+        return _lines(case, _measure(case, fabric, _Probed(built, double, points), rounds))
 
 
-def _measure(case: _Case, fabric: Fabric, probed: _Probed, rounds: int) -> _Samples:
+def _measure(case: Case, fabric: Fabric, probed: _Probed, rounds: int) -> Samples:
     double = probed.double
-    samples = _Samples(kept={name: [] for name in case.observers})
+    samples = Samples(kept={name: [] for name in case.observers})
     with (
         tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory,
         Job(fabric, Path(directory), double, iterations=_ENDLESS, size_bytes=case.size_bytes) as job,
@@ -228,7 +233,7 @@ def _measure(case: _Case, fabric: Fabric, probed: _Probed, rounds: int) -> _Samp
         job.start()
         with CallCounter(pids[0], double.driver) as counter:
             counter.rate(_WINDOW_SECONDS)  # the first calls warm up
-            alone = _loaded(case.rest, probed, pids, loaded)
+            alone = _loaded(case.alone, probed, pids, loaded)
             before = counter.rate(_WINDOW_SECONDS)
             for turn in range(rounds):
                 for name in case.observers[:: 1 if turn % 2 == 0 else -1]:
@@ -248,21 +253,21 @@ def _measure(case: _Case, fabric: Fabric, probed: _Probed, rounds: int) -> _Samp
                     samples.bare.append(after)
                     samples.kept[name].append(beside / ((before + after) / 2))
                     before = after
-                turns = _ALONE_TURNS[case.rest]
-                for name, kept in kept_beside_programs(alone, pids, counter.rate, turns=turns).items():
+                for name, kept in kept_beside_programs(alone, pids, counter.rate, turns=case.turns).items():
                     samples.alone.setdefault(name, []).extend(kept)
                 before = counter.rate(_WINDOW_SECONDS)
     return samples
 
 
-def _loaded(level: Level, probed: _Probed, pids: tuple[int, ...], stack: ExitStack) -> dict[str, Programs]:
+def _loaded(levels: Sequence[Level], probed: _Probed, pids: tuple[int, ...], stack: ExitStack) -> dict[str, Programs]:
     """What is measured without an agent, by name; the programs stay loaded until the stack unwinds."""
     library = probed.double.nccl
     programs: dict[str, Programs] = {
-        _ALONE[level]: stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached,
-        _NOBODY: nullcontext,
+        _alone(name_of(level)): stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached
+        for level in levels
     }
-    if level is Level.COUNTS:
+    programs[_NOBODY] = nullcontext
+    if Level.COUNTS in levels:
         silent = stack.enter_context(ProgramsAlone.loaded(library, pids, write_events=False))
         programs[_SILENT] = silent.attached
         programs[_EMPTY] = lambda: empty_probe(probed.built, library, probed.points)
@@ -275,10 +280,11 @@ def beside_both(programs: Sequence[float], process: Sequence[float]) -> list[flo
     return [kept * beside_process for kept in programs]
 
 
-def _lines(case: _Case, samples: _Samples) -> list[Line]:
+def _lines(case: Case, samples: Samples) -> list[Line]:
+    part = case.part
     lines: list[Line] = [
-        figure(PART, f"{case.name} calls, bare", "calls/s", samples.bare),
-        figure(PART, f"{case.name} calls, bare, CPU taken by others", "%", samples.others, note=DISTURBED),
+        figure(part, "calls, bare", "calls/s", samples.bare),
+        figure(part, "calls, bare, CPU taken by others", "%", samples.others, note=DISTURBED),
     ]
     for name, kept in samples.kept.items():
         note = ""
@@ -287,27 +293,43 @@ def _lines(case: _Case, samples: _Samples) -> list[Line]:
             note = f"the governor came to rest at {rests}"
         elif name == _COUNTS:
             note = _PEERS
-        lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, target=case.limits.get(name), note=note))
+        lines.append(figure(part, f"{name} / bare", "×", kept, target=case.limits.get(name), note=note))
     for name, kept in samples.alone.items():
         note = {
             _EMPTY: "no accounting can do better",
-            _ALONE[case.rest]: "with a reader of their rings, without the agent",
             _NOBODY: "how far from 1 these rows can be without a cause",
+            **{_alone(name_of(level)): "with a reader of their rings, without the agent" for level in case.alone},
         }.get(name, "")
-        lines.append(figure(PART, f"{case.name}, {name} / bare", "×", kept, note=note))
-    for name, limit in case.limits.items():
-        note = "the job keeps both cores busy, and waits for whichever rank is held up"
-        lines.append(figure(PART, f"{case.name}, {name}: the agent", "% of a core", samples.agent[name], note=note))
-        note = "its programs attached throughout: what the process alone takes from the job"
-        values = samples.by_itself[name]
-        lines.append(figure(PART, f"{case.name}, {name}, the agent going on / stopped", "×", values, note=note))
-        both = beside_both(samples.alone[_ALONE[case.rest]], values)
-        note = f"each pair of {_ALONE[case.rest]}, times the median of the agent going on / stopped"
-        lines.append(figure(PART, f"{case.name}, {name}, its parts / bare", "×", both, target=limit, note=note))
+        lines.append(figure(part, f"{name} / bare", "×", kept, note=note))
+    for name in case.limits:
+        lines += of_parts(case, samples, name)
     if _BPFTRACE in samples.kept:
         over_peer = ratios(samples.kept[_RAILS], samples.kept[_BPFTRACE])
-        lines.append(figure(PART, f"{case.name}, {_RAILS} / bpftrace", "×", over_peer))
+        lines.append(figure(part, f"{_RAILS} / bpftrace", "×", over_peer))
     return lines
+
+
+def _alone(level: str) -> str:
+    """Who is measured: a level's programs by themselves."""
+    return f"the programs of level {level} alone"
+
+
+def of_parts(case: Case, samples: Samples, name: str) -> Iterator[Line]:
+    """What was measured of an agent's process and its programs by themselves, and their product."""
+    note = "the job keeps both cores busy, and waits for whichever rank is held up"
+    yield figure(case.part, f"{name}: the agent", "% of a core", samples.agent[name], note=note)
+    process = samples.by_itself[name]
+    note = "its programs attached throughout: what the process alone takes from the job"
+    yield figure(case.part, f"{name}, the agent going on / stopped", "×", process, note=note)
+    rest = samples.rested.most_common(1)[0][0] if name == _AUTO else name_of(_LEVELS[name])
+    programs = _alone(rest)
+    if programs not in samples.alone:
+        reason = f"the governor came to rest at {rest}, whose programs are not measured by themselves"
+        yield Omission(case.part, f"{name}, its parts", reason)
+        return
+    both = beside_both(samples.alone[programs], process)
+    note = f"each pair of {programs}, times the median of the agent going on / stopped; both read the rings"
+    yield figure(case.part, f"{name}, its parts / bare", "×", both, target=case.limits[name], note=note)
 
 
 @contextmanager
@@ -327,7 +349,7 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
             stack.enter_context(peer)
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
         else:
-            option = "auto" if level is None else level.name.lower()
+            option = "auto" if level is None else name_of(level)
             agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))
             _await_level(agent, double.nccl, len(pids), level)
         stack.callback(pause, pids)
@@ -368,7 +390,7 @@ def at_rest(agent: AgentProcess, library: Path) -> str:
             found = None
         if found is None or found != level:
             level, since = found, time.monotonic()
-    return level.name.lower()
+    return name_of(level)
 
 
 def _level(agent: AgentProcess, library: Path) -> Level:

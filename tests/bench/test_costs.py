@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
-from tests.bench.nccl_cost import beside_both
+from tests.bench.nccl_cost import CASES, Samples, beside_both, of_parts
 from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
@@ -64,6 +65,20 @@ def test_beats_without_a_reading_are_of_all_beats_since_then() -> None:
 
 def test_what_is_kept_beside_programs_and_process_is_the_product_with_the_median_of_the_process() -> None:
     assert beside_both([0.9, 1.0], [0.5, 0.8, 1.0]) == pytest.approx([0.72, 0.8])
+
+
+@pytest.mark.parametrize(
+    ("rested", "kept"), [(["rails", "completion", "completion"], 0.8), (["rails"], 0.4), (["no level", "counts"], None)]
+)
+def test_the_parts_of_a_default_are_at_the_level_where_the_governor_rested(
+    rested: list[str], kept: float | None
+) -> None:
+    case = next(case for case in CASES if case.part == "nccl-16MiB")
+    alone = {"the programs of level completion alone": [0.8], "the programs of level rails alone": [0.4]}
+    samples = Samples(agent={"default": [0.5]}, by_itself={"default": [1.0]}, alone=alone, rested=Counter(rested))
+    *_, last = of_parts(case, samples, "default")
+    assert (last.median if isinstance(last, Figure) else None) == kept
+    assert isinstance(last, Figure) or "came to rest at no level" in last.reason
 
 
 def test_a_collection_is_summed_up_round_by_round() -> None:
