@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -47,11 +48,12 @@ from testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.cpu_time import DISTURBED, Others, process_time
 from tests.bench.many_communicators import pause, resume
-from tests.bench.probe_cost import empty_probe
+from tests.bench.probe_cost import empty_probe, empty_run_time
 from tests.bench.programs_alone import ProgramsAlone
 from tests.bench.quick_turns import Programs, kept_beside_process, kept_beside_programs
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
+from tests.bench.run_times import counted
 from tests.bench.target import BenchError, Built
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import BuildError, Double, build
@@ -270,8 +272,23 @@ def _loaded(levels: Sequence[Level], probed: _Probed, pids: tuple[int, ...], sta
     if Level.COUNTS in levels:
         silent = stack.enter_context(ProgramsAlone.loaded(library, pids, write_events=False))
         programs[_SILENT] = silent.attached
-        programs[_EMPTY] = lambda: empty_probe(probed.built, library, probed.points)
+        programs[_EMPTY] = partial(empty_probe, probed.built, library, probed.points)
+        require_hits(programs[_EMPTY], pids)
     return programs
+
+
+def require_hits(empty: Programs, pids: tuple[int, ...]) -> None:
+    """Raises BenchError where the job does not run into the program that does nothing, which then costs nothing."""
+    with ExitStack() as stack:
+        stack.callback(resume, pids)
+        pause(pids)
+        stack.enter_context(counted())
+        stack.enter_context(empty())
+        stack.callback(pause, pids)
+        resume(pids)
+        time.sleep(_RESUMED_SECONDS)
+        if not empty_run_time().runs:
+            raise BenchError("no call of the NCCL job runs into the empty uprobe")
 
 
 def beside_both(programs: Sequence[float], process: Sequence[float]) -> list[float]:

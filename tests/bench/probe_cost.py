@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,11 +17,14 @@ from probes.nccl.records import Stat
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
+from tests.bench.run_times import NEVER, RunTime, run_times
 from tests.bench.target import BenchError, Built, Target
 
 PART: Final = "probe"
 _CALLS: Final = 5_000  # their events fit into the ring, and the next variant's turn comes before the machine changes
 _UNPROBED_CALLS: Final = 200_000
+_EMPTY_PROGRAM: Final = "empty"
+"""Its name in probes/bpf/empty.bpf.c."""
 _BPFTRACE: Final = "uprobe:{library}:ncclAllReduce {{ @c = count(); @s = sum(arg2); @h = hist(arg2); }}"
 
 _UNPROBED, _EMPTY, _FULL, _INFO, _PAIR, _OFF, _PEER = (
@@ -44,14 +48,23 @@ _ACCOUNTING: Final = {
 @contextmanager
 def empty_probe(built: Built, library: Path, points: ProbePoints) -> Iterator[None]:
     """Attach the program that does nothing to what a library's calls go through."""
-    loaded = libbpf.load(built.empty_object, attach_types={"empty": BPF_TRACE_UPROBE_MULTI}, map_entries={})
+    loaded = libbpf.load(built.empty_object, attach_types={_EMPTY_PROGRAM: BPF_TRACE_UPROBE_MULTI}, map_entries={})
     links = Links()
     try:
-        links.attach(AttachKind.MULTI, loaded.program_fds["empty"], str(library), points.calls)
+        links.attach(AttachKind.MULTI, loaded.program_fds[_EMPTY_PROGRAM], str(library), points.calls)
         yield
     finally:
         links.close()
         loaded.close()
+
+
+def empty_run_time() -> RunTime:
+    """What the kernel counted of this process's programs that do nothing (`run_times.counted`).
+
+    Raises:
+        KernelRefusal: the kernel does not tell.
+    """
+    return run_times(os.getpid()).get(_EMPTY_PROGRAM, NEVER)
 
 
 @contextmanager

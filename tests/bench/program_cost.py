@@ -9,7 +9,6 @@ it sends.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from probes.links import AttachKind
 from testbed.hosts import Fabric
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.cpu_time import DISTURBED, Others
-from tests.bench.probe_cost import empty_probe
+from tests.bench.probe_cost import empty_probe, empty_run_time
 from tests.bench.results import Figure, Line, Omission, figure
 from tests.bench.run_times import NAME_BYTES, NEVER, RunTime, counted, run_times
 from tests.bench.target import BenchError, Built, Target
@@ -50,7 +49,6 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
 _FEWEST_RUNS: Final = {kind: 1 if kind == "lifecycle" else 50 for kind in KINDS}
 """A job that ran into a program more rarely says nothing about its usual cost."""
 _CALLS_WITHOUT_SESSIONS: Final = "collective_entry"
-_EMPTY: Final = "empty"
 _BURSTS, _BURST_CALLS, _BURST_PAUSE_SECONDS = 20, 400, 0.002
 
 
@@ -196,12 +194,8 @@ def _run(agent: AgentProcess, fabric: Fabric, double: Double, pattern: _Pattern,
 def _empty_run(built: Built, name: str) -> RunTime:
     """What the kernel's account shows of a program that does nothing, called in short bursts."""
     with Target(built, name) as target, empty_probe(built, target.library, target.points()):
-        before = _own_empty()
+        before = empty_run_time()
         for _ in range(_BURSTS):
             target.call(_BURST_CALLS)
             time.sleep(_BURST_PAUSE_SECONDS)
-        return _own_empty() - before
-
-
-def _own_empty() -> RunTime:
-    return run_times(os.getpid()).get(_EMPTY, NEVER)
+        return empty_run_time() - before

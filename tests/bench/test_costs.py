@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ import pytest
 from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
-from tests.bench.nccl_cost import CASES, Samples, beside_both, of_parts
+from tests.bench.nccl_cost import CASES, Samples, beside_both, of_parts, require_hits
 from tests.bench.probe_cost import empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
 from tests.bench.sampler_cost import Beats
-from tests.bench.target import Target, build
+from tests.bench.target import BenchError, Target, build
 
 REFERENCE = Calibration(REFERENCE_TRAP_NS, Source.MEASURED)
 
@@ -152,3 +153,13 @@ def test_the_kernel_tells_how_often_a_program_ran(tmp_path: Path) -> None:
     assert taken.runs == 100, "while nobody counts, nothing is counted"
     assert taken.nanoseconds > 0
     assert "empty" not in run_times(os.getpid())
+
+
+@pytest.mark.root
+def test_a_job_that_does_not_run_into_the_empty_uprobe_is_no_measurement(tmp_path: Path) -> None:
+    built = build(tmp_path)
+    with (
+        Target(built, "idle") as target,
+        pytest.raises(BenchError, match="no call of the NCCL job runs into the empty uprobe"),
+    ):
+        require_hits(partial(empty_probe, built, target.library, target.points()), (target.pid,))
