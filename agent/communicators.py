@@ -173,7 +173,8 @@ class Communicators:
                 found = comm_hash(unique_id, self._version_of(known.tgid))
                 if found is None:
                     continue
-                self._known[instance] = replace(known, comm_hash=found, source="init")
+                source = "init" if known.source == UNKNOWN else known.source
+                self._known[instance] = replace(known, comm_hash=found, source=source)
             del self._unnamed[instance]
 
     def refresh(self) -> set[int]:
@@ -265,7 +266,8 @@ def _nothing_made(kind: LifecycleKind, event: Records) -> str:
 def _identified(known: Communicator, identity: Records) -> Communicator:
     return replace(
         known,
-        comm_hash=int(identity["comm_hash"]),
+        # A layout may tell the ranks alone; the init call may have told the rest.
+        comm_hash=int(identity["comm_hash"]) or known.comm_hash,
         rank=int(identity["rank"]),
         nranks=int(identity["nranks"]),
         cuda_dev=_known(int(identity["cuda_dev"])),

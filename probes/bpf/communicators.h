@@ -87,7 +87,8 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 	    (bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->end_magic)) ||
 	     magic != COMMUNICATOR_MAGIC))
 		return 0;
-	if (bpf_probe_read_user(&identity.comm_hash, sizeof(__u64), (const void *)(comm + layout->comm_hash)))
+	if (layout->comm_hash != NO_OFFSET &&
+	    bpf_probe_read_user(&identity.comm_hash, sizeof(__u64), (const void *)(comm + layout->comm_hash)))
 		return 0;
 	if (layout->bus_id != NO_OFFSET)
 		bpf_probe_read_user(&identity.bus_id, sizeof(__s64), (const void *)(comm + layout->bus_id));

@@ -59,10 +59,11 @@ class CommLayout:
 
     source: Source
     nccl_version: str
-    comm_hash: int
     rank: int
     nranks: int
     cuda_dev: int
+    comm_hash: int | None = None
+    """Without it a communicator's ends have ranks, but no name that others would know it by."""
     start_magic: int | None = None
     nvml_dev: int | None = None
     bus_id: int | None = None
@@ -77,6 +78,7 @@ class CommLayout:
 
 
 _OPTIONAL_FIELDS: Final = {
+    "comm_hash": "commHash",
     "start_magic": "startMagic",
     "nvml_dev": "nvmlDev",
     "bus_id": "busId",
@@ -88,7 +90,7 @@ _OPTIONAL_FIELDS: Final = {
     "async_result": "asyncResult",
     "end_magic": "endMagic",
 }
-COMM_FIELDS: Final = ("commHash", "rank", "nRanks", "cudaDev", *_OPTIONAL_FIELDS.values())
+COMM_FIELDS: Final = ("rank", "nRanks", "cudaDev", *_OPTIONAL_FIELDS.values())
 """The fields of `struct ncclComm` that a `CommLayout` is made of, by NCCL's names."""
 
 
@@ -171,20 +173,20 @@ class Layouts:
     def _derive(self, elf: Elf) -> CommLayout | None:
         debug = [section.size_bytes for section in elf.sections if section.name.startswith((".debug_", ".zdebug_"))]
         if debug and sum(debug) <= MAX_DEBUG_BYTES:
-            layout = self._ask("dwarf", elf)
+            layout = self._ask("dwarf", elf, self.nccl_version_of(elf))
             if layout is not None:
                 return layout
         if elf.symbols(ACCESSORS).keys() != set(ACCESSORS):
             return None
-        return self._ask("accessors", elf)
+        return self._ask("accessors", elf, self.nccl_version_of(elf))
 
-    def _ask(self, source: Source, elf: Elf) -> CommLayout | None:
+    def _ask(self, source: Source, elf: Elf, nccl_version: str) -> CommLayout | None:
         """Let the helper process look.
 
         Raises:
             _HelperError: it could not be started or did not end in time.
         """
-        command = [sys.executable, "-m", "probes.nccl.unknown_build", source, str(elf.fileno())]
+        command = [sys.executable, "-m", "probes.nccl.unknown_build", source, str(elf.fileno()), nccl_version]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
         try:
             result = subprocess.run(
@@ -202,22 +204,22 @@ class Layouts:
             lines = result.stderr.decode("utf-8", "replace").strip().splitlines()
             _log.warning("layout of an unknown NCCL build: %s", lines[-1] if lines else "the helper process died")
             return None
-        return layout_from_answer(result.stdout, self.nccl_version_of(elf))
+        return layout_from_answer(result.stdout, nccl_version)
 
 
 def comm_layout(structure: Structure, source: Source, nccl_version: str) -> CommLayout | None:
     """The layout that `struct ncclComm` gives, `None` when a field that identity needs is missing or out of range."""
     offsets = structure.offsets
-    identity = [offsets.get(name) for name in ("commHash", "rank", "nRanks", "cudaDev")]
-    comm_hash, rank, nranks, cuda_dev = identity
-    if comm_hash is None or rank is None or nranks is None or cuda_dev is None:
+    rank, nranks, cuda_dev = (offsets.get(name) for name in ("rank", "nRanks", "cudaDev"))
+    if rank is None or nranks is None or cuda_dev is None:
+        return None
+    if source != "accessors" and "commHash" not in offsets:
         return None
     if any(not 0 <= offset < structure.size_bytes for name, offset in offsets.items() if name in COMM_FIELDS):
         return None
     return CommLayout(
         source=source,
         nccl_version=nccl_version,
-        comm_hash=comm_hash,
         rank=rank,
         nranks=nranks,
         cuda_dev=cuda_dev,

@@ -1,13 +1,16 @@
 """The helper process that derives a communicator's layout from an NCCL build that the table does not know.
 
-    python -m probes.nccl.unknown_build {dwarf|accessors} FD
+    python -m probes.nccl.unknown_build {dwarf|accessors} FD VERSION
 
 It prints `null` or a JSON object with `source`, `size_bytes` and `offsets`.  A stranger's debug information may crash
 a parser, never end, or unpack to any size: the process has limits, and its death means "unknown".
 
 The second way reads the three exported accessors, whose last act is to load one `int` of the communicator:
-ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In 2.21.5 to 2.32.3 these three stand in
-a row behind the 8 bytes of `commHash`; only a triple of loads that fits this pattern, and only one, is believed.
+ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In 2.20.5 to 2.32.3 these three stand in
+a row; only a triple of loads that fits this pattern, and only one, is believed.  The 8 bytes before them are `commHash`
+there.  From 2.26 on every collective function hands it to NVTX: where none loads those 8 bytes, another field may
+have come between, and a communicator's name from it would be invented.  Before 2.26 no exported function loads it, but
+those versions are known (published debug information of 2.20.5, 2.21.5 and 2.23.4).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from probes.elf import EM_X86_64, Elf, ElfError
+from probes.elf import EM_X86_64, Elf, ElfError, Symbol
 from probes.nccl.dwarf_layouts import ConflictError, structures_in
 from probes.nccl.layout import ACCESSORS, COMM_FIELDS, Structure
 
@@ -28,6 +31,9 @@ _CPU_SECONDS: Final = 5
 _MAX_FUNCTION_BYTES: Final = 4096
 _MIN_OFFSET: Final = 64
 _MAX_COMM_BYTES: Final = 16 << 20
+_HASH_READERS: Final = ("ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclReduce")
+_HASH_BEFORE_RANK: Final = ((2, 20), (2, 26))
+"""Versions, the second one excluded, that keep the hash before the rank although no exported function loads it."""
 
 
 def from_debug_information(fd: int) -> Structure | None:
@@ -36,8 +42,8 @@ def from_debug_information(fd: int) -> Structure | None:
         return structures_in(stream, {"ncclComm": COMM_FIELDS}, until_found=True).get("ncclComm")
 
 
-def from_accessors(elf: Elf) -> Structure | None:
-    """Rank, ranks, CUDA device and hash as the machine code of the accessors tells; x86-64 only.
+def from_accessors(elf: Elf, nccl_version: str) -> Structure | None:
+    """Rank, ranks, CUDA device and, where it is sure, hash as the machine code tells; x86-64 only.
 
     Raises:
         ElfError: the file is broken.
@@ -47,22 +53,34 @@ def from_accessors(elf: Elf) -> Structure | None:
     symbols = elf.symbols(ACCESSORS)
     if symbols.keys() != set(ACCESSORS):
         return None
-    loads: list[set[int]] = []
-    for name in ACCESSORS:
-        symbol = symbols[name]
-        length = min(symbol.size or _MAX_FUNCTION_BYTES, _MAX_FUNCTION_BYTES, elf.size_bytes - symbol.file_offset)
-        loads.append(loaded_offsets(elf.read_at(symbol.file_offset, length)))
-    rank_loads, count_loads, device_loads = loads
+    rank_loads, count_loads, device_loads = (loaded_offsets(_code(elf, symbols[name])) for name in ACCESSORS)
     fitting = [at for at in rank_loads if at % 8 == 0 and at + 4 in count_loads and at + 8 in device_loads]
     if len(fitting) != 1:
         return None
     rank = fitting[0]
-    offsets = {"startMagic": 0, "commHash": rank - 8, "rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
+    offsets = {"startMagic": 0, "rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
+    if _keeps_the_hash_at(elf, rank - 8, nccl_version):
+        offsets["commHash"] = rank - 8
     return Structure(_MAX_COMM_BYTES, offsets)
 
 
-def loaded_offsets(code: bytes) -> set[int]:
-    """Displacements of every 32-bit load from a register plus a constant in x86-64 code, far enough for a field.
+def _keeps_the_hash_at(elf: Elf, offset: int, nccl_version: str) -> bool:
+    numbers = nccl_version.split(".")
+    if len(numbers) >= 2 and all(number.isdecimal() for number in numbers[:2]):
+        first, end = _HASH_BEFORE_RANK
+        if first <= (int(numbers[0]), int(numbers[1])) < end:
+            return True
+    readers = elf.symbols(_HASH_READERS)
+    return bool(readers) and all(offset in loaded_offsets(_code(elf, one), 8) for one in readers.values())
+
+
+def _code(elf: Elf, symbol: Symbol) -> bytes:
+    length = min(symbol.size or _MAX_FUNCTION_BYTES, _MAX_FUNCTION_BYTES, elf.size_bytes - symbol.file_offset)
+    return elf.read_at(symbol.file_offset, length)
+
+
+def loaded_offsets(code: bytes, width_bytes: int = 4) -> set[int]:
+    """Displacements of every load of this width from a register plus a constant in x86-64 code, far enough for a field.
 
     Loads relative to the stack or the instruction pointer have nothing to do with a communicator.
     """
@@ -76,7 +94,7 @@ def loaded_offsets(code: bytes) -> set[int]:
         if instruction.id != X86_INS_MOV or len(instruction.operands) != 2:
             continue
         target, source = instruction.operands
-        if target.type != X86_OP_REG or source.type != X86_OP_MEM or source.size != 4:
+        if target.type != X86_OP_REG or source.type != X86_OP_MEM or source.size != width_bytes:
             continue
         place = source.mem
         if place.base in (X86_REG_INVALID, X86_REG_RIP, X86_REG_RSP) or place.index != X86_REG_INVALID:
@@ -88,7 +106,7 @@ def loaded_offsets(code: bytes) -> set[int]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print what was found; 0, or 1 when the file cannot be used."""
-    source, fd = arguments[0], int(arguments[1])
+    source, fd, nccl_version = arguments[0], int(arguments[1]), arguments[2]
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -99,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
             found = from_debug_information(own)
         else:
             with Elf.open(fd) as elf:
-                found = from_accessors(elf)
+                found = from_accessors(elf, nccl_version)
     except (ElfError, ConflictError) as error:
         print(error, file=sys.stderr)
         return 1

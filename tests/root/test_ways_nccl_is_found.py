@@ -255,6 +255,14 @@ def test_a_stripped_library_is_counted_through_its_exported_functions_and_the_ag
     assert "through exported functions, communicators' layout from accessors" in finding["what"]
 
 
+def test_what_stands_before_the_rank_is_no_name_unless_the_collectives_hand_it_on(tmp_path: Path) -> None:
+    with Caller(library(tmp_path / "libnccl.so.2", "-DFIELD_BEFORE_RANK")) as job, agent_for(job.pid) as agent:
+        job.call("framework_step", 1, 12)
+        assert totals(agent) == {"AllReduce": (12, 12 * 4 * COUNT)}
+        seen = communicators(agent)[str(job.pid)]
+    assert (seen["comm"], seen["rank"], seen["nranks"]) == ("unknown", RANK, RANKS)
+
+
 @on_x86_64
 def test_without_any_layout_calls_are_counted_and_what_is_not_probed_is_named(tmp_path: Path) -> None:
     bare = assemble(

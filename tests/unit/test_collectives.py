@@ -345,6 +345,20 @@ def test_a_communicator_of_an_unknown_build_is_named_by_its_unique_id_once_the_v
     assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "init")
 
 
+def test_a_layout_that_tells_ranks_alone_leaves_the_name_to_the_unique_id(node: Node) -> None:
+    node.begin(10)
+    node.kernel.communicator(10, 1, comm_hash=0, rank=3, nranks=8)
+    (facts,) = node.snapshot().communicators
+    assert (facts.comm, facts.rank, facts.nranks, facts.identity_source) == ("unknown", "3", "8", "layout")
+    unique_id = np.frombuffer(bytes(range(128)), np.uint8)
+    identity = node.kernel.communicators.read()[1][0]["identity"]
+    node.kernel.event(10, 1, LifecycleKind.INIT, confirmed=1, identity=identity, has_unique_id=1, unique_id=unique_id)
+    for _ in range(2):
+        (facts,) = node.snapshot().communicators
+        assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
+        assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "layout")
+
+
 def test_a_communicator_that_grew_is_not_named_by_the_id_it_grew_with(node: Node) -> None:
     node.begin(10)
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)

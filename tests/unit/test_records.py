@@ -96,13 +96,13 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
     assert struct.unpack_from("<I", programs.constants(settings, EnqueueTime.OFF), 24)[0] >= 32
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(0, 1 << 24)), min_size=7, max_size=7))
+@given(st.lists(st.one_of(st.none(), st.integers(0, 1 << 24)), min_size=8, max_size=8))
 def test_a_layouts_offsets_reach_the_kernel_and_gaps_are_marked(optional: list[int | None]) -> None:
-    names = ("nvml_dev", "bus_id", "node", "n_nodes", "local_rank", "local_ranks", "end_magic")
-    layout = CommLayout("build-id", "2.32.3", 1, 2, 3, 4, **dict(zip(names, optional, strict=True)))
+    names = ("comm_hash", "nvml_dev", "bus_id", "node", "n_nodes", "local_rank", "local_ranks", "end_magic")
+    layout = CommLayout("build-id", "2.32.3", 2, 3, 4, **dict(zip(names, optional, strict=True)))
     (record,) = np.frombuffer(programs._layout_record(layout), records.COMM_LAYOUT)
     assert int(record["known"]) == 1
-    assert [int(record[name]) for name in ("comm_hash", "rank", "nranks", "cuda_dev")] == [1, 2, 3, 4]
+    assert [int(record[name]) for name in ("rank", "nranks", "cuda_dev")] == [2, 3, 4]
     for name, offset in zip(names, optional, strict=True):
         assert int(record[name]) == (0xFFFFFFFF if offset is None else offset)
 
