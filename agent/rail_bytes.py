@@ -121,10 +121,16 @@ class RailBytes:
         self._processes.pop(tgid, None)
 
     def names_of(self, tgid: int, numbers: Collection[int]) -> frozenset[str]:
-        """Names of a process's devices by NCCL's numbers; empty where one of them is not known."""
+        """Names of a process's devices by NCCL's numbers; empty where one of them is not known.
+
+        Each library and network counts from zero: a number that several devices share names none.
+        """
         process = self._processes.get(tgid)
-        known = {number: device.name for (_, _, number), device in process.devices.items()} if process else {}
-        return frozenset(known[number] for number in numbers) if known.keys() >= set(numbers) else frozenset()
+        names: defaultdict[int, set[str]] = defaultdict(set)
+        for (_, _, number), device in process.devices.items() if process else ():
+            names[number].add(device.name)
+        found = [names[number] for number in numbers]
+        return frozenset().union(*found) if all(len(one) == 1 for one in found) else frozenset()
 
     def totals(self) -> dict[SentRail, HandedOver]:
         """By device and port, those that could not be named included."""

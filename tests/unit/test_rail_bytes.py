@@ -201,6 +201,16 @@ def test_a_process_that_cannot_be_read_is_left_alone_after_a_while_and_said_once
     assert node.rails.unknown() == HandedOver(6 * MOST_TRIES, 6 * MOST_TRIES)
 
 
+def test_a_number_that_two_networks_share_names_no_device() -> None:
+    node = Node()
+    node.begin(10, 1, RAIL0, RAIL1, ADAPTER)
+    node.rails.learn(10, 3)
+    assert node.rails.names_of(10, [1]) == {"rail1"}
+    assert node.rails.names_of(10, [0]) == frozenset()
+    assert node.rails.names_of(10, [1, 0]) == frozenset()
+    assert node.rails.names_of(10, [1, 2]) == frozenset()
+
+
 def test_a_namespace_that_has_gone_takes_its_totals_along() -> None:
     node = Node()
     node.begin(10, 1, RAIL0)
