@@ -49,6 +49,8 @@ class ObservedProcess:
     socket_interfaces: str
     """The job's NCCL_SOCKET_IFNAME; empty where it has none."""
     nccl_version: str
+    program: int | None = None
+    """Which program it runs, by `probes.processes.program_mark`."""
     ended_ns: int | None = None
 
 

@@ -9,10 +9,13 @@ import fnmatch
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from agent.config_keys import ConfigError
 from agent.rails import RailPattern
 from probes.processes import ProcessIdentity, identity_of, is_alive
+
+_MOST_SAID: Final = 3
 
 
 def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int]) -> str:
@@ -49,6 +52,25 @@ def patterns_without_device(patterns: Sequence[RailPattern], devices: Iterable[s
     names = set(devices)
     without = [pattern.glob for pattern in patterns if not fnmatch.filter(names, pattern.glob)]
     return f"no device is called {_listed(without)}" if without else ""
+
+
+class Troubles:
+    """What looks at the host could not do: said once, for the same trouble at every look is no news."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._known: frozenset[str] = frozenset()
+
+    def say(self, errors: Collection[str], *, more: bool = False) -> None:
+        """All that went wrong by now, one line each; `more`: besides what was said before."""
+        news = [error for error in errors if error not in self._known]
+        self._known = frozenset(errors) | (self._known if more else frozenset())
+        for error in news[:_MOST_SAID]:
+            self._log.warning("%s", error)
+        if len(news) > _MOST_SAID:
+            self._log.warning(
+                "and %d more of the kind; 'railscope doctor' says what is missing", len(news) - _MOST_SAID
+            )
 
 
 class Remark:

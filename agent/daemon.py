@@ -471,6 +471,8 @@ class Daemon:
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
             self._poll(events)
+        if identity in self._pidfds.values():  # it executes another program
+            return
         try:
             fd = open_pidfd(self._config.procfs, identity)
         except OSError as error:

@@ -43,6 +43,7 @@ from probes.processes import Mapping as MappedFile
 _log = logging.getLogger("railscope.discovery")
 
 _DELETED: Final = " (deleted)"
+_UNMAPPED: Final = "no process maps it any more"
 
 
 class _NoNumberError(Exception):
@@ -199,6 +200,12 @@ class Discovery:
         """Forget a mapper; the last one takes the probes with it."""
         for library in list(self._libraries.values()):
             self._forget(library, identity)
+
+    def meet_again(self, identity: ProcessIdentity) -> None:
+        """A mapper executes another program: what that maps is found anew, and until the next scan no probe is lost."""
+        self._looked.pop(identity, None)
+        for library in self._libraries.values():
+            library.mappers.discard(identity)
 
     def close(self) -> None:
         """Detach everywhere."""
@@ -358,13 +365,15 @@ class Discovery:
                 now = executable_mappings(self._procfs, identity.pid) if seen else []
                 if not any(mapping.file in files for mapping in now):
                     self._forget(library, identity)
+            if not library.mappers and library.number in self._libraries:
+                self._drop(library, _UNMAPPED)
 
     def _forget(self, library: Library, identity: ProcessIdentity) -> None:
         if identity in library.mappers:
             library.mappers.remove(identity)
             self.changes += 1
         if not library.mappers:
-            self._drop(library, "no process maps it any more")
+            self._drop(library, _UNMAPPED)
 
     def _drop(self, library: Library, why: str) -> None:
         if library.links is not None:

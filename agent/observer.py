@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -20,7 +20,7 @@ from agent.collectives import Collectives
 from agent.communicators import ObservedProcess
 from agent.completion import Completion
 from agent.config import Config
-from agent.configured import Remark, pids_without_nccl
+from agent.configured import Remark, Troubles, pids_without_nccl
 from agent.discovery import Discovery, Library
 from agent.flight_recorder import FlightRecorder
 from agent.hardware import Hardware
@@ -38,11 +38,10 @@ from probes.nccl.internal_functions import Level
 from probes.nccl.net_devices import NetDevice, net_devices
 from probes.nccl.programs import NcclPrograms
 from probes.netdev.events import LinkEvents
-from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive
+from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
 
-_MOST_REPORTED: Final = 3
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
 
@@ -85,7 +84,7 @@ class Observer:
         self._processes: dict[int, ObservedProcess] = {}
         """Those that run, and those that ended since the last tick."""
         self._collective = CollectorResult("collective", True, 0.0)
-        self._reported: frozenset[str] = frozenset()
+        self._troubles = Troubles(_log)
         self._silent: set[ProcessIdentity] = set()
         """Processes that had ended at the last scan, though no descriptor said so."""
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
@@ -206,12 +205,13 @@ class Observer:
             return
         with self._lock:
             started_ns = self._clock.monotonic_ns()
+            self._end_programs(list(self._processes))
             self._discovery.scan()
             self._end_the_silent(started_ns)
             self._collective = CollectorResult(
                 "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
             )
-            self._report([*self._discovery.errors, *self._follow()])
+            self._troubles.say([*self._discovery.errors, *self._follow()])
             mappers = {mapper.pid for library in self._discovery.libraries for mapper in library.mappers}
             self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
 
@@ -229,26 +229,32 @@ class Observer:
             self._end(identity.pid, now_ns)
         self._silent = silent
 
-    def _report(self, errors: Sequence[str]) -> None:
-        """Say once what a scan could not do; the same trouble at every scan is no news."""
-        news = [error for error in errors if error not in self._reported]
-        self._reported = frozenset(errors)
-        for error in news[:_MOST_REPORTED]:
-            _log.warning("%s", error)
-        if len(news) > _MOST_REPORTED:
-            _log.warning("and %d more of the kind; 'railscope doctor' says what is missing", len(news) - _MOST_REPORTED)
+    def _end_programs(self, pids: Iterable[int]) -> None:
+        """Put away what processes did before they executed another program: its communicators went with its memory."""
+        for pid in pids:
+            process = self._processes.get(pid)
+            if process is None or process.ended_ns is not None or process.program is None:
+                continue
+            if program_mark(self._config.procfs, process.identity) in (None, process.program):
+                continue
+            _log.info("process %d executes another program", pid)
+            self._end(pid, self._clock.monotonic_ns())
+            self._collectives.settle_processes()
+            # At once: no call of the new program may go uncounted.
+            self._add(process.identity, UNKNOWN)
+            self._discovery.meet_again(process.identity)
 
     def look_at(self, pids: Set[int]) -> None:
         """Look at processes that have just mapped something executable."""
         with self._lock:
             changes = self._discovery.changes
+            self._end_programs(pids)
             errors = [error for pid in pids for error in self._discovery.look_at(pid)]
             # A host that starts processes all the time has few that map NCCL: only those may have more to be probed.
             mappers = (mapper.pid for library in self._discovery.libraries for mapper in library.mappers)
             if changes != self._discovery.changes or not pids.isdisjoint(mappers):
                 errors += self._follow()
-            if errors:
-                self._report([*self._reported, *errors])
+            self._troubles.say(errors, more=True)
 
     def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
         """Names of the network devices of a process."""
@@ -342,7 +348,8 @@ class Observer:
             self._stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
             # After what ended was put away: with the last process goes the level at which it was observed.
             if self._control is not None:
-                self._report([*self._reported, *self._control.tick(self._collectives.processes_with_communicators)])
+                errors = self._control.tick(self._collectives.processes_with_communicators)
+                self._troubles.say(errors, more=True)
             return closed
 
     def _wanted(self, identity: ProcessIdentity) -> bool:
@@ -389,7 +396,8 @@ class Observer:
         except NamespaceError as error:
             _log.info("process %d: %s", identity.pid, error)
             namespace = None
-        self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version)
+        program = program_mark(self._config.procfs, identity)
+        self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version, program)
         if self._programs is not None and self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
         events = self._hardware.add_process(identity.pid, namespace, environment)

@@ -91,6 +91,7 @@ class _Stat:
     threads: int
     start_time_ticks: int
     address_space_bytes: int
+    stack_start: int
 
 
 def process_ids(procfs: Path = PROCFS) -> list[int]:
@@ -110,6 +111,19 @@ def is_alive(procfs: Path, identity: ProcessIdentity) -> bool:
     if facts is None or facts.start_time_ticks != identity.start_time_ticks:
         return False
     return facts.state not in "ZX" or facts.threads > 1
+
+
+def program_mark(procfs: Path, identity: ProcessIdentity) -> int | None:
+    """Tells the program that a process runs from the one it ran before execve(2), which keeps pid and start time.
+
+    It is the address at which the program's stack begins (field 28 of /proc/PID/stat), which the kernel draws for each
+    program; where that is switched off (personality(2)), two programs may have the same.  None: the process is another
+    one, is ending, or may not be traced.
+    """
+    facts = _stat(procfs, identity.pid)
+    if facts is None or facts.start_time_ticks != identity.start_time_ticks:
+        return None
+    return facts.stack_start or None
 
 
 def executable_mappings(procfs: Path, pid: int) -> list[Mapping]:
@@ -349,7 +363,7 @@ def _stat(procfs: Path, pid: int, file: str = "stat") -> _Stat | None:
         return None
     # The name in brackets may itself hold brackets and spaces: the last one ends it.
     fields = (text or b"").rpartition(b")")[2].split()
-    if len(fields) < 21:
+    if len(fields) < 26:
         return None
     try:
         return _Stat(
@@ -358,6 +372,7 @@ def _stat(procfs: Path, pid: int, file: str = "stat") -> _Stat | None:
             threads=int(fields[17]),
             start_time_ticks=int(fields[19]),
             address_space_bytes=int(fields[20]),
+            stack_start=int(fields[25]),
         )
     except ValueError:
         return None

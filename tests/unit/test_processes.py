@@ -36,6 +36,7 @@ from probes.processes import (
     parse_maps,
     pid_namespace,
     process_ids,
+    program_mark,
 )
 
 MAPS = b"""\
@@ -67,11 +68,13 @@ class SimulatedProcfs:
         flags: int = 0x400000,
         state: str = "S",
         threads: int = 1,
+        stack: int = 0x7FFD00000000,
         maps: bytes = MAPS,
     ) -> None:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 10, str(threads), "0", str(start), str(size)]
+        fields += [*["0"] * 4, str(stack)]
         (folder / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)} 0 0\n")
         (folder / "maps").write_bytes(maps)
 
@@ -168,6 +171,33 @@ def test_real_facts_of_a_real_process(child: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not is_alive(PROCFS, identity), "a zombie is no running process"
     assert executable_mappings(PROCFS, child.pid) == []
+
+
+def test_a_process_that_executes_another_program_keeps_its_identity_and_changes_its_mark() -> None:
+    program = "import os; print(); input(); os.execv('/bin/sh', ['sh', '-c', 'echo; read line'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        identity = identity_of(PROCFS, child.pid)
+        assert identity is not None
+        mark = program_mark(PROCFS, identity)
+        assert mark == program_mark(PROCFS, identity) is not None
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert identity_of(PROCFS, child.pid) == identity
+        assert program_mark(PROCFS, identity) not in (None, mark)
+        child.kill()
+    assert program_mark(PROCFS, identity) is None
+
+
+def test_a_program_that_may_not_be_traced_or_is_another_process_s_has_no_mark(procfs: SimulatedProcfs) -> None:
+    procfs.add(7, start=4242, stack=0x7FFC1000)
+    assert program_mark(procfs.root, ProcessIdentity(7, 4242)) == 0x7FFC1000
+    assert program_mark(procfs.root, ProcessIdentity(7, 4241)) is None
+    procfs.add(7, start=4242, stack=0)
+    assert program_mark(procfs.root, ProcessIdentity(7, 4242)) is None
 
 
 def test_the_environment_is_read_up_to_its_budget(procfs: SimulatedProcfs, monkeypatch: pytest.MonkeyPatch) -> None:
