@@ -173,7 +173,7 @@ OPTIONS: Final = (
           "how much is observed beyond calls: what completes, every message to a network device, every kernel launch; "
           "auto: as much as the budget allows"),
     _text("budget_ratio", "--budget", "probes.budget", percentage(0.01, 100), "PERCENT", "1%",
-          "most of the observed threads' time that probes beyond counting calls may cost"),
+          "most of the observed threads' time that probes may cost; counting calls is in it and never given up"),
     _text("probe_attach", "--probe.attach", "probes.attach", one_of("auto", "multi", "perf"), "auto|multi|perf", "auto",
           "how probes attach: uprobe_multi (kernel 6.6 and newer), perf events, or what works (auto)"),
     _text("probe_enqueue_time", "--probe.enqueue-time", "probes.enqueue_time", one_of("auto", "session", "pair", "off"),

@@ -34,6 +34,7 @@ from tests.bench import (
     tracker_cost,
     workload_cost,
 )
+from tests.bench.foreign_probes import require_no_probes
 from tests.bench.parts import Part, measure_parts
 from tests.bench.results import table, write_json
 from tests.bench.target import BenchError, build
@@ -90,6 +91,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:
         try:
+            require_no_probes()
             built = build(Path(directory))
         except (BenchError, TestbedError) as error:
             print(error, file=sys.stderr)

@@ -292,8 +292,11 @@ def require_hits(empty: Programs, pids: tuple[int, ...]) -> None:
 
 
 def beside_both(programs: Sequence[float], process: Sequence[float]) -> list[float]:
-    """What is kept beside programs and process, for each pair of the programs; of the process its median."""
-    beside_process = statistics.median(process)
+    """What is kept beside programs and process, for each pair of the programs; of the process its median.
+
+    No process makes a job faster: a median above 1 is scatter, and must not make up for what programs cost.
+    """
+    beside_process = min(1.0, statistics.median(process))
     return [kept * beside_process for kept in programs]
 
 
@@ -345,7 +348,7 @@ def of_parts(case: Case, samples: Samples, name: str) -> Iterator[Line]:
         yield Omission(case.part, f"{name}, its parts", reason)
         return
     both = beside_both(samples.alone[programs], process)
-    note = f"each pair of {programs}, times the median of the agent going on / stopped; both read the rings"
+    note = f"each pair of {programs}, times the median of the agent going on / stopped, at most 1; both read the rings"
     yield figure(case.part, f"{name}, its parts / bare", "×", both, target=case.limits[name], note=note)
 
 

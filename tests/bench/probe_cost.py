@@ -111,7 +111,8 @@ def measure(built: Built, rounds: int) -> list[Line]:
         over_empty = ratios(samples[_FULL], samples[_EMPTY])
         lines.append(figure(PART, "full / empty", "×", over_empty, target=Limit(Bound.AT_MOST, 1.4)))
         over_empty = ratios(samples[_INFO], samples[_EMPTY])
-        lines.append(figure(PART, "full through ncclEnqueueCheck / empty", "×", over_empty))
+        limit = Limit(Bound.AT_MOST, 1.4)
+        lines.append(figure(PART, "full through ncclEnqueueCheck / empty", "×", over_empty, target=limit))
         if _PEER in samples:
             over_peer = ratios(samples[_FULL], samples[_PEER])
             lines.append(figure(PART, "full / bpftrace", "×", over_peer, target=Limit(Bound.AT_MOST, 0.75)))

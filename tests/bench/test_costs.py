@@ -14,8 +14,9 @@ import pytest
 from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
+from tests.bench.foreign_probes import require_no_probes
 from tests.bench.nccl_cost import CASES, Samples, beside_both, of_parts, require_hits
-from tests.bench.probe_cost import empty_probe
+from tests.bench.probe_cost import accounting, empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
 from tests.bench.sampler_cost import Beats
@@ -66,6 +67,7 @@ def test_beats_without_a_reading_are_of_all_beats_since_then() -> None:
 
 def test_what_is_kept_beside_programs_and_process_is_the_product_with_the_median_of_the_process() -> None:
     assert beside_both([0.9, 1.0], [0.5, 0.8, 1.0]) == pytest.approx([0.72, 0.8])
+    assert beside_both([0.9, 1.0], [0.99, 1.01, 1.02]) == pytest.approx([0.9, 1.0]), "no process makes a job faster"
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,20 @@ def test_the_kernel_tells_how_often_a_program_ran(tmp_path: Path) -> None:
     assert taken.runs == 100, "while nobody counts, nothing is counted"
     assert taken.nanoseconds > 0
     assert "empty" not in run_times(os.getpid())
+
+
+@pytest.mark.root
+def test_nothing_is_measured_where_somebody_else_has_probes_attached(tmp_path: Path) -> None:
+    built = build(tmp_path)
+    own = tmp_path / "proc"
+    own.mkdir()
+    (own / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    (own / "self").symlink_to("/proc/self")
+    require_no_probes(own)
+    with Target(built, "probed") as target, accounting(target, None):
+        with pytest.raises(BenchError, match=rf"\(pid {os.getpid()}\) has probes attached.*: end it first"):
+            require_no_probes(own)
+    require_no_probes(own)
 
 
 @pytest.mark.root
