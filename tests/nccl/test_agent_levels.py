@@ -72,6 +72,22 @@ def test_replays_of_a_graph_are_told_from_calls_and_are_no_stall(
     assert calls == sum(entry.calls for report in reports for entry in report.operations) == 4
 
 
+def test_a_replayed_plan_counts_as_often_as_it_has_collectives(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    with Job(two_hosts, tmp_path, double, pattern="graph-of-group", iterations=5, size_bytes=4_096, hold=True) as job:
+        with AgentProcess("--pid", *map(str, job.ready()), "--level", "all") as agent:
+            job.start()
+            reports = job.finished()
+            ran = {str(report.rank): sum(entry.calls for entry in report.replayed) for report in reports}
+            agent.until(lambda: by_rank(agent, "railscope_comm_graph_replayed_total") == ran)
+            captured = by_rank(agent, "railscope_comm_graph_captured_total")
+            job.release()
+            job.wait()
+    assert captured == {"0": 48, "1": 48}
+    assert ran == {"0": 5 * 48, "1": 5 * 48}
+
+
 @pytest.mark.parametrize("at_level", ["counts", "auto"])
 def test_a_rank_that_dies_leaves_its_peers_error_and_abort_in_the_counters(
     two_hosts: Fabric, double: Double, tmp_path: Path, at_level: str

@@ -10,10 +10,13 @@ import os
 import select
 import signal
 import time
+from collections import defaultdict
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from probes.nccl.abi import Op
 from probes.ring_wakeups import RingWakeups
 from testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
@@ -22,6 +25,15 @@ from tests.nccl.job import Job
 from tests.nccl.test_cuda_events import watched
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
+
+FACTORS_OF_FOUR = {
+    Op.AllReduce: Fraction(6, 4),
+    Op.AllGather: Fraction(3),
+    Op.ReduceScatter: Fraction(3),
+    Op.Broadcast: Fraction(1),
+    Op.Reduce: Fraction(1),
+}
+"""Of four ranks' bus bandwidth (doc/PERFORMANCE.md of nccl-tests), for payload as NCCL's calls give it."""
 
 
 def by_rank(agent: AgentProcess, name: str) -> dict[str, float]:
@@ -65,6 +77,29 @@ def test_every_operation_of_mixed_kinds_completes_exactly(
     assert durations["AllToAll"] == 2 * iterations
     assert {labels["op"]: value for labels, value in launches} == dict.fromkeys(collectives, 2.0 * iterations)
     assert {(labels["algorithm"], labels["protocol"]) for labels, _ in launches} == {("Ring", "Simple")}
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests_for_every_operation(
+    four_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    """Four ranks: with two the factors of most kinds are the same."""
+    with Job(four_hosts, tmp_path, double, pattern="mixed", iterations=10, size_bytes=40_000, hold=True) as job:
+        with watched(double, job.ready(), write_events=True) as seen:
+            job.start()
+            job.finished()
+            events = seen.internals.completion_events.read()
+            found = {op: int(rates["sum"]) for op, rates in seen.internals.bandwidths().items() if rates["count"]}
+            job.release()
+            job.wait()
+    sums: defaultdict[Op, Fraction] = defaultdict(Fraction)
+    for event in events:
+        op = Op(int(event["op"]))
+        sums[op] += FACTORS_OF_FOUR.get(op, Fraction()) * Fraction(
+            int(event["payload_bytes"]) * 10**9, int(event["duration_ns"])
+        )
+    assert found.keys() == FACTORS_OF_FOUR.keys() < sums.keys(), "messages have no rate"
+    for op, rates in found.items():
+        assert rates == pytest.approx(float(sums[op]), rel=1e-6), op
 
 
 def test_a_burst_of_completed_operations_wakes_their_reader(two_hosts: Fabric, double: Double, tmp_path: Path) -> None:

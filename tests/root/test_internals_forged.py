@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.completion import Completion
@@ -21,6 +22,7 @@ from probes.nccl.internal_records import InternalStat, NetworkKind, layout_recor
 from probes.nccl.internals import Internals, Progress
 from probes.nccl.layout import Layouts, Structure
 from probes.nccl.programs import NcclPrograms
+from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
 from tests.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target
@@ -130,6 +132,7 @@ def forged(to: Target, structures: Mapping[str, Structure]) -> Forged:
 @dataclass(frozen=True, slots=True)
 class Probed:
     forged: Forged
+    programs: NcclPrograms
     internals: Internals
     completion: Completion
 
@@ -154,7 +157,7 @@ def probed(programs: NcclPrograms, made: Forged) -> Iterator[Probed]:
             stack.callback(internals.attach(str(made.target.path), made.points, level).close)
         completion = Completion(internals, Level.ALL)
         stack.callback(completion.levels.close)
-        yield Probed(made, internals, completion)
+        yield Probed(made, programs, internals, completion)
 
 
 @pytest.fixture(scope="module", params=FETCHED)
@@ -196,6 +199,30 @@ def test_an_operation_is_complete_when_its_last_part_is(probes: Probed) -> None:
     assert int(duration["count"]) == 1
     stats = probes.internals.stats()
     assert (stats[InternalStat.STOPS_UNKNOWN], stats[InternalStat.UNREADABLE]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("instance", "destroyed_ns", "serves"), [(77, 0, True), (77, 1, False), (78, 0, False)], ids=str
+)
+def test_a_shared_connection_is_its_first_users_as_long_as_that_lives(
+    probes: Probed, instance: int, destroyed_ns: int, serves: bool
+) -> None:
+    """After it the address may be another connection's.  The first user stands in the kernel's tables alone."""
+    sends, _ = probes.forged.connections
+    probes.forged.post(sends)
+    probes.forged.complete(sends)
+    keys, values = (rows.copy() for rows in probes.internals.connections())
+    first_user = 0x1000
+    values["comm"], values["instance"] = first_user, 77
+    probes.internals._connections.update(keys.tobytes(), values.tobytes())
+    key, user = np.zeros(1, COMMUNICATOR_KEY), np.zeros(1, COMMUNICATOR)
+    key["comm"], key["tgid"] = first_user, probes.forged.target.caller.pid
+    user["instance"], user["destroyed_ns"] = instance, destroyed_ns
+    probes.programs.communicators.update(key.tobytes(), user.tobytes())
+    probes.forged.post(sends)
+    _, values = probes.internals.connections()
+    assert values["comm"].tolist() == [first_user if serves else probes.forged.comm]
+    assert (values["instance"].tolist() == [77]) is serves
 
 
 def test_a_discarded_call_counts_as_complete_when_those_before_it_are(probes: Probed) -> None:

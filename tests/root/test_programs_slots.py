@@ -14,7 +14,7 @@ import pytest
 from probes.nccl.abi import DataType, Op
 from probes.nccl.layout import Layouts
 from probes.nccl.programs import EnqueueTime, NcclPrograms
-from probes.nccl.records import COMMUNICATOR_KEY, LifecycleKind, Stat
+from probes.nccl.records import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
 from tests.nccl.library import REPOSITORY
 from tests.root.probe_targets import (
     FLOAT32,
@@ -127,6 +127,27 @@ def test_combinations_beyond_the_slots_are_counted_elsewhere_and_each_is_one_row
     assert len(again) == len(calls) == 10_000
     deleted = set(keys["peer"][::100].tolist())
     assert calls == {peer: 1 if peer in deleted else 3 for peer in range(10_000)}
+
+
+def test_what_was_counted_in_slot_and_hash_is_one_row_with_both(plain: Target) -> None:
+    """As threads leave it that race for a slot; here a row is written into the hash of a slot's key."""
+    comm = plain.caller.memory(4096)
+    with loaded(plain) as programs, attached(programs, plain):
+        all_reduce(plain, 300, comm)
+        keys, values = programs.aggregates.read()
+        assert (len(keys), len(programs.aggregates._taken)) == (1, 1)
+        hashed = np.zeros(values.shape[1], AGGREGATE)
+        hashed["calls"], hashed["payload_bytes"] = 2, 1000
+        programs.aggregates.update(keys.tobytes(), hashed.tobytes())
+        keys, both = programs.aggregates.read()
+        row = programs.aggregates.lookup(keys.tobytes())
+        assert row is not None
+        for found in (both[0], row):
+            assert int(found["calls"].sum()) == 300 + 2 * len(hashed)
+            assert int(found["payload_bytes"].sum()) == int(values["payload_bytes"].sum()) + 1000 * len(hashed)
+        assert len(keys) == 1
+        programs.aggregates.delete(keys.tobytes())
+        assert len(programs.aggregates.read()[0]) == 0
 
 
 RACE = r"""
