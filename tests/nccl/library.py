@@ -6,6 +6,7 @@ of it is kept in the repository.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,13 @@ NCCL_VERSION: Final = "2.32.3"
 OLDER_NCCL_VERSION: Final = "2.28.9"
 """The other one that the double plays; several of its structures have other layouts."""
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
+_PINNED: Final = re.findall(
+    r"^nvidia-nccl-cu12==([\d.]+)", Path(__file__).with_name("wheels.txt").read_text(), re.MULTILINE
+)
+LIBRARIES: Final = sorted(
+    {*_PINNED, *(found.parent.name for found in (REPOSITORY / ".venv/nccl").glob("2.*/libnccl*"))}
+)
+"""Folders of all that fetch-wheels brings, named by version, and of whatever lies beside it."""
 
 
 class LibraryMissing(RuntimeError):

@@ -1,4 +1,5 @@
-"""Below the entry points of every fetched NCCL: its own functions, called on forged structures of its proxy.
+"""Below the entry points of every fetched NCCL that tells of completion, 2.23 and newer: its own functions, called on
+forged structures of its proxy.
 
 No GPU, no network and no second rank take part: ncclProxyStart and ncclProfilerStopProxyOpEvent are the library's, what
 they work on is memory laid out by the debug information of that build.
@@ -23,16 +24,12 @@ from probes.nccl.internals import Internals, Progress
 from probes.nccl.layout import Layouts, Structure
 from probes.nccl.programs import NcclPrograms
 from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
-from tests.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
+from tests.nccl.library import LIBRARIES, nccl_library
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target
 
 pytestmark = [pytest.mark.root, pytest.mark.nccl]
 
-FETCHED = sorted(
-    {NCCL_VERSION, OLDER_NCCL_VERSION, *(path.parent.name for path in (REPOSITORY / ".venv/nccl").glob("2.*/libnccl*"))}
-)
-"""Whatever lies beside those that the tests pin is looked at too."""
 LIBRARY = 3
 OWN, OTHER, LISTS = 1, 0, 4
 """Local ranks, which are the numbers of their proxies' lists here."""
@@ -160,7 +157,7 @@ def probed(programs: NcclPrograms, made: Forged) -> Iterator[Probed]:
         yield Probed(made, programs, internals, completion)
 
 
-@pytest.fixture(scope="module", params=FETCHED)
+@pytest.fixture(scope="module", params=[name for name in LIBRARIES if name >= "2.23"])
 def library(request: pytest.FixtureRequest) -> Iterator[tuple[Target, Mapping[str, Structure]]]:
     layouts, path = Layouts.load(), nccl_library(request.param)
     with path.open("rb") as file, Elf.open(file.fileno()) as elf:
