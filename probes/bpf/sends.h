@@ -46,7 +46,7 @@ static __noinline int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 by
 	return 0;
 }
 
-/* ncclNetSocketIsend(sendComm, data, size, ...); size is an int before 2.27. */
+/* ncclNetSocketIsend(sendComm, data, size, ...); size is an int before 2.24. */
 SEC("uprobe")
 int socket_send(struct registers *ctx)
 {

@@ -1,7 +1,7 @@
 """Which of NCCL's internal functions are probed, beyond the entry points, and at which level.
 
 The functions are not exported: a library without `.symtab` has none of them, and what they tell is then left out.
-Names: `.symtab` of the published libraries 2.20.5 to 2.32.3; a function appears under the first name that is there.
+Names: `.symtab` of the published libraries 2.18.1 to 2.32.3; a function appears under the first name that is there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class InternalFunction:
 
     program: str
     level: Level
+    arguments: int
+    """How many of its leading arguments the program reads."""
     symbols: tuple[str, ...]
 
 
@@ -43,20 +45,27 @@ _INT_SENDS: Final = frozenset({"_Z18ncclNetSocketIsendPvS_iiS_PS_"})
 
 FUNCTIONS: Final = (
     # Stops first, as they are attached in this order: what is posted before stops are seen would never complete.
-    InternalFunction("proxy_stop", Level.COMPLETION, ("_Z28ncclProfilerStopProxyOpEventiP13ncclProxyArgs",)),
-    InternalFunction("proxy_post", Level.COMPLETION, ("_Z14ncclProxyStartP8ncclComm",)),
-    InternalFunction("plan_replay", Level.COMPLETION, ("_ZL22hostStreamPlanCallbackPv",)),
+    InternalFunction("proxy_stop", Level.COMPLETION, 2, ("_Z28ncclProfilerStopProxyOpEventiP13ncclProxyArgs",)),
+    InternalFunction("proxy_post", Level.COMPLETION, 1, ("_Z14ncclProxyStartP8ncclComm",)),
+    InternalFunction("plan_replay", Level.COMPLETION, 1, ("_ZL22hostStreamPlanCallbackPv",)),
     InternalFunction(
         "socket_send",
         Level.RAILS,
-        ("_Z18ncclNetSocketIsendPvS_miS_S_PS_", "_Z18ncclNetSocketIsendPvS_iiS_PS_"),
+        3,
+        # 2.26 and newer; 2.24 and 2.25; 2.23 and older
+        (
+            "_Z18ncclNetSocketIsendPvS_miS_S_PS_",
+            "_Z18ncclNetSocketIsendPvS_miS_PS_",
+            "_Z18ncclNetSocketIsendPvS_iiS_PS_",
+        ),
     ),
     InternalFunction(
         "ib_send",
         Level.RAILS,
+        2,
         ("_Z15ncclIbMultiSendP14ncclIbSendCommi", "_Z15ncclIbMultiSendP14ncclIbSendCommiPv"),
     ),
-    InternalFunction("plan_launch", Level.ALL, ("_Z16ncclLaunchKernelP8ncclCommP14ncclKernelPlan",)),
+    InternalFunction("plan_launch", Level.ALL, 2, ("_Z16ncclLaunchKernelP8ncclCommP14ncclKernelPlan",)),
 )
 _NEEDED: Final = {Level.COMPLETION: ("proxy_post", "proxy_stop")}
 """Programs without which a level tells nothing: posting alone would never complete."""
@@ -92,7 +101,7 @@ def internal_points(elf: Elf, library: int) -> InternalPoints:
             continue
         found = symbols[symbol]
         length = min(PROLOGUE_BYTES, found.size or PROLOGUE_BYTES)
-        where = probe_offset(elf.read_at(found.file_offset, length), elf.machine)
+        where = probe_offset(elf.read_at(found.file_offset, length), elf.machine, function.arguments)
         if where is None:
             continue
         cookie = library << 32 | (_SIZE_IS_INT if symbol in _INT_SENDS else 0)

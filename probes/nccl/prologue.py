@@ -10,6 +10,7 @@ return address there.  Source: arch/x86/kernel/uprobes.c, Linux 6.18.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from probes.elf import EM_X86_64
@@ -24,13 +25,16 @@ _HARMLESS: Final = (
 )
 """Opcodes with the length of the instruction: what functions that first look at a global variable begin with."""
 _MOST_INSTRUCTIONS: Final = 8
-_ARGUMENT_REGISTERS: Final = frozenset(
-    (
-        *("rdi", "edi", "di", "dil", "rsi", "esi", "si", "sil"),
-        *("rdx", "edx", "dx", "dl", "dh", "rcx", "ecx", "cx", "cl", "ch"),
-        *("r8", "r8d", "r8w", "r8b", "r9", "r9d", "r9w", "r9b"),
-    )
+_ARGUMENT_REGISTERS: Final = (
+    ("rdi", "edi", "di", "dil"),
+    ("rsi", "esi", "si", "sil"),
+    ("rdx", "edx", "dx", "dl", "dh"),
+    ("rcx", "ecx", "cx", "cl", "ch"),
+    ("r8", "r8d", "r8w", "r8b"),
+    ("r9", "r9d", "r9w", "r9b"),
 )
+"""Names of what holds the first six arguments, in their order, whole or in part."""
+REGISTER_ARGUMENTS: Final = len(_ARGUMENT_REGISTERS)
 
 PROLOGUE_BYTES: Final = 64
 """How much of a function must be read to decide."""
@@ -49,15 +53,18 @@ class ProbeOffset:
         return self.stack_bytes == 0
 
 
-def probe_offset(code: bytes, machine: int) -> ProbeOffset | None:
+def probe_offset(code: bytes, machine: int, arguments: int = REGISTER_ARGUMENTS) -> ProbeOffset | None:
     """Choose the instruction for a probe on a hot function; None when all near ones would be single-stepped.
 
-    `code` is the function's first `PROLOGUE_BYTES` (fewer at the end of a section).
+    `code` is the function's first `PROLOGUE_BYTES` (fewer at the end of a section).  The registers of the first
+    `arguments` arguments hold them still where the probe goes; a function of two may use the others at once.
     """
     if machine != EM_X86_64 or _emulated(code):
         return ProbeOffset(0, 0)
     skipped = _skip_harmless(code)
-    return ProbeOffset(skipped, 0) if _emulated(code[skipped:]) else _walk(code)
+    if _emulated(code[skipped:]):
+        return ProbeOffset(skipped, 0)
+    return _walk(code, frozenset(chain.from_iterable(_ARGUMENT_REGISTERS[:arguments])))
 
 
 def _skip_harmless(code: bytes) -> int:
@@ -81,8 +88,8 @@ def _emulated(code: bytes) -> bool:
     return (code[0] == 0x41 and 0x50 <= code[1] <= 0x57) or (code[0] == 0x0F and 0x80 <= code[1] <= 0x8F)
 
 
-def _walk(code: bytes) -> ProbeOffset | None:
-    """Step over instructions until one is emulated."""
+def _walk(code: bytes, kept: frozenset[str]) -> ProbeOffset | None:
+    """Step over instructions that leave the `kept` registers alone until one is emulated."""
     import capstone  # 20 ms and 10 MB that only unusual prologues cost
 
     disassembler = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
@@ -96,7 +103,7 @@ def _walk(code: bytes) -> ProbeOffset | None:
         if instruction.group(capstone.CS_GRP_CALL) or instruction.group(capstone.CS_GRP_RET):
             return None
         written = {instruction.reg_name(register) for register in instruction.regs_access()[1]}
-        if written & _ARGUMENT_REGISTERS:
+        if written & kept:
             return None
         if "rsp" in written:
             if instruction.mnemonic != "sub" or instruction.operands[1].type != capstone.x86.X86_OP_IMM:

@@ -18,6 +18,8 @@ MOVABS_RAX = "48 b8 ef be fe ca a3 5a 00 00"
 MOV_RBP_RSP = "48 89 e5"
 TEST_RDI = "48 85 ff"
 MOV_R15_RDI = "49 89 ff"
+MOVSLQ_R9_ESI = "4c 63 ce"
+MOV_RDI, MOV_RSI, MOV_RDX = "48 8b 7e 28", "48 8b 77 28", "48 8b 56 28"
 PXOR_XMM0 = "66 0f ef c0"
 
 
@@ -54,6 +56,17 @@ def test_instructions_that_keep_the_arguments_are_passed(
     assert found == ProbeOffset(skip_bytes, stack_bytes)
     assert found is not None
     assert found.return_possible == (stack_bytes == 0)
+
+
+def test_a_register_that_holds_no_argument_may_change() -> None:
+    """The real ncclIbMultiSend of 2.29.2, which has two arguments, begins by writing the sixth's register."""
+    code = bytes.fromhex("".join((MOVSLQ_R9_ESI, PUSH_R15)))
+    assert probe_offset(code, EM_X86_64) is None
+    assert probe_offset(code, EM_X86_64, arguments=2) == ProbeOffset(3, 0)
+    for writes, arguments in ((MOV_RDI, 1), (MOV_RSI, 2), (MOV_RDX, 3), (MOVSLQ_R9_ESI, 6)):
+        code = bytes.fromhex("".join((writes, PUSH_R15)))
+        assert probe_offset(code, EM_X86_64, arguments=arguments) is None
+        assert probe_offset(code, EM_X86_64, arguments=arguments - 1) is not None
 
 
 @pytest.mark.parametrize(
