@@ -65,8 +65,8 @@ static __noinline __s32 read_field(__u64 comm, __u32 offset)
 }
 
 /*
- * Read a communicator's identity from its struct.  It is confirmed when both magics hold and the rank lies within
- * the number of ranks; a non-blocking init may not have come that far yet.
+ * Read a communicator's identity from its struct.  It is confirmed when its magics hold (one up to 2.20, two
+ * since) and the rank lies within the number of ranks; a non-blocking init may not have come that far yet.
  */
 static __noinline int read_identity(struct communicator *communicator, __u64 comm)
 {
@@ -81,7 +81,9 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 	layout = bpf_map_lookup_elem(&layouts, &library);
 	if (!layout || !layout->known)
 		return 0;
-	if (bpf_probe_read_user(&magic, sizeof(magic), (const void *)comm) || magic != COMMUNICATOR_MAGIC)
+	if (layout->start_magic == NO_OFFSET ||
+	    bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->start_magic)) ||
+	    magic != COMMUNICATOR_MAGIC)
 		return 0;
 	if (layout->end_magic != NO_OFFSET &&
 	    (bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->end_magic)) ||

@@ -211,6 +211,7 @@ struct lifecycle_event {
 /* Offsets in struct ncclComm of one library; NO_OFFSET where not known. */
 struct comm_layout {
 	__u32 known;
+	__u32 start_magic;
 	__u32 end_magic;
 	__u32 comm_hash;
 	__u32 rank;
@@ -237,6 +238,6 @@ ASSERT_SIZE(communicator_key, 16);
 ASSERT_SIZE(communicator, 104);
 ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(lifecycle_event, 232);
-ASSERT_SIZE(comm_layout, 48);
+ASSERT_SIZE(comm_layout, 52);
 
 #endif

@@ -55,7 +55,7 @@ _FIELD_NAMES: Final = {
 }
 FIELDS: Final[Mapping[str, Sequence[str]]] = {
     "ncclComm": (
-        *(*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
+        *(*COMM_FIELDS, "nChannels", "channels", "config.commName"),
         *("sharedRes", "proxyState", "topParentLocalRanks", "seqNumber", "groupNext"),
     ),
     **{structure: names.split() for structure, names in _FIELD_NAMES.items()},

@@ -355,8 +355,7 @@ def _layout_record(layout: CommLayout | None) -> bytes:
         return records.NO_OFFSET if value is None else value
 
     record["known"] = 1
-    record["end_magic"] = offset(layout.end_magic)
-    for name in ("comm_hash", "rank", "nranks", "cuda_dev", "nvml_dev", "bus_id"):
+    for name in ("start_magic", "end_magic", "comm_hash", "rank", "nranks", "cuda_dev", "nvml_dev", "bus_id"):
         record[name] = offset(getattr(layout, name))
     for name in ("node", "n_nodes", "local_rank", "local_ranks"):
         record[name] = offset(getattr(layout, name))

@@ -108,6 +108,7 @@ COMM_LAYOUT: Final[Dtype] = np.dtype(
         (name, "<u4")
         for name in (
             "known",
+            "start_magic",
             "end_magic",
             "comm_hash",
             "rank",
@@ -138,7 +139,7 @@ SIZES: Final = {
     "communicator": (COMMUNICATOR, 104),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
-    "comm_layout": (COMM_LAYOUT, 48),
+    "comm_layout": (COMM_LAYOUT, 52),
 }
 """Each struct's dtype and the size that nccl.h asserts, bytes."""
 

@@ -6,11 +6,12 @@ It prints `null` or a JSON object with `source`, `size_bytes` and `offsets`.  A 
 a parser, never end, or unpack to any size: the process has limits, and its death means "unknown".
 
 The second way reads the three exported accessors, whose last act is to load one `int` of the communicator:
-ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In 2.20.5 to 2.32.3 these three stand in
+ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In 2.18.1 to 2.32.3 these three stand in
 a row; only a triple of loads that fits this pattern, and only one, is believed.  The 8 bytes before them are `commHash`
 there.  From 2.26 on every collective function hands it to NVTX: where none loads those 8 bytes, another field may
 have come between, and a communicator's name from it would be invented.  Before 2.26 no exported function loads it, but
-those versions are known (published debug information of 2.20.5, 2.21.5 and 2.23.4).
+those versions are known (published debug information of 2.18.1 to 2.25.1).  Up to 2.20 the 8 bytes before the hash are
+the communicator's only mark; from 2.21 on it begins with one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _MAX_FUNCTION_BYTES: Final = 4096
 _MIN_OFFSET: Final = 64
 _MAX_COMM_BYTES: Final = 16 << 20
 _HASH_READERS: Final = ("ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclReduce")
-_HASH_BEFORE_RANK: Final = ((2, 20), (2, 26))
+_HASH_BEFORE_RANK: Final = ((2, 18), (2, 26))
 """Versions, the second one excluded, that keep the hash before the rank although no exported function loads it."""
+_MARK_BEFORE_HASH: Final = ((2, 18), (2, 21))
+"""Versions, the second one excluded, whose only mark stands before the hash."""
 
 
 def from_debug_information(fd: int) -> Structure | None:
@@ -58,20 +61,29 @@ def from_accessors(elf: Elf, nccl_version: str) -> Structure | None:
     if len(fitting) != 1:
         return None
     rank = fitting[0]
-    offsets = {"startMagic": 0, "rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
+    offsets = {"rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
+    if _within(nccl_version, _MARK_BEFORE_HASH):
+        offsets["magic"] = rank - 16
+    else:
+        offsets["startMagic"] = 0
     if _keeps_the_hash_at(elf, rank - 8, nccl_version):
         offsets["commHash"] = rank - 8
     return Structure(_MAX_COMM_BYTES, offsets)
 
 
 def _keeps_the_hash_at(elf: Elf, offset: int, nccl_version: str) -> bool:
-    numbers = nccl_version.split(".")
-    if len(numbers) >= 2 and all(number.isdecimal() for number in numbers[:2]):
-        first, end = _HASH_BEFORE_RANK
-        if first <= (int(numbers[0]), int(numbers[1])) < end:
-            return True
+    if _within(nccl_version, _HASH_BEFORE_RANK):
+        return True
     readers = elf.symbols(_HASH_READERS)
     return bool(readers) and all(offset in loaded_offsets(_code(elf, one), 8) for one in readers.values())
+
+
+def _within(nccl_version: str, versions: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    numbers = nccl_version.split(".")
+    if len(numbers) < 2 or not all(number.isdecimal() for number in numbers[:2]):
+        return False
+    first, end = versions
+    return first <= (int(numbers[0]), int(numbers[1])) < end
 
 
 def _code(elf: Elf, symbol: Symbol) -> bytes:
