@@ -66,6 +66,8 @@ class LibraryReport:
     attach_refusal: str
     highest_level: str
     """How much can be observed beyond calls: `counts` (nothing), `completion`, `rails`, `all`."""
+    completion_unseen: str
+    """Why nothing tells when operations are complete, whatever the level; empty where something does."""
 
 
 @dataclass(frozen=True, slots=True)

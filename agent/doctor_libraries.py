@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from agent.config import Config
 from agent.configured import pids_without_nccl
@@ -18,7 +19,7 @@ from agent.doctor_findings import Finding, LibraryReport, capability_remedy, mor
 from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
 from agent.doctor_probes import configured_settings
 from agent.governor import name_of
-from agent.levels import highest_level
+from agent.levels import completion_unseen, highest_level
 from agent.snapshot import UNKNOWN
 from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf, ElfError
@@ -32,6 +33,10 @@ from probes.nccl.library import ProbePoints
 from probes.nccl.programs import NcclPrograms
 from probes.processes import MappedFiles
 
+_LIST_IT: Final = (
+    "if the library has debug information, `python -m probes.nccl.dwarf_layouts LIBRARY` with railscope's Python lists "
+    "this build, and the agent knows it from its next start; else report this build of NCCL"
+)
 _log = logging.getLogger("railscope.doctor")
 
 
@@ -121,6 +126,7 @@ def _programs(config: Config) -> Iterator[NcclPrograms | None]:
 def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
     points = library.points
     refusal = attacher.refusals.get(library.number, "")
+    level, completion_unseen = _below_calls(library)
     return LibraryReport(
         path=library.path,
         nccl_version=library.nccl_version,
@@ -131,18 +137,21 @@ def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
         processes=len(library.mappers),
         attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
         attach_refusal=refusal,
-        highest_level=name_of(_highest_level(library)),
+        highest_level=name_of(level),
+        completion_unseen=completion_unseen,
     )
 
 
-def _highest_level(library: Library) -> Level:
+def _below_calls(library: Library) -> tuple[Level, str]:
+    """The highest level that the library allows, and why completion is not seen, if it is not."""
     try:
         with Elf.open(library.descriptor) as elf:
             points = internal_points(elf, library.number)
     except (ElfError, OSError) as error:
         _log.debug("%s: %s", library.path, error)
-        return Level.COUNTS
-    return highest_level(points, layout_record(Layouts.load().structures(library.build_id)))
+        return Level.COUNTS, f"it cannot be read: {error}"
+    layout = layout_record(Layouts.load().structures(library.build_id))
+    return highest_level(points, layout), completion_unseen(points, layout)
 
 
 def _internals(programs: NcclPrograms | None) -> list[Finding]:
@@ -176,7 +185,9 @@ def _finding(report: LibraryReport) -> Finding:
         lost.append("calls are counted, but communicators have no identity")
     if report.refused_functions:
         lost.append(f"not counted, for they would be single-stepped: {', '.join(report.refused_functions)}")
+    if report.completion_unseen:
+        lost.append(f"when operations are complete is not seen: {report.completion_unseen}")
     if lost:
-        remedy = "report this build of NCCL" if report.layout_source == UNKNOWN else ""
+        remedy = _LIST_IT if report.layout_source in (UNKNOWN, "accessors") else ""
         return Finding("NCCL library", "note", f"{what}; {'; '.join(lost)}", remedy)
     return Finding("NCCL library", "ok", what)

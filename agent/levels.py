@@ -211,14 +211,8 @@ class Levels:
             error_links = self._programs.watch_errors(_path(library), elf, library.number, errors)
         self._programs.describe(library.number, layout)
         highest = highest_level(points, layout)
-        if highest < Level.COMPLETION:
-            _log.info(
-                "%s: calls are counted, completion is not seen: %s",
-                library.path,
-                "what lies below its communicators is known of listed builds only, and it is none of them"
-                if _tells(points)
-                else "it has none of the functions that tell",
-            )
+        if why := completion_unseen(points, layout):
+            _log.info("%s: calls are counted, completion is not seen: %s", library.path, why)
         return _Observed(
             library,
             points,
@@ -259,9 +253,13 @@ def highest_level(points: InternalPoints, layout: Records | None) -> Level:
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)
 
 
-def _tells(points: InternalPoints) -> bool:
-    """Whether a library has any of the functions that completion is seen by."""
-    return any(points.at(level) for level in Level)
+def completion_unseen(points: InternalPoints, layout: Records | None) -> str:
+    """Why nothing tells when operations of such a library are complete; empty where something does."""
+    if not points.at(Level.COMPLETION):
+        return "it has none of the functions that tell, as NCCL has from 2.23 on"
+    if layout is None:
+        return "what lies below its communicators is known of listed builds only, and it is none of them"
+    return ""
 
 
 def _detach(links: Iterable[Links], before: _Detaching | None) -> None:

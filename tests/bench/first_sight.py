@@ -10,7 +10,6 @@ remembered; starting that process and loading the programs are not part of it.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ from typing import Final
 
 from agent.discovery import Discovery
 from agent.levels import Levels
-from probes.elf import Elf
 from probes.nccl.internal_functions import Level
 from probes.nccl.internals import Internals
 from probes.nccl.layout import Layouts
@@ -30,12 +28,10 @@ from tests.bench.agent_cost import idle_mapper
 from tests.bench.results import Bound, Line, Omission, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
-from tests.nccl.library import REPOSITORY, LibraryMissing, nccl_library
+from tests.nccl.library import REPOSITORY, LibraryMissing, copy_with_another_build_id, nccl_library
 
 PART: Final = "first sight"
 _PROCFS: Final = Path("/proc")
-_NOTE_BYTES: Final = 1 << 20
-"""The build-id stands within the first so many bytes of the file."""
 
 
 def measure(_built: Built, rounds: int) -> list[Line]:
@@ -52,7 +48,10 @@ def measure(_built: Built, rounds: int) -> list[Line]:
     unknown: list[float] = []
     with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:
         stranger = Path(directory) / library.name
-        _copy_with_another_build_id(library, stranger)
+        try:
+            copy_with_another_build_id(library, stranger)
+        except ValueError as error:
+            raise BenchError(str(error)) from None
         with idle_mapper(library) as mapper, idle_mapper(stranger) as strangers_mapper:
             for turn in range(-1, rounds):
                 milliseconds = _look(mapper, "build-id"), _look(strangers_mapper, "accessors")
@@ -79,18 +78,6 @@ def _look(pid: int, source: str) -> float:
         said = done.stderr.strip() or done.stdout.strip()
         raise BenchError(f"the layout was to be found by {source}: {said[-500:]}")
     return float(milliseconds)
-
-
-def _copy_with_another_build_id(library: Path, to: Path) -> None:
-    shutil.copyfile(library, to)
-    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
-        build_id = bytes.fromhex(elf.build_id or "")
-    with to.open("r+b") as copy:
-        at = copy.read(_NOTE_BYTES).find(build_id) if build_id else -1
-        if at < 0:
-            raise BenchError(f"{library} has no build-id to be changed")
-        copy.seek(at)
-        copy.write(bytes(byte ^ 0xFF for byte in build_id))
 
 
 def look(pid: int) -> tuple[str, float]:

@@ -23,7 +23,7 @@ from probes.links import AttachKind
 from probes.nccl.programs import EnqueueTime
 from testbed.hosts import Fabric
 from testbed.job import LIBRARY, Job, JobOptions
-from tests.nccl.library import NCCL_VERSION, LibraryMissing, nccl_library
+from tests.nccl.library import NCCL_VERSION, LibraryMissing, copy_with_another_build_id, nccl_library
 
 pytestmark = pytest.mark.root
 
@@ -106,6 +106,27 @@ def test_the_real_library_is_found_with_version_layout_and_processes() -> None:
     assert report["attach"] == "accepted"
     (finding,) = [f for f in findings_of(found, "NCCL library") if str(library) in f["what"]]
     assert finding["status"] == "ok"
+
+
+@pytest.mark.nccl
+def test_a_version_that_does_not_tell_of_completion_and_a_build_that_is_not_listed_are_said_to_be(
+    tmp_path: Path,
+) -> None:
+    old, stranger = nccl_library("2.21.5"), tmp_path / "libnccl.so.2"
+    copy_with_another_build_id(nccl_library(), stranger)
+    with process_with(old), process_with(stranger):
+        _, found = diagnose()
+    reports = {report["path"]: report for report in found["libraries"]}
+    assert (reports[str(old)]["layout_source"], reports[str(stranger)]["layout_source"]) == ("build-id", "accessors")
+    assert (reports[str(old)]["highest_level"], reports[str(stranger)]["highest_level"]) == ("all", "counts")
+    of_old, of_stranger = (
+        next(finding for finding in findings_of(found, "NCCL library") if finding["what"].startswith(f"{path}: "))
+        for path in (old, stranger)
+    )
+    assert "when operations are complete is not seen: it has none of the functions" in of_old["what"]
+    assert (of_old["status"], of_old["remedy"]) == ("note", "")
+    assert "is known of listed builds only, and it is none of them" in of_stranger["what"]
+    assert "probes.nccl.dwarf_layouts" in of_stranger["remedy"]
 
 
 def test_attaching_is_not_tried_where_it_would_touch_the_job() -> None:
