@@ -163,7 +163,8 @@ def forge_communicator(caller: Caller, layout: Any, size_bytes: int, identity: M
     # NCCL follows pointers, to the abort flag for one: they lead to zeros.
     address = caller.memory(size_bytes, word=caller.memory(1 << 16))
     for field in ("start_magic", "end_magic"):
-        caller.store(address + getattr(layout, field), MAGIC, 8)
+        if getattr(layout, field) is not None:  # none before 2.21
+            caller.store(address + getattr(layout, field), MAGIC, 8)
     for field, value in {"async_result": 0, **identity}.items():
         caller.store(address + getattr(layout, field), value, 8 if field in ("comm_hash", "bus_id") else 4)
     return address

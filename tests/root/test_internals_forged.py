@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.root, pytest.mark.nccl]
 LIBRARY = 3
 OWN, OTHER, LISTS = 1, 0, 4
 """Local ranks, which are the numbers of their proxies' lists here."""
+IN_PROGRESS = 7
+"""ncclInProgress: NCCL refuses a call once it has been counted, and touches nothing more of what is forged."""
 IDENTITY = {"comm_hash": 0xABCD, "rank": 1, "nranks": 4, "n_nodes": 2, "local_rank": OWN, "local_ranks": 2}
 COUNT, PAYLOAD_BYTES = 100, 400
 OPERATION = 6
@@ -103,7 +105,9 @@ def forged(to: Target, structures: Mapping[str, Structure]) -> Forged:
     with to.path.open("rb") as file, Elf.open(file.fileno()) as elf:
         points, symbols = internal_points(elf, LIBRARY), elf.symbols(FUNCTIONS)
     start, stop = (caller.address_of(to.path, symbols[name].file_offset) for name in FUNCTIONS)
-    comm = forge_communicator(caller, to.layout, structures["ncclComm"].size_bytes, IDENTITY)
+    comm = forge_communicator(
+        caller, to.layout, structures["ncclComm"].size_bytes, {**IDENTITY, "async_result": IN_PROGRESS}
+    )
     lists = caller.memory(LISTS * structures["ncclProxyOps"].size_bytes)
     made = Forged(to, structures, points, start, stop, comm, lists, caller.memory(POOL_BYTES), (0, 0))
     state, ranks = made.new("ncclProxyState"), caller.memory(4 * LISTS)

@@ -38,6 +38,8 @@ from tests.root.test_programs_communicators import IDENTITY
 
 pytestmark = [pytest.mark.root, pytest.mark.nccl]
 
+IN_PROGRESS = 7
+"""ncclInProgress."""
 ACCESSORS = {"rank": "ncclCommUserRank", "nranks": "ncclCommCount", "cuda_dev": "ncclCommCuDevice"}
 
 
@@ -51,7 +53,7 @@ def tells_of_completion(library: Target) -> bool:
     return tuple(map(int, version_of(library).split("."))) >= (2, 23)
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
+@pytest.fixture(scope="module", params=[name for name in LIBRARIES if name >= "2.20"])
 def library(request: pytest.FixtureRequest, layouts: Layouts) -> Iterator[Target]:
     with target(nccl_library(request.param), layouts) as found:
         yield found
@@ -65,7 +67,8 @@ def exported(path: Path, names: set[str]) -> set[str]:
 def forged(library: Target, layouts: Layouts) -> int:
     with library.path.open("rb") as file, Elf.open(file.fileno()) as elf:
         size_bytes = layouts.structures(elf.build_id)["ncclComm"].size_bytes
-    return forge_communicator(library.caller, library.layout, size_bytes, IDENTITY)
+    # Not ready: NCCL refuses an operation once it has been counted, and touches nothing more of what is forged.
+    return forge_communicator(library.caller, library.layout, size_bytes, {**IDENTITY, "async_result": IN_PROGRESS})
 
 
 def test_calls_without_a_communicator_are_counted_with_their_operation_and_bytes(library: Target) -> None:
@@ -89,6 +92,7 @@ def test_calls_without_a_communicator_are_counted_with_their_operation_and_bytes
 
 def test_a_forged_communicator_is_read_as_the_library_itself_reads_it(library: Target, layouts: Layouts) -> None:
     assert library.layout is not None
+    assert library.layout.async_result is not None
     assert library.layout.source == "build-id"
     comm, answer = forged(library, layouts), library.caller.memory(8)
     with loaded(library) as programs, attached(programs, library):
@@ -97,6 +101,7 @@ def test_a_forged_communicator_is_read_as_the_library_itself_reads_it(library: T
         assert counted(programs) == {Op.AllReduce: Count(3, 1200)}
     assert int(entry["confirmed"]) == 1
     assert {name: int(entry["identity"][name]) for name in IDENTITY} == IDENTITY
+    library.caller.store(comm + library.layout.async_result, 0, 4)
     for field, accessor in ACCESSORS.items():
         assert library.caller.call(accessor, 1, comm, answer) == 0, accessor
         assert int.from_bytes(library.caller.text(answer, 4), "little") == IDENTITY[field]
@@ -107,14 +112,14 @@ def test_machine_code_alone_tells_what_the_table_says(library: Target) -> None:
         derived = Layouts({}).layout_of(elf)
     assert derived is not None
     assert derived.source == "accessors"
-    for field in ("nccl_version", "comm_hash", "rank", "nranks", "cuda_dev", "start_magic"):
+    for field in ("nccl_version", "start_magic", "comm_hash", "rank", "nranks", "cuda_dev"):
         assert getattr(derived, field) == getattr(library.layout, field), field
 
 
 def test_completion_is_offered_only_by_versions_that_tell_of_it(library: Target) -> None:
     with library.path.open("rb") as file, Elf.open(file.fileno()) as elf:
         points = internal_points(elf, 3)
-    assert {"plan_replay", "socket_send", "ib_send", "plan_launch"} <= set(points.points)
+    assert {"plan_replay", "socket_send", "ib_send"} <= set(points.points)
     assert bool(points.at(Level.COMPLETION)) is tells_of_completion(library)
 
 
@@ -126,7 +131,7 @@ def test_a_message_has_its_size_and_device_whatever_type_the_size_has(library: T
     caller = library.caller
     socket = caller.memory(structures["ncclNetSocketComm"].size_bytes)
     caller.store(socket + structures["ncclNetSocketComm"].offsets["dev"], 1, 4)
-    size = 4096 | (GARBAGE if symbol.endswith("PvS_iiS_PS_") else 0)  # before 2.27 an int
+    size = 4096 | (GARBAGE if symbol.endswith("PvS_iiS_PS_") else 0)  # before 2.24 an int
     arguments = (socket, caller.memory(4096), size, 0, *(caller.memory(4096) for _ in range(3)))
     with ExitStack() as stack:
         programs = stack.enter_context(loaded(library))
@@ -149,7 +154,7 @@ def test_what_an_agent_cannot_see_of_a_version_is_absent(library: Target, layout
         ((info, _),) = agent.samples("railscope_comm_info")
         probes = {
             found["program"]: value
-            for found, value in agent.samples("railscope_probe_attached", library=str(library.path))
+            for found, value in agent.samples("railscope_probe_attached", library=str(library.path.resolve()))
         }
         # It has handed nothing to a network: where that could be seen there is nothing to see either.
         for name in ("comm_completed_total", "comm_inflight_seconds"):

@@ -341,8 +341,9 @@ def test_whatever_the_bytes_a_name_is_one_that_the_kernel_could_give(content: by
 def test_every_known_build_has_the_layout_of_both_kinds() -> None:
     layouts = Layouts.load()
     builds = json.loads(TABLE.read_bytes())["builds"]
-    assert len(builds) >= 13
+    assert len(builds) >= 79
     for build_id in builds:
         structures = layouts.structures(build_id)
         assert "devName" in structures["ncclNetSocketDev"].offsets
-        assert {"devName", "portNum"} <= structures["ncclIbDev"].offsets.keys()
+        if builds[build_id]["nccl_version"] >= "2.20":
+            assert {"devName", "portNum"} <= structures["ncclIbDev"].offsets.keys()
