@@ -27,6 +27,7 @@ from agent.sampling import Sampler
 from agent.snapshot import CollectorResult
 from probes.clock import Clock
 from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from probes.netdev.connection_accounts import ConnectionAccounts
 from probes.netdev.counters import CounterReading, CounterSource
 from probes.netdev.ethtool_stats import EthtoolStatistics
 from probes.netdev.qdisc import QueueCounters
@@ -126,6 +127,8 @@ class _Watched:
     sources: dict[str, _Inside[Any]] = field(default_factory=dict)
     """All of them, by what they are called."""
     remarks: dict[str, Remark] = field(default_factory=dict)
+    accounts: ConnectionAccounts = field(default_factory=ConnectionAccounts)
+    """Of `connections`, opened anew or not."""
 
     def key(self, source: str) -> str:
         """What one source of this namespace is called."""
@@ -138,6 +141,8 @@ class _Watched:
 @dataclass(frozen=True, slots=True)
 class _Gone:
     facts: tuple[RailEthernet, ...]
+    accounts: ConnectionAccounts
+    """For the next process that comes there: totals never fall."""
     until_ns: int
 
 
@@ -261,7 +266,8 @@ class EthernetWatch:
 
     def _open(self, namespace: NetworkNamespace, *, permanent: bool) -> _Watched:
         watched = self._watched[namespace.inode] = _Watched(namespace, permanent)
-        self._gone.pop(namespace.inode, None)
+        if (gone := self._gone.pop(namespace.inode, None)) is not None:
+            watched.accounts = gone.accounts
         if self._queues:
             watched.queues = _Inside(
                 watched.ways,
@@ -273,7 +279,7 @@ class EthernetWatch:
         if self._tcp:
             watched.connections = _Inside(
                 watched.ways,
-                lambda: TcpCounters(self._clock, self._procfs),
+                lambda: TcpCounters(self._clock, self._procfs, watched.accounts),
                 lambda source: source.watch(watched.devices, watched.processes),
                 lambda: watched.devices,
             )
@@ -326,7 +332,7 @@ class EthernetWatch:
     def _close(self, netns: int) -> None:
         watched = self._watched.pop(netns)
         facts = tuple(_for_good(fact) for fact in _facts(watched, self._sampler.state()))
-        self._gone[netns] = _Gone(facts, self._clock.monotonic_ns() + self._lifetime_ns)
+        self._gone[netns] = _Gone(facts, watched.accounts, self._clock.monotonic_ns() + self._lifetime_ns)
         for key in watched.remarks:
             self._sampler.remove(key)
 

@@ -37,8 +37,10 @@ _COLUMNS: Final = [LINK_STATS_FIELDS.index(name.removeprefix("port_")) for name 
 class TcpCounters:
     """A `CounterSource` of the devices that `watch` names: `TCP_FIELDS` of each; `last` holds how connections fare."""
 
-    def __init__(self, clock: Clock, procfs: Path) -> None:
+    def __init__(self, clock: Clock, procfs: Path, accounts: ConnectionAccounts | None = None) -> None:
         """Works for good in the network namespace of the calling thread.
+
+        `accounts` of one that was closed, in the same namespace: totals go on where its totals stood.
 
         Raises:
             OSError: the kernel refuses a socket.
@@ -59,7 +61,7 @@ class TcpCounters:
             raise
         self._names: dict[int, str] = {}
         self._wanted: tuple[tuple[str, ...], frozenset[int]] = ((), frozenset())
-        self._accounts = ConnectionAccounts()
+        self._accounts = accounts if accounts is not None else ConnectionAccounts()
         self.last: tuple[DeviceConnections, ...] = ()
         """Of the last read, replaced as a whole; one a device."""
 

@@ -338,6 +338,22 @@ def test_facts_outlive_the_last_process_of_a_namespace_and_no_socket_keeps_it(be
     assert acked(bench.read(), "rail0") >= MEBIBYTE
 
 
+def test_totals_go_on_where_the_last_process_of_a_namespace_left_them(bench: Bench) -> None:
+    """A job that follows another within seconds finds the accounts of its rails as they were: below them is no byte."""
+    first = bench.talker(0, SEND)
+    bench.watch.add_process(first.pid, network_namespace(PROCFS, first.pid))
+    bench.read()
+    first.send("10.77.0.2", 2 * MEBIBYTE)
+    bench.until(lambda found: acked(found, "rail0") >= 2 * MEBIBYTE)
+    first.end()
+    bench.watch.remove_process(first.pid)
+    assert bench.sampler.state().results == ()
+    bench.watch.add_process(bench.sender.pid, bench.namespace)
+    assert acked(bench.read(), "rail0") >= 2 * MEBIBYTE
+    bench.sender.send("10.77.0.2", MEBIBYTE)
+    bench.until(lambda found: acked(found, "rail0") >= 3 * MEBIBYTE)
+
+
 def test_a_process_that_has_gone_before_it_was_read_fails_its_sources_alone(bench: Bench) -> None:
     short = bench.talker(1, SEND)
     gone = network_namespace(PROCFS, short.pid)
