@@ -25,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from agent.command_options import add_options
 from agent.config import CommandParser, config_from
+from agent.ending import ended_by_signals
 from agent.log import set_up_logging
 from probes.bpf_syscall import KernelRefusal
 
@@ -267,11 +268,10 @@ def _agent(parsed: Any) -> int:
             selection = Selection(config.series_detail)
             sys.stdout.buffer.write(Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS))
             return FINE
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: daemon.stop())
         signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
-        daemon.start()
-        daemon.run()
+        with ended_by_signals(daemon.stop):
+            daemon.start()
+            daemon.run()
         return FINE
     finally:
         daemon.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Final, TextIO, TypeVar
 
 from agent.config import Config
 from agent.daemon import Daemon
+from agent.ending import ended_by_signals
 from agent.first_readings import await_first_readings
 from agent.recording import FILE_SUFFIX, Recording
 from agent.recording_file import RecordingError, read_recording
@@ -138,24 +138,22 @@ def _watch(
 
     `started` is called when everything is attached and rails were read: from then on the seconds count.
     """
-    before = {number: signal.signal(number, lambda *_: daemon.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     end: threading.Timer | None = None
-    try:
-        daemon.start()
-        await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
-        started()
-        _log.info("recording into the %s %s", "file" if settings.to_file else "folder", settings.output)
-        if settings.seconds is not None:
-            end = threading.Timer(settings.seconds, daemon.stop)
-            end.start()
-        daemon.run(tell_calls=False)
-        return finish()
-    finally:
-        if end is not None:
-            end.cancel()
-            end.join()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with ended_by_signals(daemon.stop):
+        try:
+            daemon.start()
+            await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
+            started()
+            _log.info("recording into the %s %s", "file" if settings.to_file else "folder", settings.output)
+            if settings.seconds is not None:
+                end = threading.Timer(settings.seconds, daemon.stop)
+                end.start()
+            daemon.run(tell_calls=False)
+            return finish()
+        finally:
+            if end is not None:
+                end.cancel()
+                end.join()
 
 
 @contextmanager

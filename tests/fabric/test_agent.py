@@ -270,12 +270,24 @@ def test_totals_never_fall_while_communicators_come_and_go(fabric: Fabric) -> No
     assert highest
 
 
-def log_until_stopped(agent: AgentProcess) -> list[str]:
-    """Stop the agent as a service manager does, and return its log."""
-    agent.process.send_signal(signal.SIGTERM)
+def log_until_stopped(agent: AgentProcess, number: signal.Signals = signal.SIGTERM) -> list[str]:
+    """Stop the agent, as a service manager does unless told otherwise, and return its log."""
+    agent.process.send_signal(number)
     assert agent.process.wait(10) == 0
     assert agent.process.stderr is not None
     return agent.process.stderr.read().splitlines()
+
+
+def test_an_agent_whose_terminal_has_gone_takes_its_leave() -> None:
+    with AgentProcess() as agent:
+        assert [line for line in log_until_stopped(agent, signal.SIGHUP) if "stopping: " in line]
+
+
+def test_an_agent_under_nohup_outlives_its_terminal() -> None:
+    with AgentProcess(prefix=("nohup",)) as agent:
+        agent.process.send_signal(signal.SIGHUP)
+        assert agent.samples("railscope_build_info")
+        assert agent.process.poll() is None
 
 
 def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric: Fabric) -> None:
