@@ -274,7 +274,9 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if last.entered == most or (before is not None and last.entered > before):
         return _stopped_peer(rank, evidence)
     process = evidence.process if last is rank else evidence.of_peer(last.pid)
-    sentences = [f"rank {last.name} has made {most - last.entered} calls fewer than the others of this host"]
+    missing = most - last.entered
+    calls = "1 call" if missing == 1 else f"{missing} calls"
+    sentences = [f"rank {last.name} has made {calls} fewer than the others of this host"]
     if last.pid in waits:
         return _stopped_peer(rank, evidence) or Blame(
             Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False

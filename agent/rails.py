@@ -140,6 +140,8 @@ def parse_rail_patterns(texts: Iterable[str]) -> tuple[RailPattern, ...]:
         glob, equals, rail = (part.strip() for part in text.partition("="))
         if not glob or (equals and not rail):
             raise ValueError(f"rail pattern {text!r}: write a device name, a pattern such as eth*, or eth2=0")
+        if rail and not (rail.isascii() and rail.isdigit()):
+            raise ValueError(f"rail pattern {text!r}: a rail is a number: write {glob}=0")
         if rail and set(glob) & set("*?["):
             raise ValueError(f"rail pattern {text!r}: give a rail number to one device name, not to a pattern")
         patterns.append(RailPattern(glob, rail))

@@ -104,10 +104,9 @@ def _add_cost_arguments(parser: ArgumentParser) -> None:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than one")
-    return number
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of one or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

@@ -190,9 +190,11 @@ def test_the_configuration_overrules_the_job_and_gives_numbers() -> None:
     assert reason("eth1", decisions) == "matches no configured rail"
 
 
-@pytest.mark.parametrize("text", ["", "=0", "eth0=", "eth*=1"])
+@pytest.mark.parametrize("text", ["", "=0", "eth0=", "eth*=1", "eth0=x", "eth0=-1"])
 def test_a_pattern_that_cannot_be_meant_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^rail pattern '.*': (write a device name|give a rail number to one)"):
+    with pytest.raises(
+        ValueError, match=r"^rail pattern '.*': (write a device name|give a rail number to one|a rail is a number)"
+    ):
         parse_rail_patterns([text])
 
 

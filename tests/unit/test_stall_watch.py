@@ -227,7 +227,7 @@ def test_an_agent_that_came_late_names_the_rank_behind_by_the_numbers_of_nccl(se
     assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
     assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
     assert {stall.blame.evidence[0] for stall in world.watch.current} == {
-        f"rank {first.rank} has made 1 calls fewer than the others of this host"
+        f"rank {first.rank} has made 1 call fewer than the others of this host"
     }
 
 
