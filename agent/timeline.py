@@ -135,7 +135,9 @@ class HostTimeline:
     calls: Rows
     """Dtype CALL."""
     operations: Rows
-    """Dtype OPERATION: those that were complete, and those that were under way at the end."""
+    """Dtype OPERATION: those that were complete, and those that were under way at the end, as far as it is told."""
+    tells_unfinished: bool
+    """Whether it is."""
     compute: Rows
     """Dtype COMPUTE."""
     rail_samples: Rows

@@ -124,6 +124,7 @@ class DatasetTimelines:
             stalls=tuple(map(_stall, self._of("stalls", recording))),
             calls=calls,
             operations=operations,
+            tells_unfinished=False,
             compute=self._rows("compute", COMPUTE, recording, words, window, [] if comms else None),
             rail_samples=_by_rail(self._rows("rail_samples", RAIL_SAMPLE, recording, words, window, None)),
             # What a link was when the window began was found out before.

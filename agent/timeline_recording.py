@@ -103,6 +103,7 @@ def _timeline(file: RecordingFile, clock: ClockReading, error_ns: int | None) ->
         stalls=tuple(map(_stall, one.stalls)),
         calls=_calls(one, offset_ns, words),
         operations=operations,
+        tells_unfinished=True,
         compute=np.empty(0, COMPUTE),
         rail_samples=_samples(one, offset_ns),
         link_events=_links(one, offset_ns),
