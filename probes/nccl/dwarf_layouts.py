@@ -3,14 +3,15 @@
     python -m probes.nccl.dwarf_layouts nvidia_nccl_cu12-2.27.7-…whl libnccl.so.2 …
 
 The published NCCL libraries carry complete debug information, so the offsets in the table are the compiler's own.  The
-command reads wheels or libraries and adds each build to the table; it takes about a quarter of a minute a library and
-is for developers, when a new NCCL appears.
+command reads wheels or libraries and adds each build to the table; it takes about a quarter of a minute a library.  It
+is for developers, when a new NCCL appears, and for operators with a build of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import zipfile
@@ -186,6 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with Elf.open(file.fileno()) as elf:
                     build_id, machine = elf.build_id, _MACHINES.get(elf.machine, str(elf.machine))
                     version = Layouts({}).nccl_version_of(elf)
+                if version == "unknown":
+                    print(f"{path}: it does not say which version of NCCL it is", file=sys.stderr)
+                    return 2
                 structures = structures_in(file, FIELDS)
                 if build_id is None or "ncclComm" not in structures:
                     print(f"{path}: no build-id or no debug information of struct ncclComm", file=sys.stderr)
@@ -209,7 +213,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     used = {build["layout"] for build in table["builds"].values()}
     layouts = {name: layout for name, layout in sorted(table["layouts"].items()) if name in used}
     table = {"layouts": layouts, "builds": dict(order)}
-    options.table.write_text(json.dumps(table, indent=1) + "\n")
+    # An agent may start at any moment, and reads all of the old table or all of the new one.
+    partial = options.table.with_name(f"{options.table.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(table, indent=1) + "\n")
+        partial.replace(options.table)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        print(f"{options.table}: the table cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

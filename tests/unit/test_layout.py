@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -357,7 +359,30 @@ def test_the_command_refuses_a_library_without_debug_information(
     assert dwarf_layouts.main([str(build(tmp_path, "-s")), "--table", str(path)]) == 2
     assert "no build-id or no debug information" in capsys.readouterr().err
     assert dwarf_layouts.main([str(tmp_path / "none.so"), "--table", str(path)]) == 2
+    assert dwarf_layouts.main([str(build(tmp_path, "-g", version="x")), "--table", str(path)]) == 2
+    assert "does not say which version of NCCL it is" in capsys.readouterr().err
     assert not path.exists()
+
+
+def test_the_command_leaves_a_table_that_it_cannot_renew_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "layouts.json"
+    library = str(build(tmp_path, "-g"))
+    assert dwarf_layouts.main([library, "--table", str(tmp_path / "no-folder/layouts.json")]) == 2
+    assert "the table cannot be written: No such file" in capsys.readouterr().err
+    assert dwarf_layouts.main([library, "--table", str(path)]) == 0
+    before = path.read_bytes()
+    other = str(build(tmp_path, "-g", "-O2"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        assert dwarf_layouts.main([other, "--table", str(path)]) == 2
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_bit_fields_on_byte_borders_have_offsets_and_others_do_not(tmp_path: Path) -> None:
