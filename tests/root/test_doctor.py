@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from agent.doctor_probes import MODES, trial_settings, try_mode
 from probes.bpf_syscall import KernelRefusal
 from probes.libbpf import LoadError
 from probes.links import AttachKind
-from probes.nccl.programs import EnqueueTime
+from probes.nccl.programs import EnqueueTime, NcclPrograms
 from testbed.hosts import Fabric
 from testbed.job import LIBRARY, Job, JobOptions
 from tests.nccl.library import NCCL_VERSION, LibraryMissing, copy_with_another_build_id, nccl_library
@@ -136,6 +138,28 @@ def test_attaching_is_not_tried_where_it_would_touch_the_job() -> None:
     assert report["attach"] == "not tried"
     (finding,) = [f for f in findings_of(found, "NCCL library") if str(LIBRARY) in f["what"]]
     assert finding["status"] == "note"
+
+
+def test_a_library_on_which_the_kernel_takes_no_probe_is_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise KernelRefusal(errno.EPERM, "simulated refusal")
+
+    monkeypatch.setattr(NcclPrograms, "attach", refused)
+    with process_with(LIBRARY):
+        status, found = diagnose()
+    (report,) = [report for report in found["libraries"] if report["path"] == str(LIBRARY)]
+    assert (report["attach"], "simulated refusal" in report["attach_refusal"]) == ("refused", True)
+    (finding,) = [f for f in findings_of(found, "NCCL library") if str(LIBRARY) in f["what"]]
+    assert finding["status"] == "problem"
+    assert "simulated refusal" in finding["what"]
+    assert status == 1
+
+
+def test_named_processes_without_nccl_are_the_problem() -> None:
+    _, found = diagnose(Config(pids=(os.getpid(),)))
+    (finding,) = [finding for finding in findings_of(found, "processes") if "--pid: " in finding["what"]]
+    assert finding["status"] == "problem"
+    assert str(os.getpid()) in finding["what"]
 
 
 @pytest.mark.fabric

@@ -59,6 +59,20 @@ def test_every_call_of_the_real_library_is_counted_once(
     assert all(stats[stat] == 0 for stat in (Stat.RING_FULL, Stat.AGGREGATES_FULL, Stat.ARGUMENTS_UNREADABLE))
 
 
+def test_a_calls_host_time_is_in_the_bucket_that_holds_it(testbed: Target) -> None:
+    """Bucket i ends with 2^(7+i) ns."""
+    comm = testbed.caller.new_communicator()
+    for _ in range(5):
+        with (
+            loaded(testbed, enqueue_time=EnqueueTime.PAIR, sample_every=1) as programs,
+            attached(programs, testbed, all_reduce_only(testbed.points)),
+        ):
+            assert all_reduce(testbed, 1, comm) == 0
+            times = programs.enqueue_times()[Op.AllReduce]
+        nanoseconds = int(times["sum_ns"])
+        assert times["buckets"].nonzero()[0].tolist() == [max(0, (nanoseconds - 1).bit_length() - 7)]
+
+
 @pytest.mark.parametrize(("attach", "enqueue_time"), MODES)
 @pytest.mark.parametrize("sample_every", [1, 16])
 def test_host_time_is_sampled_as_often_as_said(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf
-from probes.links import AttachKind
+from probes.links import AttachKind, Links
 from probes.nccl.abi import Op
 from probes.nccl.layout import Layouts
 from probes.nccl.programs import EnqueueTime
@@ -76,6 +80,32 @@ def paired_bytes(to: Target) -> list[tuple[bytes, bytes]]:
             (to.caller.text(to.caller.address_of(to.path, at), 1), elf.read_at(at, 1))
             for at in (point.file_offset for point in (*to.points.calls, *to.points.ends))
         ]
+
+
+@on_x86_64
+@pytest.mark.parametrize("attach", AttachKind)
+def test_a_refusal_halfway_takes_off_what_was_attached(
+    secluded: Target, attach: AttachKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next try would count every call twice."""
+    whole = Links.attach
+
+    def refused_at_last(self: Links, kind: AttachKind, program: int, path: str, points: Any, **options: Any) -> None:
+        if points == secluded.points.calls:
+            assert any(now != before for now, before in paired_bytes(secluded)), "the function that ends is attached"
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        whole(self, kind, program, path, points, **options)
+
+    with loaded(secluded, attach=attach) as programs:
+        open_before = len(list(Path("/proc/self/fd").iterdir()))
+        with monkeypatch.context() as patched:
+            patched.setattr(Links, "attach", refused_at_last)
+            with pytest.raises(KernelRefusal, match="simulated refusal"), attached(programs, secluded):
+                pass
+        assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+        assert all(now == before for now, before in paired_bytes(secluded))
+        reduce(secluded, 3)
+        assert counted(programs) == {}
 
 
 OBSERVER = """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.doctor_libraries import LeashedAttacher
 from probes.links import AttachKind, tells_processes_apart
 from probes.nccl.abi import Op
 from probes.nccl.layout import Layouts
@@ -41,6 +42,21 @@ def probed(of: Target) -> bool:
                 if caller.text(start, len(in_file)) != in_file:
                     return True
     return False
+
+
+def test_the_doctor_tries_its_probes_on_nobody_but_itself(testbed: Target) -> None:
+    programs = NcclPrograms.load(ProgramSettings(attach=AttachKind.MULTI))
+    try:
+        attacher = LeashedAttacher(programs)
+        links = attacher.attach(str(testbed.path), testbed.points, 3, testbed.layout)
+        try:
+            assert len(links) > 0
+            assert attacher.refusals == {}
+            assert not probed(testbed)
+        finally:
+            links.close()
+    finally:
+        programs.close()
 
 
 @pytest.mark.parametrize("enqueue_time", MODES)

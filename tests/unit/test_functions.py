@@ -129,6 +129,14 @@ def test_the_positions_are_those_of_the_declarations() -> None:
         assert declared(end.symbol) in (["comm"], None)
 
 
+def test_what_a_function_does_to_communicators_is_what_its_name_says() -> None:
+    for end in END_FUNCTIONS:
+        assert end.symbol == f"ncclComm{end.kind.name.title()}"
+    named = {function.symbol.removeprefix("ncclComm"): function.kind.name for function in INIT_FUNCTIONS}
+    ranks = dict.fromkeys(("InitRank", "InitRankConfig", "InitRankScalable"), "INIT")
+    assert named == {**ranks, "InitAll": "INIT_ALL", "Split": "SPLIT", "Shrink": "SHRINK", "Grow": "GROW"}
+
+
 def test_bcast_is_left_out_because_it_calls_broadcast() -> None:
     assert not any("ncclBcast" in symbol for symbol in functions.SYMBOLS)
 

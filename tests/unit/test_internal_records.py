@@ -44,6 +44,16 @@ def test_every_known_build_has_the_offsets_that_the_programs_need(build_id: str)
     # The head of a proxy operation is read in one piece (OPERATION_HEAD in posting.h).
     sizes = {"connection": 8, "count": 8, "next": 4, "channel": 1, "function": 1, "protocol": 1}
     assert all(int(record[f"operation_{field}"][0]) + size <= 96 for field, size in sizes.items())
+    structures = Layouts.load().structures(build_id)
+    several = "base.vProps.devs" in structures["ncclIbSendComm"].offsets
+    assert several == (version >= (2, 24)), "one connection over several devices"
+    assert record["ib_device_stride"] == (4 if several else structures["ncclIbSendCommDev"].size_bytes)
+    for field in ("slots", "slot_size", "slot_requests", "requests", "request_bytes", "device_count", "devices"):
+        assert int(record[f"ib_{field}"][0]) != NO_OFFSET, field
+    if version >= (2, 23):
+        task = structures["ncclTaskColl"].offsets
+        for field in ("algorithm", "protocol"):
+            assert record[f"task_{field}"] == task[field]
     assert (int(record["task_count"][0]) != NO_OFFSET) == (version >= (2, 22))
     assert (int(record["state_own_rank"][0]) != NO_OFFSET) == (version >= (2, 30))
 

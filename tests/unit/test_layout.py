@@ -289,13 +289,16 @@ def test_an_unknown_build_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.
         assert table.layout_of(elf) is first
 
 
-def test_loads_relative_to_the_stack_and_wider_loads_do_not_count() -> None:
+def test_loads_of_the_stack_of_globals_and_arrays_and_wider_ones_do_not_count() -> None:
     code = bytes.fromhex(
         "418b8424e8441000"  # mov eax, [r12+0x1044e8]
         "8b842410010000"  # mov eax, [rsp+0x110]
         "498b8424e8551000"  # mov rax, [r12+0x1055e8]
         "8b4740"  # mov eax, [rdi+0x40]
         "8b4710"  # mov eax, [rdi+0x10]
+        "8b0500010000"  # mov eax, [rip+0x100]
+        "8b848750010000"  # mov eax, [rdi+rax*4+0x150]
+        "8b042560010000"  # mov eax, [0x160]
         "c3"
     )
     assert loaded_offsets(code) == {0x1044E8, 0x40}
