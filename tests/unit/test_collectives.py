@@ -85,6 +85,15 @@ def test_what_an_ended_process_did_leaves_the_kernel_and_stays_in_every_total(no
     assert (facts.enqueued, facts.alive, facts.job) == (5, False, (("job", "a"),))
 
 
+@pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "0")])
+def test_a_gpu_is_numbered_as_on_the_host_not_as_the_process_sees_it(node: Node, nvml_dev: int, gpu: str) -> None:
+    """With CUDA_VISIBLE_DEVICES=5 a process calls it 0."""
+    node.begin(10)
+    node.kernel.communicator(10, 1, cuda_dev=0, nvml_dev=nvml_dev)
+    node.kernel.call(10, 1, 3)
+    assert set(node.totals()) == {gpu}
+
+
 def test_a_process_that_begins_to_use_nccl_is_told_of_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     node.begin(10)
