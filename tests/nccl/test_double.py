@@ -61,11 +61,17 @@ def test_every_operation_type_and_reduction_is_right_on_four_hosts(
     assert [report.rank for report in reports] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("size_bytes", [8, 5_000_004])
-def test_sizes_from_one_element_to_many_chunks_are_right(
-    two_hosts: Fabric, tmp_path: Path, double: Double, size_bytes: int
+@pytest.mark.parametrize(
+    ("size_bytes", "buffer_bytes"), [(8, None), (5_000_004, None), (5_000_004, "65536")], ids=["one", "loop", "loops"]
+)
+def test_sizes_from_one_element_to_many_loops_are_right(
+    two_hosts: Fabric, tmp_path: Path, double: Double, size_bytes: int, buffer_bytes: str | None
 ) -> None:
-    with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=2, size_bytes=size_bytes) as job:
+    """With small buffers a ring goes round many times, and the last time is a short one."""
+    environment = {"NCCL_BUFFSIZE": buffer_bytes}
+    with Job(
+        two_hosts, tmp_path, double, pattern="mixed", iterations=2, size_bytes=size_bytes, environment=environment
+    ) as job:
         reports = job.run()
     assert all(report.verified for report in reports)
     assert all(entry.payload_bytes == entry.calls * size_bytes for entry in reports[0].operations)
@@ -79,6 +85,18 @@ def test_sizes_from_one_element_to_many_chunks_are_right(
         "Send",
         "Recv",
     ]
+
+
+@pytest.mark.parametrize(("damage", "element"), [("element", 999), ("operation", 0)])
+def test_a_wrong_element_and_an_operation_that_never_ran_are_noticed(
+    two_hosts: Fabric, tmp_path: Path, double: Double, damage: str, element: int
+) -> None:
+    environment = {"NCCL_DRIVER_DAMAGE": damage}
+    with (
+        Job(two_hosts, tmp_path, double, iterations=2, size_bytes=4_000, environment=environment) as job,
+        pytest.raises(JobError, match=rf"count 1000: element {element} is \S+, not "),
+    ):
+        job.run()
 
 
 @pytest.mark.parametrize("size_bytes", [3_000, 2_000_000])

@@ -101,6 +101,8 @@ size_t buffer_bytes(const struct request *request, int ranks);
 void fill(const struct job *job, const struct request *request);
 void call(struct job *job, const struct request *request);
 /* Compare the result with what it must be; says on stderr where it differs first. */
+/* Change the last element that was received, so that verify() must notice. */
+void damage(const struct job *job, const struct request *request);
 bool verify(const struct job *job, const struct request *request);
 
 /* ---- completion.c ---- */

@@ -212,6 +212,12 @@ static size_t receive_elements(const struct job *job, const struct request *requ
     }
 }
 
+void damage(const struct job *job, const struct request *request) {
+    size_t elements = receive_elements(job, request);
+    if (elements > 0)
+        job->receive[elements * type_bytes(request->type) - 1] ^= 0x40;
+}
+
 bool verify(const struct job *job, const struct request *request) {
     size_t width = type_bytes(request->type), elements = receive_elements(job, request);
     double tolerance = 0;

@@ -1,5 +1,6 @@
 /* Which operations a job calls, in which order.  The first and the last of a kind are verified. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "driver.h"
 
@@ -15,13 +16,21 @@ static bool is_checked(int iteration) {
     return iteration == 0 || iteration == options.iterations - 1;
 }
 
+/* Whether a test of the verification wants this: the last element changed, or the second operation left out. */
+static bool wants_damage(const char *what) {
+    const char *wanted = getenv("NCCL_DRIVER_DAMAGE");
+    return wanted != NULL && strcmp(wanted, what) == 0;
+}
+
 /* One operation on every communicator; `copies` are the jobs with the buffers of this operation. */
 static void once(struct job *copies, const struct request *request, bool checked) {
+    static int times;
+    bool left_out = ++times == 2 && wants_damage("operation");
     if (checked)
         finish_all();
     for (int i = 0; checked && i < options.communicators; i++)
         fill(&copies[i], request);
-    for (int i = 0; i < options.communicators; i++) {
+    for (int i = 0; i < options.communicators && !left_out; i++) {
         before_operation(i);
         call(&copies[i], request);
         after_operation(i);
@@ -29,6 +38,8 @@ static void once(struct job *copies, const struct request *request, bool checked
     finish_operations();
     if (checked)
         finish_all();
+    if (checked && wants_damage("element"))
+        damage(&copies[0], request);
     for (int i = 0; checked && i < options.communicators; i++)
         verified &= verify(&copies[i], request);
 }
