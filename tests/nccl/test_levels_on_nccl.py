@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from agent.completion import Completion
 from probes.elf import Elf
 from probes.nccl.abi import op_name
 from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import InternalStat
+from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
 from probes.nccl.internals import Internals
 from probes.nccl.layout import Layouts
 from probes.nccl.library import probe_points
 from probes.nccl.programs import NcclPrograms, ProgramSettings
 from probes.nccl.records import Stat
 from probes.processes import ProcessIdentity
-from testbed.hosts import Fabric
+from testbed.hosts import Fabric, Host
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 from tests.nccl.library import nccl_library
@@ -86,6 +86,13 @@ def probed() -> Iterator[Probed]:
         internals.close()
         programs.close()
         os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class OneHost:
+    """A part of a fabric."""
+
+    hosts: Sequence[Host]
 
 
 def as_reported(reports: list[RankReport]) -> dict[int, Counter[str]]:
@@ -190,6 +197,31 @@ def test_each_completed_operation_is_one_event_with_its_times_and_shape(
     assert set(zip(events["op"].tolist(), events["algorithm"].tolist(), events["protocol"].tolist(), strict=True)) == {
         (4, 1, 2)
     }
+
+
+@pytest.mark.parametrize(("pattern", "of_each"), [("allreduce", 1), ("grouped", 4)])
+def test_launches_without_a_network_part_tell_what_nccl_chose(
+    probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path, pattern: str, of_each: int
+) -> None:
+    """Two ranks of one host send through memory: no proxy tells of them.  All tasks of a plan count."""
+    completion = Completion(probed.internals, Level.ALL)
+    assert completion.follow([probed.library]) == []
+    one_host, calls = OneHost(two_hosts.hosts[:1]), 25
+    with Job(
+        one_host, tmp_path, double, pattern=pattern, iterations=calls, size_bytes=40_000, ranks_per_host=2, hold=True
+    ) as job:
+        for pid in job.ready():
+            probed.programs.observe(pid)
+        job.start()
+        job.finished()
+        launches = probed.internals.launches()
+        job.release()
+        job.wait()
+    (chosen,) = {(op_name(one.op), one.algorithm, one.protocol) for one in launches}
+    assert (chosen[0], ALGORITHMS[chosen[1]], PROTOCOLS[chosen[2]]) == ("AllReduce", "Ring", "Simple")
+    assert sum(one.count for one in launches) == 2 * calls * of_each
+    assert all(one.channels >= 1 for one in launches)
+    completion.levels.close()
 
 
 def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_other(
