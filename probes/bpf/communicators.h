@@ -64,9 +64,19 @@ static __noinline __s32 read_field(__u64 comm, __u32 offset)
 	return value;
 }
 
+/* Whether a rank's place, its node and its node's ranks can be those of one communicator; -1 anywhere: they are not. */
+static __always_inline int fits_together(const struct identity *identity)
+{
+	return identity->comm_hash && identity->n_nodes >= 1 && identity->n_nodes <= identity->nranks &&
+	       identity->node >= 0 && identity->node < identity->n_nodes && identity->local_ranks >= 1 &&
+	       identity->local_ranks <= identity->nranks && identity->local_rank >= 0 &&
+	       identity->local_rank < identity->local_ranks && identity->cuda_dev >= 0 && identity->cuda_dev < MOST_GPUS;
+}
+
 /*
- * Read a communicator's identity from its struct.  It is confirmed when its magics hold (one up to 2.20, two
- * since) and the rank lies within the number of ranks; a non-blocking init may not have come that far yet.
+ * Read a communicator's identity from its struct.  It is confirmed when both magics hold and the rank lies within
+ * the number of ranks; a non-blocking init may not have come that far yet.  Up to 2.20 there are no magics: there all
+ * that says where a rank stands must fit together.
  */
 static __noinline int read_identity(struct communicator *communicator, __u64 comm)
 {
@@ -81,9 +91,9 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 	layout = bpf_map_lookup_elem(&layouts, &library);
 	if (!layout || !layout->known)
 		return 0;
-	if (layout->start_magic == NO_OFFSET ||
-	    bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->start_magic)) ||
-	    magic != COMMUNICATOR_MAGIC)
+	if (layout->start_magic != NO_OFFSET &&
+	    (bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->start_magic)) ||
+	     magic != COMMUNICATOR_MAGIC))
 		return 0;
 	if (layout->end_magic != NO_OFFSET &&
 	    (bpf_probe_read_user(&magic, sizeof(magic), (const void *)(comm + layout->end_magic)) ||
@@ -106,6 +116,8 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 		return 0;
 	/* The transport phase of init fills these last; before it, zero nodes mean "not yet". */
 	if (layout->n_nodes != NO_OFFSET && identity.n_nodes < 1)
+		return 0;
+	if (layout->start_magic == NO_OFFSET && !fits_together(&identity))
 		return 0;
 	communicator->identity = identity;
 	communicator->confirmed = 1;

@@ -24,7 +24,6 @@
 /* Offsets of one library's structs, bytes; filled by the loader from the table of known builds. */
 struct error_layout {
 	__u32 known; /* 0: nothing here is read */
-	__u32 comm_magic;
 	__u32 comm_async_result;
 	__u32 comm_proxy_state;
 	__u32 state_async_result; /* NO_OFFSET: only the communicator's own result is read */
@@ -63,7 +62,7 @@ enum error_stat {
 	ERROR_STAT_COUNT,
 };
 
-ASSERT_SIZE(error_layout, 20);
+ASSERT_SIZE(error_layout, 16);
 ASSERT_SIZE(error_event, 40);
 ASSERT_SIZE(async_result, 8);
 
@@ -176,7 +175,7 @@ static __noinline __s32 stored_result(__u64 comm, __u32 library)
 
 	if (!layout || !layout->known)
 		return RESULT_SUCCESS;
-	if (read_user(&magic, sizeof(magic), comm + layout->comm_magic) || magic != COMMUNICATOR_MAGIC ||
+	if (read_user(&magic, sizeof(magic), comm) || magic != COMMUNICATOR_MAGIC ||
 	    read_user(&result, sizeof(result), comm + layout->comm_async_result)) {
 		count_error_stat(ERROR_STAT_UNREADABLE);
 		return RESULT_SUCCESS;

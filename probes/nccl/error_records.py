@@ -29,15 +29,15 @@ ERROR_EVENT: Final = np.dtype(
 )
 """`instance` 0: the communicator is not known.  `source`: an `ErrorSource`."""
 ERROR_LAYOUT: Final = np.dtype(
-    [(name, "<u4") for name in ("known", "comm_magic", "comm_async_result", "comm_proxy_state", "state_async_result")]
+    [(name, "<u4") for name in ("known", "comm_async_result", "comm_proxy_state", "state_async_result")]
 )
-SIZES: Final = {"error_event": (ERROR_EVENT, 40), "error_layout": (ERROR_LAYOUT, 20)}
+SIZES: Final = {"error_event": (ERROR_EVENT, 40), "error_layout": (ERROR_LAYOUT, 16)}
 """Each struct's dtype and the size that errors.h asserts, bytes."""
 
 assert all(dtype.itemsize == size for dtype, size in SIZES.values())
 
 COMMUNICATOR_MAGIC: Final = 0x0280028002800280
-"""What marks a `struct ncclComm`: its first word since 2.21, one before its hash up to 2.20."""
+"""What a `struct ncclComm` begins with, from 2.21 on."""
 _U64: Final = struct.Struct("<Q")
 _S32: Final = struct.Struct("<i")
 
@@ -89,7 +89,6 @@ class ErrorStat(IntEnum):
 class ErrorLayout:
     """Where the communicators of one build keep their asynchronous result: offsets in bytes."""
 
-    comm_magic: int
     comm_async_result: int
     comm_proxy_state: int | None
     state_async_result: int | None
@@ -97,23 +96,21 @@ class ErrorLayout:
 
     def record(self) -> Records:
         """One record of dtype ERROR_LAYOUT."""
-        offsets = (self.comm_magic, self.comm_async_result, self.comm_proxy_state, self.state_async_result)
+        offsets = (self.comm_async_result, self.comm_proxy_state, self.state_async_result)
         return np.array([(1, *(NO_OFFSET if offset is None else offset for offset in offsets))], ERROR_LAYOUT)
 
 
 def error_layout(structures: Mapping[str, Structure]) -> ErrorLayout | None:
-    """The layout of a build; None: it is not known where communicators keep their result."""
+    """The layout of a build; None: it is not known where communicators keep their result, or they bear no mark."""
     comm = structures.get("ncclComm")
-    if comm is None or "asyncResult" not in comm.offsets:
+    if comm is None or "asyncResult" not in comm.offsets or comm.offsets.get("startMagic") != 0:
         return None
-    magic, result = comm.offsets.get("startMagic", comm.offsets.get("magic")), comm.offsets["asyncResult"]
-    if magic is None:
-        return None
+    result = comm.offsets["asyncResult"]
     proxy_state = comm.offsets.get("proxyState")
     state = structures.get("ncclProxyState")
     if proxy_state is None or state is None or "asyncResult" not in state.offsets:
-        return ErrorLayout(magic, result, None, None)
-    return ErrorLayout(magic, result, proxy_state, state.offsets["asyncResult"])
+        return ErrorLayout(result, None, None)
+    return ErrorLayout(result, proxy_state, state.offsets["asyncResult"])
 
 
 def stored_result(memory: int, comm: int, layout: ErrorLayout) -> int | None:
@@ -123,7 +120,7 @@ def stored_result(memory: int, comm: int, layout: ErrorLayout) -> int | None:
     of the process's /proc/PID/mem.  None: there is no communicator at this address (any more).
     """
     try:
-        if _read(_U64, memory, comm + layout.comm_magic) != COMMUNICATOR_MAGIC:
+        if _read(_U64, memory, comm) != COMMUNICATOR_MAGIC:
             return None
         result = _read(_S32, memory, comm + layout.comm_async_result)
         if result == Result.SUCCESS and layout.comm_proxy_state is not None and layout.state_async_result is not None:

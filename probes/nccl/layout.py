@@ -65,7 +65,7 @@ class CommLayout:
     comm_hash: int | None = None
     """Without it a communicator's ends have ranks, but no name that others would know it by."""
     start_magic: int | None = None
-    """The communicator's first word since 2.21, the word before its hash up to 2.20."""
+    """None: it has no marks (up to 2.20), and is believed where all that says where a rank stands fits together."""
     nvml_dev: int | None = None
     bus_id: int | None = None
     node: int | None = None
@@ -91,7 +91,7 @@ _OPTIONAL_FIELDS: Final = {
     "async_result": "asyncResult",
     "end_magic": "endMagic",
 }
-COMM_FIELDS: Final = ("rank", "nRanks", "cudaDev", "magic", *_OPTIONAL_FIELDS.values())
+COMM_FIELDS: Final = ("rank", "nRanks", "cudaDev", *_OPTIONAL_FIELDS.values())
 """The fields of `struct ncclComm` that a `CommLayout` is made of, by NCCL's names."""
 
 
@@ -224,8 +224,7 @@ def comm_layout(structure: Structure, source: Source, nccl_version: str) -> Comm
         rank=rank,
         nranks=nranks,
         cuda_dev=cuda_dev,
-        **{field: offsets.get(name) for field, name in _OPTIONAL_FIELDS.items()}
-        | {"start_magic": offsets.get("startMagic", offsets.get("magic"))},
+        **{field: offsets.get(name) for field, name in _OPTIONAL_FIELDS.items()},
     )
 
 

@@ -10,8 +10,8 @@ ncclCommUserRank `rank`, ncclCommCount `nRanks`, ncclCommCuDevice `cudaDev`.  In
 a row; only a triple of loads that fits this pattern, and only one, is believed.  The 8 bytes before them are `commHash`
 there.  From 2.26 on every collective function hands it to NVTX: where none loads those 8 bytes, another field may
 have come between, and a communicator's name from it would be invented.  Before 2.26 no exported function loads it, but
-those versions are known (published debug information of 2.18.1 to 2.25.1).  Up to 2.20 the 8 bytes before the hash are
-the communicator's only mark; from 2.21 on it begins with one.
+those versions are known (published debug information of 2.18.1 to 2.25.1).  A communicator's
+marks came with 2.21: without them nothing here confirms one, so that an older build's identity stays unknown.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _MAX_COMM_BYTES: Final = 16 << 20
 _HASH_READERS: Final = ("ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclReduce")
 _HASH_BEFORE_RANK: Final = ((2, 18), (2, 26))
 """Versions, the second one excluded, that keep the hash before the rank although no exported function loads it."""
-_MARK_BEFORE_HASH: Final = ((2, 18), (2, 21))
-"""Versions, the second one excluded, whose only mark stands before the hash."""
 
 
 def from_debug_information(fd: int) -> Structure | None:
@@ -61,11 +59,7 @@ def from_accessors(elf: Elf, nccl_version: str) -> Structure | None:
     if len(fitting) != 1:
         return None
     rank = fitting[0]
-    offsets = {"rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
-    if _within(nccl_version, _MARK_BEFORE_HASH):
-        offsets["magic"] = rank - 16
-    else:
-        offsets["startMagic"] = 0
+    offsets = {"startMagic": 0, "rank": rank, "nRanks": rank + 4, "cudaDev": rank + 8}
     if _keeps_the_hash_at(elf, rank - 8, nccl_version):
         offsets["commHash"] = rank - 8
     return Structure(_MAX_COMM_BYTES, offsets)

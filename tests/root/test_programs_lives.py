@@ -116,6 +116,37 @@ def copied(plain: Target, whole: int, to: int) -> None:
     assert plain.caller.text(to, 8) == MAGIC.to_bytes(8, "little")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("comm_hash", 0), ("rank", 8), ("n_nodes", 0), ("n_nodes", 9), ("node", 2), ("node", -1)),
+        *(("local_rank", 4), ("local_rank", -1), ("local_ranks", 0), ("local_ranks", 9), ("cuda_dev", -1)),
+    ],
+)
+def test_without_marks_a_communicator_is_believed_where_everything_fits_together(
+    plain: Target, field: str, value: int
+) -> None:
+    """As NCCL up to 2.20 has them."""
+    unmarked = replace(plain, layout=UNMARKED)
+    comm = plain.caller.memory(SIZE_BYTES)
+    for name, whole in WHERE.items():
+        plain.caller.store(comm + getattr(UNMARKED, name), whole, 8 if name == "comm_hash" else 4)
+    at, width = comm + getattr(UNMARKED, field), 8 if field == "comm_hash" else 4
+    plain.caller.store(at, value, width)
+    with observed(unmarked) as programs:
+        all_reduce(plain, 1, comm)
+        early = communicators(programs)[comm]
+        plain.caller.store(at, WHERE[field], width)
+        all_reduce(plain, 1, comm)
+        late = communicators(programs)[comm]
+    assert (int(early["confirmed"]), int(late["confirmed"])) == (0, 1)
+    assert {name: int(late["identity"][name]) for name in WHERE} == WHERE
+
+
+UNMARKED = replace(LAYOUT, start_magic=None, end_magic=None, node=100, n_nodes=104, local_rank=108, local_ranks=112)
+WHERE = {**IDENTITY, "cuda_dev": 1, "node": 1, "n_nodes": 2, "local_rank": 2, "local_ranks": 4}
+
+
 def test_calls_of_nothing_before_an_end_are_no_calls_of_the_next_communicator(plain: Target) -> None:
     comm = plain.caller.memory(SIZE_BYTES)
     with observed(plain) as programs:

@@ -167,10 +167,9 @@ STATE = Structure(32, {"asyncResult": 4})
 @pytest.mark.parametrize(
     ("structures", "expected"),
     [
-        ({"ncclComm": COMM, "ncclProxyState": STATE}, (1, 0, 8, 16, 4)),
-        ({"ncclComm": COMM}, (1, 0, 8, NO_OFFSET, NO_OFFSET)),
-        ({"ncclComm": COMM, "ncclProxyState": Structure(32, {})}, (1, 0, 8, NO_OFFSET, NO_OFFSET)),
-        ({"ncclComm": Structure(64, {"magic": 48, "asyncResult": 8})}, (1, 48, 8, NO_OFFSET, NO_OFFSET)),
+        ({"ncclComm": COMM, "ncclProxyState": STATE}, (1, 8, 16, 4)),
+        ({"ncclComm": COMM}, (1, 8, NO_OFFSET, NO_OFFSET)),
+        ({"ncclComm": COMM, "ncclProxyState": Structure(32, {})}, (1, 8, NO_OFFSET, NO_OFFSET)),
         ({"ncclComm": Structure(64, {"asyncResult": 8})}, None),
         ({"ncclComm": Structure(64, {})}, None),
         ({}, None),
