@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from agent.command_options import add_options
 from agent.config import CommandParser, config_from
-from agent.ending import ended_by_signals
+from agent.ending import end_by_signals
 from agent.log import set_up_logging
 from probes.bpf_syscall import KernelRefusal
 
@@ -269,9 +269,10 @@ def _agent(parsed: Any) -> int:
             sys.stdout.buffer.write(Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS))
             return FINE
         signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
-        with ended_by_signals(daemon.stop):
-            daemon.start()
-            daemon.run()
+        # To the very end: a second signal ends nothing halfway.
+        end_by_signals(daemon.stop)
+        daemon.start()
+        daemon.run()
         return FINE
     finally:
         daemon.close()

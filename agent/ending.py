@@ -12,13 +12,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM, SIGINT and SIGHUP as long as the block runs; in the main thread only."""
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+    """Call `stop` on SIGTERM, SIGINT and SIGHUP as long as the block runs, however often; in the main thread only."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    end_by_signals(stop)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_by_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` on SIGTERM, SIGINT and SIGHUP from now on; in the main thread only."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop())

@@ -8,10 +8,11 @@ seen until then is written.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -78,14 +79,14 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
             memory_bytes=settings.memory_bytes,
             most_bytes=settings.most_bytes,
         )
-        try:
-            _watch(recorder.daemon, settings, recorder.finish, recorder.started)
-        finally:
-            recorder.close()
+        with ended_by_signals(recorder.daemon.stop):
+            try:
+                _watch(recorder.daemon, settings, recorder.finish, recorder.started)
+            finally:
+                recorder.close()
     except DatasetError as error:
         raise RecordingError(str(error)) from None
-    for line in recorder.describe():
-        print(line, file=out)
+    _say(recorder.describe(), out)
     return 0
 
 
@@ -105,19 +106,29 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
         recordings_memory_bytes=settings.memory_bytes or _FILE_MEMORY_BYTES,
     )
     daemon = Daemon(config, clock, version, serve=False)
-    try:
-        recording = _watch(daemon, settings, lambda: daemon.freeze(REASON))
-    finally:
-        daemon.close()
-    try:
-        save(recording, settings.output)
-    except OSError as error:
-        raise RecordingError(f"{settings.output}: the recording cannot be written: {error.strerror}") from None
+    with ended_by_signals(daemon.stop):
+        try:
+            recording = _watch(daemon, settings, lambda: daemon.freeze(REASON))
+        finally:
+            daemon.close()
+        try:
+            save(recording, settings.output)
+        except OSError as error:
+            raise RecordingError(f"{settings.output}: the recording cannot be written: {error.strerror}") from None
     _log.info("%d calls were recorded, %s", len(recording.calls), _missing(recording))
-    print(f"wrote {settings.output}", file=out)
-    for line in describe(summarise(recording)):
-        print(line, file=out)
+    _say((f"wrote {settings.output}", *describe(summarise(recording))), out)
     return 0
+
+
+def _say(lines: Iterable[str], out: TextIO) -> None:
+    try:
+        for line in lines:
+            print(line, file=out)
+        out.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        _log.info("the terminal has gone: nobody reads what was recorded")
 
 
 def _missing(recording: Recording) -> str:
@@ -134,26 +145,25 @@ def _watch(
     finish: Callable[[], Result],
     started: Callable[[], None] = lambda: None,
 ) -> Result:
-    """Run the daemon until the time is over or a signal comes, then finish; a signal meanwhile changes nothing.
+    """Run the daemon until the time is over or it is stopped, then finish.
 
     `started` is called when everything is attached and rails were read: from then on the seconds count.
     """
     end: threading.Timer | None = None
-    with ended_by_signals(daemon.stop):
-        try:
-            daemon.start()
-            await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
-            started()
-            _log.info("recording into the %s %s", "file" if settings.to_file else "folder", settings.output)
-            if settings.seconds is not None:
-                end = threading.Timer(settings.seconds, daemon.stop)
-                end.start()
-            daemon.run(tell_calls=False)
-            return finish()
-        finally:
-            if end is not None:
-                end.cancel()
-                end.join()
+    try:
+        daemon.start()
+        await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
+        started()
+        _log.info("recording into the %s %s", "file" if settings.to_file else "folder", settings.output)
+        if settings.seconds is not None:
+            end = threading.Timer(settings.seconds, daemon.stop)
+            end.start()
+        daemon.run(tell_calls=False)
+        return finish()
+    finally:
+        if end is not None:
+            end.cancel()
+            end.join()
 
 
 @contextmanager

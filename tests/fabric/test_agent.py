@@ -279,7 +279,9 @@ def log_until_stopped(agent: AgentProcess, number: signal.Signals = signal.SIGTE
 
 
 def test_an_agent_whose_terminal_has_gone_takes_its_leave() -> None:
-    with AgentProcess() as agent:
+    # Where the tests themselves run under nohup it would be ignored.
+    with AgentProcess(prefix=("env", "--default-signal=HUP")) as agent:
+        agent.process.send_signal(signal.SIGHUP)
         assert [line for line in log_until_stopped(agent, signal.SIGHUP) if "stopping: " in line]
 
 

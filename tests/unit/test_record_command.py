@@ -29,6 +29,9 @@ class NoDaemon:
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
+    def stop(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
