@@ -19,7 +19,7 @@ from agent.doctor_findings import Finding, LibraryReport, capability_remedy, mor
 from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
 from agent.doctor_probes import configured_settings
 from agent.governor import name_of
-from agent.levels import completion_unseen, highest_level
+from agent.levels import UNLISTED, completion_unseen, highest_level
 from agent.snapshot import UNKNOWN
 from probes.bpf_syscall import KernelRefusal
 from probes.elf import Elf, ElfError
@@ -188,6 +188,6 @@ def _finding(report: LibraryReport) -> Finding:
     if report.completion_unseen:
         lost.append(f"when operations are complete is not seen: {report.completion_unseen}")
     if lost:
-        remedy = _LIST_IT if report.layout_source in (UNKNOWN, "accessors") else ""
+        remedy = _LIST_IT if report.layout_source == UNKNOWN or report.completion_unseen == UNLISTED else ""
         return Finding("NCCL library", "note", f"{what}; {'; '.join(lost)}", remedy)
     return Finding("NCCL library", "ok", what)

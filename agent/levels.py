@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.snapshot import ProbeLevel
 from probes.bpf_syscall import KernelRefusal
@@ -27,6 +27,7 @@ from probes.nccl.net_devices import DeviceArrays, device_arrays
 from probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
 from probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
 
+UNLISTED: Final = "what lies below its communicators is known of listed builds only, and it is none of them"
 _log = logging.getLogger("railscope.levels")
 
 
@@ -255,11 +256,11 @@ def highest_level(points: InternalPoints, layout: Records | None) -> Level:
 
 def completion_unseen(points: InternalPoints, layout: Records | None) -> str:
     """Why nothing tells when operations of such a library are complete; empty where something does."""
+    if not points.points:
+        return "it has no names of functions that tell: it is stripped, or not NCCL's own"
     if not points.at(Level.COMPLETION):
         return "it has none of the functions that tell, as NCCL has from 2.23 on"
-    if layout is None:
-        return "what lies below its communicators is known of listed builds only, and it is none of them"
-    return ""
+    return UNLISTED if layout is None else ""
 
 
 def _detach(links: Iterable[Links], before: _Detaching | None) -> None:

@@ -56,7 +56,7 @@ _FIELD_NAMES: Final = {
 }
 FIELDS: Final[Mapping[str, Sequence[str]]] = {
     "ncclComm": (
-        *(*COMM_FIELDS, "nChannels", "channels", "config.commName"),
+        *(*COMM_FIELDS, "magic", "nChannels", "channels", "config.commName"),
         *("sharedRes", "proxyState", "topParentLocalRanks", "seqNumber", "groupNext"),
     ),
     **{structure: names.split() for structure, names in _FIELD_NAMES.items()},
@@ -180,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="WHEEL_OR_LIBRARY")
     parser.add_argument("--table", type=Path, default=TABLE, help="the table to add to (default: the package's)")
     options = parser.parse_args(arguments)
+    from elftools.common.exceptions import DWARFError, ELFError, ELFParseError
+
     table = json.loads(options.table.read_text()) if options.table.exists() else {"layouts": {}, "builds": {}}
     for path in options.files:
         try:
@@ -190,7 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if version == "unknown":
                     print(f"{path}: it does not say which version of NCCL it is", file=sys.stderr)
                     return 2
-                structures = structures_in(file, FIELDS)
+                try:
+                    structures = structures_in(file, FIELDS)
+                except (ELFError, DWARFError, ELFParseError, KeyError, ValueError, IndexError) as error:
+                    print(f"{path}: its debug information is damaged: {error!r}", file=sys.stderr)
+                    return 2
                 if build_id is None or "ncclComm" not in structures:
                     print(f"{path}: no build-id or no debug information of struct ncclComm", file=sys.stderr)
                     return 2

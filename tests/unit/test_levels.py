@@ -166,7 +166,12 @@ def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary
 
 
 @pytest.mark.parametrize(
-    ("functions", "why"), [(EVERYTHING, "known of listed builds only"), ((), "none of the functions that tell")]
+    ("functions", "why"),
+    [
+        (EVERYTHING, "known of listed builds only"),
+        (("socket_send",), "none of the functions that tell"),
+        ((), "no names of functions"),
+    ],
 )
 def test_why_completion_is_not_seen_does_not_deny_the_layout_of_communicators(
     library: SimulatedLibrary,
