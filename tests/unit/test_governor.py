@@ -355,3 +355,42 @@ def test_a_job_that_grows_louder_between_two_long_ticks_is_noticed_by_the_next(t
         if job.governor.level < Level.ALL:
             break
     assert passed <= 4 + 5 + 1
+
+
+def scaled(rates: Hits, factor: float) -> Hits:
+    return Hits(**{f.name: round(getattr(rates, f.name) * factor) for f in fields(Hits)})
+
+
+def of_budget(share: float) -> Hits:
+    """A job that takes this share of the default budget at level rails."""
+    return scaled(LIGHT, share * 0.01 / load(LIGHT, Level.RAILS))
+
+
+def test_what_is_a_little_over_the_budget_is_given_up_after_three_seconds() -> None:
+    job = Job(Governor(CALIBRATION), of_budget(2.5))
+    assert job.ticks(4) == [Level.RAILS, Level.RAILS, Level.COMPLETION, Level.COMPLETION]
+
+
+def test_a_level_that_was_given_up_comes_back_after_half_a_minute_and_not_before() -> None:
+    job = Job(Governor(CALIBRATION), of_budget(2.5))
+    job.ticks(3)
+    job.rates = of_budget(0.1)
+    assert max(job.ticks(29)) is Level.COMPLETION
+    assert job.ticks(15)[-1] >= Level.RAILS
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.85, Level.COMPLETION), (0.5, Level.RAILS)])
+def test_a_level_comes_back_only_where_it_leaves_room(share: float, level: Level) -> None:
+    """Else the next small rise would take it away again."""
+    job = Job(Governor(CALIBRATION), of_budget(2.5))
+    job.ticks(3)
+    job.rates = of_budget(share)
+    assert min(job.ticks(300)[-1], Level.RAILS) is level
+
+
+@pytest.mark.parametrize("sends", ["socket_send", "ib_send"])
+def test_callers_and_proxies_have_time_of_their_own(sends: str) -> None:
+    many = replace(Hits(calls=10_000), **{sends: 6_000})
+    assert 0.005 < load(many, Level.RAILS) < 0.01
+    assert sum(cost_ns(many, CALIBRATION).values()) / SECOND_NS > 0.01
+    assert min(Job(Governor(CALIBRATION), many).ticks(20)) >= Level.RAILS
