@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from agent.completion import Completion
 from agent.governor import START
 from agent.level_control import LevelControl
@@ -55,8 +57,15 @@ class CountingPrograms(SimulatedPrograms):
         return dict(self.hits)
 
 
-def control_of(calls: CountedCalls, completion: Completion | None, clock: SimulatedClock, level: str) -> LevelControl:
-    return LevelControl(calls, completion, ASSUMED, clock, budget_ratio=0.01, level=level, procfs=Path("/nonexistent"))
+def control_of(
+    calls: CountedCalls,
+    completion: Completion | None,
+    clock: SimulatedClock,
+    level: str,
+    budget_ratio: float = 0.01,
+    procfs: Path = Path("/nonexistent"),
+) -> LevelControl:
+    return LevelControl(calls, completion, ASSUMED, clock, budget_ratio=budget_ratio, level=level, procfs=procfs)
 
 
 def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> None:
@@ -110,3 +119,40 @@ def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_not
     calls.hits[Stat.CALLS] += 1
     tick(0)
     assert control.seconds["proxy_post"] == 2 * cost
+
+
+def level_after(
+    caplog: pytest.LogCaptureFixture, calls_a_second: int, level: str = "auto", budget_ratio: float = 0.01, **host: Path
+) -> tuple[Level, list[str]]:
+    """Where a job that calls so often ends, and what the log said meanwhile."""
+    caplog.set_level("INFO")
+    caplog.clear()
+    calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
+    completion = Completion(below, Level.COUNTS)
+    control = control_of(calls, completion, clock, level, budget_ratio, **host)
+    for _ in range(15):
+        clock.now_ns += SECOND_NS
+        calls.hits[Stat.CALLS] += calls_a_second
+        if completion.levels.wanted >= Level.COMPLETION:
+            below.hits[InternalStat.POSTS] += calls_a_second
+            below.hits[InternalStat.STOPS] += 8 * calls_a_second
+        if completion.levels.wanted >= Level.RAILS:
+            below.hits[InternalStat.SENDS] += 16 * calls_a_second
+        assert control.tick(1) == []
+    return completion.levels.wanted, [record.getMessage() for record in caplog.records]
+
+
+def test_levels_follow_the_budget_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    level, said = level_after(caplog, 3000)
+    assert level is Level.COUNTS
+    assert [line.partition(":")[0] for line in said] == ["rails to completion", "completion to counts"]
+    assert all(line.endswith("budget 1.00%") for line in said)
+    assert level_after(caplog, 3000, budget_ratio=1.0)[0] >= Level.RAILS
+    assert level_after(caplog, 3000, level="completion") == (Level.COMPLETION, [])
+
+
+def test_on_a_host_without_a_free_core_a_hit_costs_more(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "pressure").mkdir()
+    for percent, level in ((0, START), (100, Level.COMPLETION)):
+        (tmp_path / "pressure/cpu").write_text(f"some avg10={percent}.00 avg60=0.00 avg300=0.00 total=1\n")
+        assert min(level_after(caplog, 200, procfs=tmp_path)[0], START) is level
