@@ -473,3 +473,32 @@ def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
         ("unknown", "unknown", 1, 3),  # both numbers without a name are one series
     ]
     assert shown.events_lost["completion_tables_full"] == 1
+
+
+def test_what_was_lost_is_told_by_its_reason() -> None:
+    class Losing(SimulatedPrograms):
+        def stats(self) -> dict[InternalStat, int]:
+            return {stat: 100 + stat for stat in InternalStat}
+
+    lost = Completion(Losing(), Level.COMPLETION).shown(Snapshot(0, "", "")).events_lost
+    assert dict(lost) == {
+        "completion_ring_full": 100 + InternalStat.RING_FULL,
+        "completion_tables_full": 100 + InternalStat.FULL,
+        "internals_unreadable": 100 + InternalStat.UNREADABLE,
+    }
+
+
+def test_bandwidths_are_bytes_per_second_in_powers_of_two_from_64_kib() -> None:
+    """Bucket i of the kernel's ends with 2^(16+i) (FIRST_BANDWIDTH in internals.h)."""
+
+    class Fast(SimulatedPrograms):
+        def bandwidths(self) -> dict[Op, Records]:
+            one = np.zeros(1, DISTRIBUTION)
+            one["count"], one["sum"] = 3, 3 << 20
+            one["buckets"][0, 4] = 3
+            return {Op.AllReduce: one[0]}
+
+    (shown,) = Completion(Fast(), Level.COMPLETION).shown(Snapshot(0, "", "")).bandwidths
+    assert shown.histogram.sum == 3 << 20
+    assert (shown.histogram.bounds[0], shown.histogram.bounds[4]) == (1 << 16, 1 << 20)
+    assert shown.histogram.counts[4] == 3
