@@ -7,9 +7,9 @@ they work on is memory laid out by the debug information of that build.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pytest
 
 from agent.completion import Completion
 from probes.elf import Elf
-from probes.nccl.abi import Op
+from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 from probes.nccl.internal_functions import InternalPoints, Level, internal_points
 from probes.nccl.internal_records import InternalStat, NetworkKind, layout_record
 from probes.nccl.internals import Internals, Progress
@@ -73,15 +73,28 @@ class Forged:
     def list_of(self, rank: int) -> int:
         return self.lists + rank * self.structures["ncclProxyOps"].size_bytes
 
-    def post(self, *connections: int) -> None:
-        """One AllReduce: the call, a proxy operation for each connection, and NCCL's own hand-over of them."""
+    def connection(self, *, sends: bool, device: int = 0) -> int:
+        """One over the network."""
+        connection = self.new("ncclProxyConnection")
+        resources = self.new("sendNetResources" if sends else "recvNetResources")
+        self.store(resources, "sendNetResources" if sends else "recvNetResources", netDev=device)
+        self.store(connection, "ncclProxyConnection", send=int(sends), transport=NET)
+        self.store(connection, "ncclProxyConnection", 8, transportResources=resources)
+        return connection
+
+    def post(self, *connections: int, operations: Sequence[int] = (), data_type: int = FLOAT32) -> None:
+        """One AllReduce: the call, a proxy operation for each connection, and NCCL's own hand-over of them.
+
+        `operations`: NCCL's number of each, where they are several collectives.
+        """
         assert all_reduce(self.target, 1, self.comm, COUNT) != 0
         task = self.new("ncclTaskColl")
         self.store(task, "ncclTaskColl", 8, count=COUNT)
-        self.store(task, "ncclTaskColl", func=int(Op.AllReduce), datatype=FLOAT32)
+        self.store(task, "ncclTaskColl", func=int(Op.AllReduce), datatype=data_type)
         for at, connection in enumerate(connections):
+            number = operations[at] if operations else OPERATION
             address = self.pool + at * self.structures["ncclProxyOp"].size_bytes
-            self.store(address, "ncclProxyOp", 8, connection=connection, opCount=OPERATION, task__coll=task)
+            self.store(address, "ncclProxyOp", 8, connection=connection, opCount=number, task__coll=task)
             self.store(address, "ncclProxyOp", next=at + 1 if at + 1 < len(connections) else -1)
             self.store(address, "ncclProxyOp", 1, coll=int(Op.AllReduce), protocol=2)
         if connections:
@@ -121,13 +134,7 @@ def forged(to: Target, structures: Mapping[str, Structure]) -> Forged:
         made.store(state, "ncclProxyState", peerArraySize=LISTS)
     shared = caller.memory(1 << 16, word=LISTS << 32 | LISTS)  # before 2.30 the number of lists lies somewhere there
     made.store(comm, "ncclComm", 8, proxyState=state, topParentLocalRanks=ranks, sharedRes=shared)
-    connections = []
-    for sends in (1, 0):
-        connection, resources = made.new("ncclProxyConnection"), made.new("sendNetResources")
-        made.store(connection, "ncclProxyConnection", send=sends, transport=NET)
-        made.store(connection, "ncclProxyConnection", 8, transportResources=resources)
-        connections.append(connection)
-    return Forged(to, structures, points, start, stop, comm, lists, made.pool, tuple(connections))
+    return replace(made, connections=(made.connection(sends=True), made.connection(sends=False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +207,33 @@ def test_an_operation_is_complete_when_its_last_part_is(probes: Probed) -> None:
     assert int(duration["count"]) == 1
     stats = probes.internals.stats()
     assert (stats[InternalStat.STOPS_UNKNOWN], stats[InternalStat.UNREADABLE]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "data_type", [DataType.Int8, DataType.Float16, DataType.Float64, DataType.Bfloat16], ids=lambda one: one.name
+)
+def test_payload_goes_by_the_size_of_the_data_type(probes: Probed, data_type: DataType) -> None:
+    sends, _ = probes.forged.connections
+    probes.forged.post(sends, data_type=data_type)
+    _, operations = probes.internals.operations()
+    assert operations["payload_bytes"].tolist() == [COUNT * DATA_TYPE_BYTES[data_type]]
+    assert operations["data_type"].tolist() == [data_type]
+
+
+def test_each_collective_of_a_launch_has_devices_of_its_own(probes: Probed) -> None:
+    """What only receives sends through none, and neither does what goes through memory."""
+    devices = {2: 0, 4: 3, 6: 5}
+    sends = [probes.forged.connection(sends=True, device=device) for device in devices.values()]
+    receives, memory = probes.forged.connection(sends=False, device=1), probes.forged.connection(sends=True, device=7)
+    probes.forged.store(memory, "ncclProxyConnection", transport=NET - 1)
+    probes.forged.post(*sends, receives, memory, operations=(*devices, 8, 8))
+    keys, operations = probes.internals.operations()
+    found = dict(zip(keys["operation"].tolist(), operations["net_devices"].tolist(), strict=True))
+    assert found == {**{number: 1 << device for number, device in devices.items()}, 8: 0}
+    assert operations["parts"].tolist() == [1] * 4
+    assert probes.progress().posted == 4
+    _, connections = probes.internals.connections()
+    assert sorted(connections["net_device"][connections["network"] == 1].tolist()) == [0, 1, 3, 5]
 
 
 @pytest.mark.parametrize(
