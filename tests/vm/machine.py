@@ -70,5 +70,6 @@ def boot(kernel: str, command: str, folder: Path, *, seconds: int) -> Outcome:
             said, _ = process.communicate()
             said += f"not finished after {seconds} s"
     texts = [path.read_text(errors="replace") if path.exists() else "" for path in (console, result)]
-    status = re.search(r"^RC=(\d+)\r?$", texts[0], re.MULTILINE)
+    # The kernel may say its last words before the line has ended.
+    status = re.search(r"^RC=(\d+)(?:\r?$|\[)", texts[0], re.MULTILINE)
     return Outcome(int(status[1]) if status else None, texts[0] + said, texts[1])
