@@ -146,14 +146,19 @@ def test_send_and_receive_of_a_launch_end_together_and_leave_nothing_behind(prob
     assert len(probes.internals._parts.read()[0]) == 0
 
 
-@pytest.mark.parametrize("table", ["operations", "parts", "connections"])
-def test_what_no_table_has_room_for_is_counted_and_never_waited_for(probes: Probed, table: str) -> None:
-    tables = {
-        "operations": (probes.internals._operations, "operation", 65536, OPERATION),
-        "parts": (probes.internals._parts, "operation", 131072, SEND_OPERATION),
-        "connections": (probes.internals._connections, "connection", 131072, OPERATION),
-    }
-    full, number, entries, operation = tables[table]
+@pytest.mark.parametrize(
+    ("table", "number", "entries", "operation"),
+    [
+        ("_operations", "operation", 65536, OPERATION),
+        ("_operations", "operation", 65536, SEND_OPERATION),
+        ("_parts", "operation", 131072, SEND_OPERATION),
+        ("_connections", "connection", 131072, OPERATION),
+    ],
+)
+def test_what_no_table_has_room_for_is_counted_and_never_waited_for(
+    probes: Probed, table: str, number: str, entries: int, operation: int
+) -> None:
+    full: Map = getattr(probes.internals, table)
     sends, receives = probes.forged.connections
     probes.forged.post(sends, operations=(operation,))
     copied(full, number, range(1 << 20, (1 << 20) + entries - 1))
