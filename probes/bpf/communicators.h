@@ -55,13 +55,12 @@ struct {
 	__type(value, __u32);
 } instance_counter SEC(".maps");
 
-static __noinline __s32 read_field(__u64 comm, __u32 offset)
+/* A field that this library has not stays as it is; returns whether one that it has could not be read. */
+static __noinline int read_field(__s32 *field, __u64 comm, __u32 offset)
 {
-	__s32 value = -1;
-
-	if (offset != NO_OFFSET)
-		bpf_probe_read_user(&value, sizeof(value), (const void *)(comm + offset));
-	return value;
+	if (!field || offset == NO_OFFSET)
+		return 0;
+	return bpf_probe_read_user(field, sizeof(*field), (const void *)(comm + offset)) != 0;
 }
 
 /* Whether a rank's place, its node and its node's ranks can be those of one communicator; -1 anywhere: they are not. */
@@ -82,7 +81,15 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 {
 	__u32 library;
 	struct comm_layout *layout;
-	struct identity identity = {.node = -1, .n_nodes = -1, .local_rank = -1, .local_ranks = -1, .bus_id = -1};
+	struct identity identity = {.bus_id = -1,
+				    .rank = -1,
+				    .nranks = -1,
+				    .cuda_dev = -1,
+				    .nvml_dev = -1,
+				    .node = -1,
+				    .n_nodes = -1,
+				    .local_rank = -1,
+				    .local_ranks = -1};
 	__u64 magic = 0;
 
 	if (!communicator)
@@ -102,16 +109,17 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 	if (layout->comm_hash != NO_OFFSET &&
 	    bpf_probe_read_user(&identity.comm_hash, sizeof(__u64), (const void *)(comm + layout->comm_hash)))
 		return 0;
-	if (layout->bus_id != NO_OFFSET)
-		bpf_probe_read_user(&identity.bus_id, sizeof(__s64), (const void *)(comm + layout->bus_id));
-	identity.rank = read_field(comm, layout->rank);
-	identity.nranks = read_field(comm, layout->nranks);
-	identity.cuda_dev = read_field(comm, layout->cuda_dev);
-	identity.nvml_dev = read_field(comm, layout->nvml_dev);
-	identity.node = read_field(comm, layout->node);
-	identity.n_nodes = read_field(comm, layout->n_nodes);
-	identity.local_rank = read_field(comm, layout->local_rank);
-	identity.local_ranks = read_field(comm, layout->local_ranks);
+	if (layout->bus_id != NO_OFFSET &&
+	    bpf_probe_read_user(&identity.bus_id, sizeof(__s64), (const void *)(comm + layout->bus_id)))
+		return 0;
+	/* A page may be away for a while: nothing half read is believed, the next call looks again. */
+	if (read_field(&identity.rank, comm, layout->rank) || read_field(&identity.nranks, comm, layout->nranks) ||
+	    read_field(&identity.cuda_dev, comm, layout->cuda_dev) ||
+	    read_field(&identity.nvml_dev, comm, layout->nvml_dev) || read_field(&identity.node, comm, layout->node) ||
+	    read_field(&identity.n_nodes, comm, layout->n_nodes) ||
+	    read_field(&identity.local_rank, comm, layout->local_rank) ||
+	    read_field(&identity.local_ranks, comm, layout->local_ranks))
+		return 0;
 	if (identity.nranks < 1 || identity.rank < 0 || identity.rank >= identity.nranks)
 		return 0;
 	/* The transport phase of init fills these last; before it, zero nodes mean "not yet". */

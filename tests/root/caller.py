@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 MAGIC: Final = 0x0280028002800280
 
 _CHILD: Final = """
-import ctypes, os, sys, threading
+import ctypes, mmap, os, sys, threading
 library = ctypes.CDLL(sys.argv[1])
 kept = []
 def call(name, times, *words):
@@ -57,6 +57,11 @@ def memory(size, word=0):
         ctypes.memmove(block, word.to_bytes(8, "little") * (size // 8), size // 8 * 8)
     kept.append(block)
     return ctypes.addressof(block)
+def pages(size):
+    kept.append(mmap.mmap(-1, size))
+    return ctypes.addressof(ctypes.c_char.from_buffer(kept[-1]))
+def show(address, size, visible):
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3 if visible else 0) == 0
 def store(address, value, size):
     ctypes.memmove(address, (value % (1 << 8 * size)).to_bytes(size, "little"), size)
 def new_communicator():
@@ -115,6 +120,14 @@ class Caller:
     def memory(self, size_bytes: int, word: int = 0) -> int:
         """Address of fresh memory that is full of one 64-bit word."""
         return int(self._ask(f"memory({size_bytes}, {word})"))
+
+    def pages(self, size_bytes: int) -> int:
+        """Address of whole pages of zeros."""
+        return int(self._ask(f"pages({size_bytes})"))
+
+    def show(self, address: int, size_bytes: int, *, visible: bool) -> None:
+        """Let whole pages be read, or not, as when they are swapped out."""
+        self._ask(f"show({address}, {size_bytes}, {visible})")
 
     def store(self, address: int, value: int, size_bytes: int) -> None:
         self._ask(f"store({address}, {value}, {size_bytes})")

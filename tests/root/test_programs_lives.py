@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,6 +115,28 @@ def copied(plain: Target, whole: int, to: int) -> None:
     for at in (0, 64, 72, 80, 4088):
         plain.caller.store(to + at, int.from_bytes(plain.caller.text(whole + at, 8), "little"), 8)
     assert plain.caller.text(to, 8) == MAGIC.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize("field", ["rank", "nranks", "cuda_dev", "nvml_dev", "node", "local_rank", "bus_id"])
+def test_an_identity_of_which_a_part_is_swapped_out_is_not_believed_until_it_is_back(plain: Target, field: str) -> None:
+    page = 4096
+    layout = replace(LAYOUT, nvml_dev=84, node=88, local_rank=92, bus_id=96, end_magic=2 * page)
+    moved: dict[str, Any] = {field: page}
+    layout = replace(layout, **moved)
+    comm = plain.caller.pages(3 * page)
+    for at in (0, 2 * page):
+        plain.caller.store(comm + at, MAGIC, 8)
+    for name, value in {**IDENTITY, field: 7 if field != "nranks" else 8}.items():
+        plain.caller.store(comm + getattr(layout, name), value, 8 if name in ("comm_hash", "bus_id") else 4)
+    with observed(replace(plain, layout=layout)) as programs:
+        plain.caller.show(comm + page, page, visible=False)
+        all_reduce(plain, 1, comm)
+        away = communicators(programs)[comm]
+        plain.caller.show(comm + page, page, visible=True)
+        all_reduce(plain, 1, comm)
+        back = communicators(programs)[comm]
+    assert (int(away["confirmed"]), int(back["confirmed"])) == (0, 1)
+    assert int(back["identity"][field]) == (7 if field != "nranks" else 8)
 
 
 @pytest.mark.parametrize(
