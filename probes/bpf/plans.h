@@ -26,16 +26,16 @@ static long take_task(__u64 number, struct plan_walk *walk)
 	const struct internals_layout *layout;
 	__u32 slot = walk->library;
 	__u64 task = walk->task;
-	__u8 function = OP_UNKNOWN, channels = 0, algorithm = 0xff, protocol = 0xff;
+	__u8 function, channels, algorithm, protocol;
 
 	(void)number;
 	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
 	if (!layout || !task || read_user(&function, 1, task + layout->task_function) ||
-	    read_user(&walk->task, 8, task + layout->task_next))
+	    read_user(&walk->task, 8, task + layout->task_next) ||
+	    read_user(&channels, 1, task + layout->task_channels) ||
+	    read_user(&algorithm, 1, task + layout->task_algorithm) ||
+	    read_user(&protocol, 1, task + layout->task_protocol))
 		return 1;
-	read_user(&channels, 1, task + layout->task_channels);
-	read_user(&algorithm, 1, task + layout->task_algorithm);
-	read_user(&protocol, 1, task + layout->task_protocol);
 	count_launch(function, algorithm, protocol, channels);
 	return 0;
 }

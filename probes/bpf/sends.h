@@ -46,6 +46,16 @@ static __noinline int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 by
 	return 0;
 }
 
+static __always_inline __s32 net_device(__u64 address)
+{
+	__s32 device;
+
+	if (!read_user(&device, 4, address))
+		return device;
+	count_internal(INTERNAL_UNREADABLE);
+	return NO_NET_DEVICE; /* a read that fails leaves zeros, which is a device */
+}
+
 /* ncclNetSocketIsend(sendComm, data, size, ...); size is an int before 2.24. */
 SEC("uprobe")
 int socket_send(struct registers *ctx)
@@ -55,7 +65,7 @@ int socket_send(struct registers *ctx)
 	const struct internals_layout *layout;
 	__u64 bytes = THIRD_ARGUMENT(ctx);
 	struct thread thread;
-	__s32 device = NO_NET_DEVICE;
+	__s32 device;
 
 	if (!observed_thread(&thread))
 		return 0;
@@ -65,8 +75,7 @@ int socket_send(struct registers *ctx)
 		return 0;
 	if (COOKIE_SIZE_IS_INT(cookie))
 		bytes = (__u32)bytes;
-	if (read_user(&device, 4, FIRST_ARGUMENT(ctx) + layout->socket_device))
-		count_internal(INTERNAL_UNREADABLE);
+	device = net_device(FIRST_ARGUMENT(ctx) + layout->socket_device);
 	add_sent(thread.tgid, library | NETWORK_SOCKET << 16, device, bytes);
 	return 0;
 }
@@ -109,14 +118,12 @@ int ib_send(struct registers *ctx)
 	rest = total;
 	for (int i = 0; i < IB_MOST_DEVICES; i++) {
 		__u64 share = i == used - 1 ? rest : total / (__u32)used;
-		__s32 device = NO_NET_DEVICE;
 
 		if (i >= used)
 			break;
 		rest -= share;
-		if (read_user(&device, 4, comm + layout->ib_devices + i * layout->ib_device_stride))
-			count_internal(INTERNAL_UNREADABLE);
-		add_sent(thread.tgid, library | NETWORK_IB << 16, device, share);
+		add_sent(thread.tgid, library | NETWORK_IB << 16,
+			 net_device(comm + layout->ib_devices + i * layout->ib_device_stride), share);
 	}
 	return 0;
 }
