@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from agent.comm_events import CommEvents
 from probes.elf import Elf
 from probes.links import AttachKind
+from probes.nccl.abi import DataType
 from probes.nccl.error_records import (
     ErrorLayout,
     ErrorSource,
@@ -33,6 +34,7 @@ from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.library import nccl_library
 from tests.root.caller import Caller, forge_communicator
+from tests.root.probe_targets import assemble, on_x86_64
 
 pytestmark = [pytest.mark.root, pytest.mark.nccl]
 
@@ -185,6 +187,63 @@ def test_the_call_that_ends_a_communicator_tells_its_error_and_its_own(
         assert result == Result.INVALID_ARGUMENT
         refused = (ErrorSource.FINALIZE, Result.INVALID_ARGUMENT)
         assert probes.met() == [(ErrorSource.ASYNC, REMOTE), refused, refused]
+
+
+def test_what_is_no_communicator_has_no_error_of_its_own(caller: Caller, facts: Facts) -> None:
+    comm = Forged.make(caller, facts)
+    comm.fail(REMOTE)
+    caller.store(comm.address, 0, 8)
+    with probed(facts, pids=(caller.pid,)) as probes:
+        assert caller.call("ncclCommFinalize", 1, comm.address) == Result.INVALID_ARGUMENT
+        assert probes.met() == [(ErrorSource.FINALIZE, Result.INVALID_ARGUMENT)]
+        assert probes.errors.stats()[ErrorStat.UNREADABLE] == 1
+
+
+def test_a_communicator_in_progress_has_no_error_yet_as_nccl_itself_answers(caller: Caller, facts: Facts) -> None:
+    comm = Forged.make(caller, facts)
+    comm.fail(Result.IN_PROGRESS)
+    comm.fail_in_proxy(REMOTE)
+    assert comm.poll() == Result.IN_PROGRESS
+    comm.refuse()
+    with probed(facts, pids=(caller.pid,)) as probes:
+        caller.call("ncclCommFinalize", 1, comm.address)
+        assert probes.met() == [(ErrorSource.FINALIZE, Result.INVALID_ARGUMENT)]
+
+
+def test_each_communicator_at_an_address_has_its_errors_told(caller: Caller, facts: Facts) -> None:
+    comm = Forged.make(caller, facts)
+    comm.fail(REMOTE)
+    comm.refuse()
+    with probed(facts, pids=(caller.pid,)) as probes:
+        instances = set()
+        for _ in range(2):
+            caller.call("ncclAllReduce", 1, 0, 0, 100, int(DataType.Float32), 0, comm.address, 7)
+            (instance,) = probes.programs.communicators.read()[1]["instance"].tolist()
+            instances.add(instance)
+            for _ in range(2):
+                caller.call("ncclCommFinalize", 1, comm.address)
+            events = probes.errors.events.read()
+            assert events["source"].tolist() == [ErrorSource.ASYNC, ErrorSource.FINALIZE, ErrorSource.FINALIZE]
+            assert events["instance"].tolist() == [instance] * 3
+            caller.call("ncclCommDestroy", 1, comm.address)
+            probes.errors.events.read()
+        assert len(instances) == 2
+
+
+@on_x86_64
+def test_a_call_that_ends_a_communicator_within_another_hides_neither_ones_result(facts: Facts, tmp_path: Path) -> None:
+    """ncclCommAbort is made within other calls; the functions here return and do nothing else (simulated)."""
+    path = assemble(
+        tmp_path,
+        ncclAllReduce="push %rbp; pop %rbp; xor %eax, %eax; ret",
+        ncclCommAbort=f"push %rbp; mov ${REMOTE}, %eax; pop %rbp; ret",
+        ncclCommDestroy=f"push %rbp; call ncclCommAbort@PLT; mov ${SYSTEM}, %eax; pop %rbp; ret",
+    )
+    with path.open("rb") as file, Elf.open(file.fileno()) as elf:
+        there = replace(facts, path=path, points=probe_points(elf, LIBRARY), error_points=error_points(elf, LIBRARY))
+    with Caller(path) as caller, probed(there, pids=(caller.pid,), layout=False) as probes:
+        assert caller.call("ncclCommDestroy", 1, caller.memory(64)) == SYSTEM
+        assert probes.met() == [(ErrorSource.ABORT, REMOTE), (ErrorSource.DESTROY, SYSTEM)]
 
 
 def test_a_stored_error_can_be_read_from_outside(caller: Caller, facts: Facts) -> None:
