@@ -20,7 +20,7 @@ from probes.nccl.comm_hash import two_lane_hash
 from probes.nccl.internal_functions import Level
 from probes.nccl.records import LifecycleKind
 from probes.processes import ProcessIdentity
-from tests.unit import test_levels
+from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
@@ -133,7 +133,7 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     (tmp_path / "10").mkdir()
     (tmp_path / "10" / "mem").touch()
     node = Node()
-    completion = Completion(test_levels.SimulatedPrograms(), Level.COUNTS)
+    completion = Completion(level_programs.SimulatedPrograms(), Level.COUNTS)
     libraries: list[int] = []
     monkeypatch.setattr(completion.levels, "error_layout_of", libraries.append)
     monkeypatch.setattr(completion.levels, "sequence_layout_of", libraries.append)
@@ -153,8 +153,8 @@ def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it
 ) -> None:
     node = Node()
     done: list[object] = []
-    programs = test_levels.SimulatedPrograms()
-    monkeypatch.setattr(test_levels.SimulatedPrograms, "forget_communicators", lambda _, ended: done.append(ended))
+    programs = level_programs.SimulatedPrograms()
+    monkeypatch.setattr(level_programs.SimulatedPrograms, "forget_communicators", lambda _, ended: done.append(ended))
     node.collectives = Collectives(node.kernel, node.processes, 0, Completion(programs, Level.COMPLETION))
     node.collectives.before_forgetting = lambda: done.append("learnt")
     node.begin(10)

@@ -17,7 +17,7 @@ from probes.calibration import ASSUMED
 from probes.nccl.internal_functions import Level
 from probes.nccl.internal_records import InternalStat
 from probes.nccl.records import Stat
-from tests.unit.test_levels import SimulatedPrograms
+from tests.unit.level_programs import SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
 

@@ -20,7 +20,7 @@ from probes.nccl.internal_functions import Level
 from probes.nccl.programs import NcclPrograms, ProgramSettings
 from probes.nccl.records import LifecycleKind
 from probes.processes import ProcessIdentity
-from tests.unit import test_levels
+from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 
@@ -67,7 +67,7 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
         cast(NcclPrograms, SimulatedPrograms()),
         SystemClock(),
         "0",
-        completion=Completion(test_levels.SimulatedPrograms(), Level.COUNTS),
+        completion=Completion(level_programs.SimulatedPrograms(), Level.COUNTS),
     )
     try:
         observer.look_at({os.getppid()})
@@ -83,7 +83,7 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
 ) -> None:
     taken: list[StallWatch] = []
     monkeypatch.setattr(StallWatch, "take_times", lambda stalls: taken.append(stalls))
-    completion = Completion(test_levels.SimulatedPrograms(), Level.COMPLETION)
+    completion = Completion(level_programs.SimulatedPrograms(), Level.COMPLETION)
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
         cast(NcclPrograms, SimulatedPrograms()),

@@ -1,0 +1,117 @@
+"""Libraries and the kernel's side of what lies below their entry points, simulated: probes that are only noted."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.levels import Levels
+from probes.bpf_syscall import KernelRefusal
+from probes.elf import Elf
+from probes.links import Links
+from probes.maps import Records
+from probes.nccl.abi import Op
+from probes.nccl.error_records import ERROR_EVENT, ErrorLayout
+from probes.nccl.internal_functions import InternalPoints, Level
+from probes.nccl.internal_records import DISTRIBUTION, InternalStat
+from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
+from probes.nccl.layout import Layouts
+from probes.processes import ProcessIdentity
+
+BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
+EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")
+
+
+@dataclass(slots=True)
+class SimulatedLibrary:
+    number: int = 3
+    path: str = "/opt/libnccl.so.2"
+    descriptor: int = -1
+    build_id: str | None = BUILD_ID
+    nccl_version: str = "2.32.3"
+    mappers: frozenset[ProcessIdentity] = frozenset()
+
+
+@dataclass(slots=True)
+class SimulatedPrograms:
+    log: list[str] = field(default_factory=list)
+    described: dict[int, bool] = field(default_factory=dict)
+    watched: dict[int, tuple[str, ErrorLayout | None]] = field(default_factory=dict)
+    attached: dict[Level, Links] = field(default_factory=dict)
+    refuses: Level | None = None
+    states: dict[int, Progress] = field(default_factory=dict)
+    discarded: dict[int, EmptyRun] = field(default_factory=dict)
+    unreadable: bool = False
+
+    def describe(self, library: int, layout: Records | None) -> None:
+        self.described[library] = layout is not None
+
+    def attach(self, path: str, points: InternalPoints, level: Level) -> Links:
+        assert path.startswith("/proc/self/fd/")
+        assert points.at(level)
+        if level is self.refuses:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        self.log.append(f"+{level.name}")
+        links = Links()
+        links._descriptors.append(os.dup(0))  # stands for a link of the kernel's
+        self.attached[level] = links
+        return links
+
+    def still_attached(self) -> list[str]:
+        return [level.name for level, links in self.attached.items() if len(links)]
+
+    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
+        assert elf.symbols(["no such function"]) == {}
+        self.watched[library] = (path, layout)
+        return Links()
+
+    def error_events(self) -> Records:
+        return np.zeros(0, ERROR_EVENT)
+
+    def forget_library(self, library: int) -> None:
+        self.log.append(f"forget {library}")
+
+    def progress(self) -> dict[int, Progress]:
+        if self.unreadable:
+            raise KernelRefusal(errno.EPERM, "simulated refusal")
+        return self.states
+
+    def empty_runs(self) -> dict[int, EmptyRun]:
+        return self.discarded
+
+    def durations(self) -> dict[Op, Records]:
+        one = np.zeros(1, DISTRIBUTION)
+        one["count"], one["sum"] = 2, 3_000_000_000
+        one["buckets"][0, 5] = 2
+        return {Op.AllReduce: one[0]}
+
+    def bandwidths(self) -> dict[Op, Records]:
+        return {}
+
+    def launches(self) -> list[Launch]:
+        return [Launch(4, 1, 2, 8, 5), Launch(4, 0xFE, 0xFF, 1, 1), Launch(4, 0xFF, 0xFF, 1, 2)]
+
+    def sent(self) -> list[Sent]:
+        return []
+
+    def stats(self) -> dict[InternalStat, int]:
+        return dict.fromkeys(InternalStat, 1)
+
+    def forget_process(self, tgid: int) -> None:
+        self.log.append(f"forget process {tgid}")
+
+    def forget_sent(self, tgid: int) -> None:
+        self.log.append(f"forget sent {tgid}")
+
+    def forget_communicators(self, instances: set[int]) -> None:
+        self.log.append(f"forget communicators {sorted(instances)}")
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def levels_of(programs: SimulatedPrograms, wanted: Level) -> Levels:
+    return Levels(programs, Layouts.load().structures, wanted)
