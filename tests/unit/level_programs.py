@@ -35,12 +35,20 @@ class SimulatedLibrary:
     mappers: frozenset[ProcessIdentity] = frozenset()
 
 
+def simulated_link() -> Links:
+    """One link, with a descriptor that stands for the kernel's."""
+    links = Links()
+    links._descriptors.append(os.dup(0))
+    return links
+
+
 @dataclass(slots=True)
 class SimulatedPrograms:
     log: list[str] = field(default_factory=list)
     described: dict[int, bool] = field(default_factory=dict)
     watched: dict[int, tuple[str, ErrorLayout | None]] = field(default_factory=dict)
     attached: dict[Level, Links] = field(default_factory=dict)
+    error_links: Links = field(default_factory=Links)
     refuses: Level | None = None
     states: dict[int, Progress] = field(default_factory=dict)
     discarded: dict[int, EmptyRun] = field(default_factory=dict)
@@ -55,9 +63,7 @@ class SimulatedPrograms:
         if level is self.refuses:
             raise KernelRefusal(errno.EPERM, "simulated refusal")
         self.log.append(f"+{level.name}")
-        links = Links()
-        links._descriptors.append(os.dup(0))  # stands for a link of the kernel's
-        self.attached[level] = links
+        links = self.attached[level] = simulated_link()
         return links
 
     def still_attached(self) -> list[str]:
@@ -66,7 +72,8 @@ class SimulatedPrograms:
     def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
         assert elf.symbols(["no such function"]) == {}
         self.watched[library] = (path, layout)
-        return Links()
+        self.error_links = simulated_link()
+        return self.error_links
 
     def error_events(self) -> Records:
         return np.zeros(0, ERROR_EVENT)

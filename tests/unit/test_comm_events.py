@@ -103,6 +103,14 @@ def test_two_communicators_with_the_same_error_count_twice() -> None:
     assert counted(events) == {"remote_error": 3}
 
 
+def test_errors_of_communicators_that_nobody_knows_are_not_taken_for_one() -> None:
+    events = CommEvents()
+    for _ in range(2):
+        events.take_errors(met(REMOTE, instance=0))
+    assert counted(events) == {"remote_error": 2}
+    assert events.last_error(0) is None
+
+
 def test_a_failed_call_is_told_apart_from_the_error_that_led_to_it() -> None:
     events = CommEvents()
     events.take_errors(met(REMOTE, time_ns=20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from probes.nccl.abi import Op
 from probes.nccl.cuda_events import CudaProgress
 from probes.nccl.internal_functions import Level
 from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
-from probes.nccl.internals import EmptyRun, Progress
+from probes.nccl.internals import EmptyRun, Progress, Sent
 from tests.unit.level_programs import SimulatedPrograms
 from tests.unit.test_cuda_completion import SimulatedPrograms as SimulatedCuda
+from tests.unit.test_rail_bytes import RAIL0, SOCKET, Node
 
 
 def progress(
@@ -244,3 +246,61 @@ def test_bandwidths_are_bytes_per_second_in_powers_of_two_from_64_kib() -> None:
     assert shown.histogram.sum == 3 << 20
     assert (shown.histogram.bounds[0], shown.histogram.bounds[4]) == (1 << 16, 1 << 20)
     assert shown.histogram.counts[4] == 3
+
+
+@dataclass(slots=True)
+class Sending(SimulatedPrograms):
+    """What processes of a node handed over, as long as the kernel keeps it."""
+
+    node: Node = field(default_factory=Node)
+
+    def sent(self) -> list[Sent]:
+        return list(self.node.rows.values())
+
+    def forget_sent(self, tgid: int) -> None:
+        self.node.rows = {key: row for key, row in self.node.rows.items() if key[0] != tgid}
+
+
+def sending(level: Level = Level.RAILS) -> tuple[Completion, Node]:
+    programs = Sending()
+    completion = Completion(programs, level)
+    completion.rail_bytes = programs.node.rails
+    return completion, programs.node
+
+
+def test_what_was_handed_over_without_a_name_is_said_once_for_each_time_it_happens() -> None:
+    completion, node = sending()
+    node.begin(10, 1, RAIL0)
+    node.send(10, SOCKET, 0, 100)
+    completion.read_handed_over()
+    assert completion.sees_all_handed_over()
+    node.send(10, SOCKET, 5, 1)
+    completion.read_handed_over()
+    assert [completion.sees_all_handed_over() for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("level", Level)
+def test_what_nobody_looks_at_is_not_nothing(level: Level) -> None:
+    completion, _ = sending(level)
+    assert completion.handed_over({1}) == ({} if level >= Level.RAILS else None)
+
+
+def test_what_was_handed_over_stays_counted_when_the_level_falls_and_goes_with_its_rails() -> None:
+    completion, node = sending()
+    for tgid, namespace in ((10, 1), (11, 2)):
+        node.begin(tgid, namespace, RAIL0)
+        node.send(tgid, SOCKET, 0, 100 * namespace)
+    completion.read_handed_over()
+    completion.want(Level.COUNTS)
+    assert completion.handed_over({1, 2}) == {(1, "rail0"): 100, (2, "rail0"): 200}
+    assert completion.handed_over({2}) == {(2, "rail0"): 200}
+    assert completion.handed_over({1, 2}) == {(2, "rail0"): 200}
+
+
+def test_the_last_that_a_process_handed_over_is_counted_before_its_rows_go() -> None:
+    completion, node = sending(Level.COUNTS)
+    node.begin(10, 1, RAIL0)
+    node.send(10, SOCKET, 0, 100)
+    completion.end_process(10)
+    assert completion.handed_over({1}) == {(1, "rail0"): 100}
+    assert node.rows == {}

@@ -13,9 +13,11 @@ from agent.governor import (
     COMFORT,
     FIRST_WAIT_NS,
     FORGET_AFTER_NS,
+    HELD_NS,
     LEVELS,
     LONGEST_WAIT_NS,
     START,
+    TICKS_UP,
     Governor,
     Measured,
     available_level,
@@ -28,7 +30,7 @@ from probes.nccl.library import ProbePoint
 CALIBRATION = Calibration(600.0, Source.MEASURED)
 SECOND_NS = 1_000_000_000
 PROXY = {"proxy_stop", "socket_send", "ib_send"}
-LEVEL_OF = {function.program: function.level for function in FUNCTIONS}
+LEVEL_OF = {"cuda": Level.ALL, **{function.program: function.level for function in FUNCTIONS}}
 
 LIGHT = Hits(calls=100, proxy_post=100, proxy_stop=800, socket_send=1600, plan_launch=100)
 HEAVY = Hits(calls=2000, proxy_post=2000, proxy_stop=16_000, socket_send=32_000, plan_launch=2000)
@@ -394,3 +396,65 @@ def test_callers_and_proxies_have_time_of_their_own(sends: str) -> None:
     assert 0.005 < load(many, Level.RAILS) < 0.01
     assert sum(cost_ns(many, CALIBRATION).values()) / SECOND_NS > 0.01
     assert min(Job(Governor(CALIBRATION), many).ticks(20)) >= Level.RAILS
+
+
+def given_up(job: Job, times: int) -> None:
+    """Level rails was taken back so often, each time after it had come back."""
+    for _ in range(times):
+        job.rates = of_budget(2.5)
+        while job.tick() is not Level.COMPLETION:
+            pass
+        job.rates = of_budget(0.1)
+        while job.tick() is not Level.RAILS:
+            pass
+
+
+def seconds_until_rails(job: Job) -> int:
+    job.rates = of_budget(2.5)
+    while job.tick() is not Level.COMPLETION:
+        pass
+    job.rates = of_budget(0.1)
+    return next(second for second in range(1, 3600) if job.tick() is Level.RAILS)
+
+
+def test_a_level_that_has_held_for_half_an_hour_is_given_another_chance_as_soon_as_the_first_time() -> None:
+    job = Job(Governor(CALIBRATION), LIGHT, available=Level.RAILS)
+    given_up(job, 4)
+    job.ticks(HELD_NS // SECOND_NS - 60)
+    assert seconds_until_rails(job) >= 16 * FIRST_WAIT_NS // SECOND_NS
+    job.ticks(HELD_NS // SECOND_NS)
+    assert seconds_until_rails(job) <= FIRST_WAIT_NS // SECOND_NS + TICKS_UP
+
+
+def test_on_a_busy_host_a_level_needs_more_room_to_come() -> None:
+    idle, busy = (Job(Governor(CALIBRATION), of_budget(0.4), busy_factor=factor) for factor in (1.0, 2.0))
+    assert idle.ticks(60)[-1] is Level.ALL
+    assert busy.ticks(60)[-1] is Level.RAILS
+
+
+def test_of_long_ticks_only_the_last_seconds_decide_what_is_given_up() -> None:
+    governor = Governor(CALIBRATION)
+    levels = []
+    for rates in [of_budget(0.1)] * 10 + [of_budget(2.5)]:
+        interval = Interval(4 * SECOND_NS, scaled(rates, 4))
+        levels.append(governor.decide(Measured(interval, 1, Level.RAILS)))
+    assert set(levels[:-1]) == {Level.RAILS}
+    assert levels[-1] is Level.COMPLETION
+
+
+def test_what_watching_cuda_costs_belongs_to_level_all() -> None:
+    """Given up with it, and remembered."""
+    job = Job(Governor(CALIBRATION), replace(LIGHT, cuda=40_000))
+    levels = job.ticks(500)
+    assert Level.ALL in levels
+    assert levels[-1] is Level.RAILS
+    assert changes([START, *levels]) == 2
+
+
+def test_short_pauses_between_jobs_do_not_add_up_to_the_end_of_one() -> None:
+    job = Job(Governor(CALIBRATION), HEAVY)
+    assert job.ticks(20)[-1] is Level.COUNTS
+    for _ in range(3):
+        for processes, seconds in ((0, FORGET_AFTER_NS // SECOND_NS - 2), (1, 2)):
+            job.processes = processes
+            assert set(job.ticks(seconds)) == {Level.COUNTS}

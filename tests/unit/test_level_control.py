@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,10 +16,11 @@ from agent.governor import START
 from agent.level_control import LevelControl
 from probes.bpf_syscall import KernelRefusal
 from probes.calibration import ASSUMED
-from probes.nccl.internal_functions import Level
+from probes.nccl.internal_functions import InternalPoints, Level
 from probes.nccl.internal_records import InternalStat
+from probes.nccl.library import ProbePoint
 from probes.nccl.records import Stat
-from tests.unit.level_programs import SimulatedPrograms
+from tests.unit.level_programs import BUILD_ID, EVERYTHING, SimulatedLibrary, SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
 
@@ -156,3 +159,45 @@ def test_on_a_host_without_a_free_core_a_hit_costs_more(caplog: pytest.LogCaptur
     for percent, level in ((0, START), (100, Level.COMPLETION)):
         (tmp_path / "pressure/cpu").write_text(f"some avg10={percent}.00 avg60=0.00 avg300=0.00 total=1\n")
         assert min(level_after(caplog, 200, procfs=tmp_path)[0], START) is level
+
+
+@contextmanager
+def real_library(monkeypatch: pytest.MonkeyPatch, build_id: str | None = BUILD_ID) -> Iterator[SimulatedLibrary]:
+    """A file that can be opened, with every function that is probed."""
+    points = {name: ProbePoint(name, 64, 0) for name in EVERYTHING}
+    monkeypatch.setattr("agent.levels.internal_points", lambda *_: InternalPoints(points))
+    descriptor = os.open("/proc/self/exe", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield SimulatedLibrary(descriptor=descriptor, build_id=build_id)
+    finally:
+        os.close(descriptor)
+
+
+def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "railscope.levels")
+    clock = SimulatedClock()
+    completion = Completion(CountingPrograms(), Level.COUNTS)
+    control = control_of(CountedCalls(), completion, clock, "auto")
+    with real_library(monkeypatch, build_id="00" * 20) as library:
+        completion.follow([library])
+        caplog.clear()
+        for _ in range(60):
+            clock.now_ns += SECOND_NS
+            assert control.tick(1) == []
+    assert completion.levels.wanted is Level.COUNTS
+    assert caplog.records == []
+
+
+def test_what_the_kernel_refused_once_is_tried_again_while_the_level_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, programs = SimulatedClock(), CountingPrograms(refuses=Level.RAILS)
+    completion = Completion(programs, Level.COUNTS)
+    control = control_of(CountedCalls(), completion, clock, "rails")
+    with real_library(monkeypatch) as library:
+        assert len(completion.follow([library])) == 1
+        for errors in (1, 0):
+            clock.now_ns += SECOND_NS
+            assert len(control.tick(1)) == errors
+            programs.refuses = None
+        assert programs.still_attached() == ["COMPLETION", "RAILS"]

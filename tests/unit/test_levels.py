@@ -136,6 +136,34 @@ def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(libra
     assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
 
 
+def test_a_library_that_goes_while_its_probes_come_off_leaves_nothing_behind(
+    library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("agent.levels.close_together", lambda _: release.wait(10))
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.RAILS)
+    levels.follow([library])
+    programs.log.clear()
+    levels.want(Level.COUNTS)
+    levels.follow([])
+    release.set()
+    levels.settle(wait=True)
+    assert programs.log == ["forget 3"]
+
+
+def test_a_library_that_went_is_not_looked_into_any_more_and_no_probe_for_errors_stays(
+    library: SimulatedLibrary,
+) -> None:
+    programs = SimulatedPrograms()
+    levels = levels_of(programs, Level.COUNTS)
+    levels.follow([library])
+    assert (programs.described, len(programs.error_links)) == ({3: True}, 1)
+    levels.follow([])
+    levels.settle(wait=True)
+    assert (programs.described, len(programs.error_links)) == ({3: False}, 0)
+
+
 def test_the_first_library_after_none_is_observed_at_once_at_the_wanted_level(library: SimulatedLibrary) -> None:
     levels = levels_of(SimulatedPrograms(), Level.RAILS)
     seen = [levels.highest]

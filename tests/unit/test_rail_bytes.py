@@ -98,6 +98,33 @@ def test_names_are_read_once_for_a_process_however_often_it_sends() -> None:
     assert node.rails.by_device() == {(1, "rail0"): HandedOver(5, 5), (1, "rail1"): HandedOver(5, 5)}
 
 
+def test_a_device_keeps_its_first_name_when_others_are_asked_for_later() -> None:
+    node = Node()
+    node.begin(10, 1, RAIL0)
+    node.send(10, SOCKET, 0, 100)
+    node.read()
+    node.devices[10] = (NetDevice(SOCKET, 0, "eth9", None), RAIL1)
+    for device in (0, 1):
+        node.send(10, SOCKET, device, 1)
+    node.read()
+    assert node.asked == [10, 10]
+    node.send(10, SOCKET, 0, 1)
+    node.read()
+    assert node.rails.by_device() == {(1, "rail0"): HandedOver(102, 3), (1, "rail1"): HandedOver(1, 1)}
+
+
+@pytest.mark.parametrize(("messages", "sent_bytes"), [(2, 30), (1, 900), (1, 30)])
+def test_a_row_that_was_dropped_and_made_again_counts_from_its_beginning(messages: int, sent_bytes: int) -> None:
+    node = Node()
+    node.begin(10, 1, RAIL0)
+    for each in (60, 40):
+        node.send(10, SOCKET, 0, each)
+    node.read()
+    node.rows[10, SOCKET, 0] = Sent(10, 3, SOCKET, 0, messages, sent_bytes)
+    node.read()
+    assert node.rails.by_device() == {(1, "rail0"): HandedOver(100 + sent_bytes, 2 + messages)}
+
+
 def test_an_ended_process_keeps_its_share_and_the_last_of_what_it_sent() -> None:
     node = Node()
     node.begin(10, 1, RAIL0)
