@@ -136,8 +136,9 @@ def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(libra
     assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
 
 
+@pytest.mark.parametrize("first", [Level.COMPLETION, Level.COUNTS])
 def test_a_library_that_goes_while_its_probes_come_off_leaves_nothing_behind(
-    library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch
+    library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch, first: Level
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr("agent.levels.close_together", lambda _: release.wait(10))
@@ -145,7 +146,7 @@ def test_a_library_that_goes_while_its_probes_come_off_leaves_nothing_behind(
     levels = levels_of(programs, Level.RAILS)
     levels.follow([library])
     programs.log.clear()
-    levels.want(Level.COUNTS)
+    levels.want(first)
     levels.follow([])
     release.set()
     levels.settle(wait=True)
