@@ -135,7 +135,7 @@ def test_more_processes_have_more_time_to_give() -> None:
 
 
 def test_a_busy_host_gets_fewer_probes_and_gets_them_back() -> None:
-    job = Job(Governor(CALIBRATION), replace(LIGHT, socket_send=6000), busy_factor=3.0)
+    job = Job(Governor(CALIBRATION), of_budget(0.5), busy_factor=3.0)
     assert job.ticks(10)[-1] is Level.COMPLETION
     job.busy_factor = 1.0
     assert job.ticks(60)[-1] < Level.RAILS, "what was busy a minute ago may be busy again"
