@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 
+from probes.libbpf import LoadError
 from probes.links import AttachKind
 from probes.nccl.abi import DataType, Op
 from probes.nccl.layout import Layouts
-from probes.nccl.programs import EnqueueTime
+from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
 from probes.nccl.records import Stat
 from tests.root.probe_targets import (
     FLOAT32,
@@ -96,6 +97,12 @@ def test_host_time_is_sampled_as_often_as_said(
     assert (int(times["sum_ns"][Op.AllReduce]) > 0) == (expected > 0)
     if enqueue_time is EnqueueTime.SESSION:
         assert stats[Stat.RETURNS] == sampled  # the other returns are not trapped
+
+
+def test_session_probes_over_perf_events_are_refused_in_one_line() -> None:
+    settings = ProgramSettings(attach=AttachKind.PERF, enqueue_time=EnqueueTime.SESSION)
+    with pytest.raises(LoadError, match=r"^perf events carry no session probes: .*, or attach as 'multi'$"):
+        NcclPrograms.load(settings)
 
 
 def test_only_observed_processes_are_counted(testbed: Target, layouts: Layouts) -> None:

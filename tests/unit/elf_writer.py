@@ -40,6 +40,7 @@ class WantedElf:
     code: bytes = b"\xc3" * 256
     constants: bytes = b""
     build_id: bytes | None = bytes(range(20))
+    note_alignment: int = 4
     machine: int = 62
     hash_style: Literal["gnu", "sysv", "none"] = "gnu"
     section_headers: bool = True
@@ -63,8 +64,9 @@ def write_elf(wanted: WantedElf) -> WrittenElf:
     if wanted.build_id is not None:
         # Another note stands before it, as .note.gnu.property does.
         note = struct.pack("<III4s4s", 4, 4, 1, b"ABC\0", b"1234")
+        note = _padded(note, wanted.note_alignment)
         note += struct.pack("<III4s", 4, len(wanted.build_id), 3, b"GNU\0") + wanted.build_id
-        note = _padded(note, 4)
+        note = _padded(note, wanted.note_alignment)
     exported = _hash_order(wanted.exported) if wanted.hash_style == "gnu" else list(wanted.exported)
     dynamic_strings, dynamic_names = _strings([symbol.name for symbol in exported], wanted.merge_tails)
     table_bytes = _SYMBOL.size * (len(exported) + 1)
@@ -72,7 +74,7 @@ def write_elf(wanted: WantedElf) -> WrittenElf:
     if wanted.hash_style != "none":
         hashes = _gnu_hash_table(exported) if wanted.hash_style == "gnu" else _sysv_hash_table(exported)
 
-    note_at = header_bytes
+    note_at = _up(header_bytes, wanted.note_alignment)
     hash_at = _up(note_at + len(note), 8)
     dynamic_symbols_at = _up(hash_at + len(hashes), 8)
     dynamic_strings_at = dynamic_symbols_at + table_bytes
@@ -126,7 +128,7 @@ def write_elf(wanted: WantedElf) -> WrittenElf:
         (1, 5, 0, BASE_ADDRESS, 0, text_end, text_end, 0x1000),
         (1, 6, dynamic_at, dynamic_address, 0, len(dynamic), len(dynamic) + 64, 0x1000),
         (2, 6, dynamic_at, dynamic_address, 0, len(dynamic), len(dynamic), 8),
-        (4, 4, note_at, BASE_ADDRESS + note_at, 0, len(note), len(note), 4),
+        (4, 4, note_at, BASE_ADDRESS + note_at, 0, len(note), len(note), wanted.note_alignment),
     ]
     out[64:header_bytes] = b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
     exported_table = _symbol_table(exported, dynamic_names, BASE_ADDRESS + code_at)

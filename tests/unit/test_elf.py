@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -125,8 +126,11 @@ def test_a_library_without_any_hash_table_is_searched_through_its_symbol_table(o
     assert found["ncclAllReduce"].table == ".symtab"
 
 
-def test_build_id_stands_behind_another_note(opened: Opener) -> None:
-    assert opened(write_elf(NCCL).data).build_id == bytes(range(20)).hex()
+@pytest.mark.parametrize("alignment", [4, 8])
+def test_build_id_stands_behind_another_note(opened: Opener, alignment: int) -> None:
+    """In a segment of eight bytes' alignment each note begins at such a place, and so does what it holds."""
+    written = write_elf(replace(NCCL, note_alignment=alignment))
+    assert opened(written.data).build_id == bytes(range(20)).hex()
     assert opened(write_elf(WantedElf(build_id=None)).data).build_id is None
 
 

@@ -388,6 +388,31 @@ def test_bit_fields_on_byte_borders_have_offsets_and_others_do_not(tmp_path: Pat
         assert found == {"task": Structure(8, {"a": 0, "whole": 4, "next": 5, "odd": 6})}
 
 
+def test_compile_units_that_disagree_are_refused_and_those_that_agree_are_not(tmp_path: Path) -> None:
+    sources = []
+    for name, fields in (("one", "int a, b;"), ("same", "int a, b;"), ("other", "long a; int b;")):
+        sources.append(tmp_path / f"{name}.c")
+        sources[-1].write_text(f"struct task {{ {fields} }} {name};")
+    for other, agree in (("same", True), ("other", False)):
+        library = tmp_path / f"lib{other}.so"
+        subprocess.run(["gcc", "-shared", "-g", "-o", library, tmp_path / "one.c", tmp_path / f"{other}.c"], check=True)
+        with library.open("rb") as file:
+            if agree:
+                assert dwarf_layouts.structures_in(file, {"task": ["b"]}) == {"task": Structure(8, {"b": 4})}
+            else:
+                with pytest.raises(dwarf_layouts.ConflictError, match="define task differently"):
+                    dwarf_layouts.structures_in(file, {"task": ["b"]})
+
+
+def test_static_members_have_no_offset(tmp_path: Path) -> None:
+    source, library = tmp_path / "task.cc", tmp_path / "libtask.so"
+    source.write_text("struct task { int a; static int shared; int b; }; int task::shared; task kept;")
+    subprocess.run(["clang", "-shared", "-fPIC", "-g", "-gdwarf-4", "-o", library, source], check=True)
+    with library.open("rb") as file:
+        found = dwarf_layouts.structures_in(file, {"task": ["a", "shared", "b"]})
+    assert found == {"task": Structure(8, {"a": 0, "b": 4})}
+
+
 def test_the_daemon_itself_never_loads_the_parsers(tmp_path: Path) -> None:
     library = build(tmp_path, "-g")
     script = (

@@ -1,0 +1,77 @@
+"""What the doctor says of libraries: processes are folders that look like /proc, libraries are real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import Config
+from agent.doctor_findings import Finding
+from agent.doctor_libraries import check_libraries
+from probes.libbpf import LoadError
+from probes.nccl.programs import NcclPrograms
+from probes.processes import MappedFileError, Mapping, open_mapped_file
+from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+from tests.unit.test_processes import SimulatedProcfs
+
+CONSTANTS = b"NCCL version 2.97.1+cuda12.9\0"
+
+
+@pytest.fixture
+def procfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedProcfs:
+    """No programs can be loaded, so that nothing is attached."""
+
+    def refused(*_: object) -> NcclPrograms:
+        raise LoadError("simulated refusal")
+
+    monkeypatch.setattr(NcclPrograms, "load", refused)
+    (tmp_path / "proc").mkdir()
+    return SimulatedProcfs(tmp_path / "proc")
+
+
+def maps(path: Path) -> bytes:
+    status = path.stat()
+    device = f"{status.st_dev >> 8 & 0xFFF:x}:{status.st_dev & 0xFF | status.st_dev >> 12 & 0xFFF00:x}"
+    return f"7f0000000000-7f0000001000 r-xp 00000000 {device} {status.st_ino} {path}\n".encode()
+
+
+def check(procfs: SimulatedProcfs) -> dict[str, Finding]:
+    found, _, _ = check_libraries(Config(procfs=procfs.root))
+    return {finding.check: finding for finding in found}
+
+
+def test_a_library_whose_layout_alone_is_unknown_says_what_is_lost_and_how_to_list_it(
+    procfs: SimulatedProcfs, tmp_path: Path
+) -> None:
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)
+    procfs.add(7, maps=maps(library))
+    finding = check(procfs)["NCCL library"]
+    assert finding.status == "note"
+    assert f"{library}: NCCL 2.97.1, in 1 process, " in finding.what
+    assert "communicators have no identity" in finding.what
+    assert "listed builds only" not in finding.what
+    assert "python -m probes.nccl.dwarf_layouts LIBRARY" in finding.remedy
+
+
+def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
+    procfs: SimulatedProcfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def within_rights(root: Path, pid: int, mapping: Mapping) -> int:
+        if mapping.path == str(secret):
+            raise MappedFileError(f"{secret}, mapped by process {pid}, may not be opened: give railscope CAP_X")
+        return open_mapped_file(root, pid, mapping)
+
+    monkeypatch.setattr("agent.discovery.open_mapped_file", within_rights)
+    library, secret = tmp_path / "libnccl.so.2", tmp_path / "secret.so"
+    for path in (library, secret):
+        path.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)
+    procfs.add(7, maps=maps(library))
+    procfs.add(8, maps=maps(secret))
+    found = check(procfs)
+    unopened = found["mapped files"]
+    assert unopened.status == "problem"
+    assert unopened.what.startswith(f"1 may not be opened: whether they hold NCCL is unknown; the first: {secret}, ")
+    assert unopened.remedy
+    assert str(library) in found["NCCL library"].what
