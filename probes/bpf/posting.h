@@ -52,8 +52,16 @@ struct walk {
 	__u8 protocol;
 	__u8 point_to_point_op;
 	__u8 learned; /* 1: of a connection that was not known */
-	__u8 reserved[3];
+	__u8 lost; /* 1: something of this launch is not followed */
+	__u8 reserved[2];
 };
+
+/* Something of this launch could not be read or kept: its calls are not known to be complete before later ones are. */
+static __always_inline void lose(struct walk *walk, __u32 stat)
+{
+	walk->lost = 1;
+	count_internal(stat);
+}
 
 /* Learn of a connection, or that its address serves another communicator now. */
 VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_and_channel)
@@ -62,7 +70,7 @@ VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_
 	struct connection fresh = {.net_device = NO_NET_DEVICE};
 	const struct internals_layout *layout;
 	__u64 resources = 0;
-	__u32 word = 0, slot;
+	__u32 word = 0, send = 0, slot;
 
 	if (!walk)
 		return 0;
@@ -76,17 +84,21 @@ VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_
 	fresh.instance = walk->instance;
 	fresh.peer = peer_and_channel & 0xffffff;
 	fresh.channel = peer_and_channel >> 24;
-	if (!read_user(&word, 4, address + layout->connection_send))
-		fresh.send = word == 1;
-	if (!read_user(&word, 4, address + layout->connection_transport))
-		fresh.network = word == TRANSPORT_NET;
+	if (read_user(&word, 4, address + layout->connection_transport) ||
+	    read_user(&send, 4, address + layout->connection_send)) {
+		lose(walk, INTERNAL_UNREADABLE);
+		return 0;
+	}
+	fresh.network = word == TRANSPORT_NET;
+	fresh.send = send == 1;
 	if (fresh.network && !read_user(&resources, 8, address + layout->connection_resources) && resources) {
 		__u32 offset = fresh.send ? layout->send_net_device : layout->receive_net_device;
 
 		if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
 			fresh.net_device = word;
 	}
-	bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY);
+	if (bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY))
+		lose(walk, INTERNAL_FULL);
 	walk->learned = 1;
 	return 0;
 }
@@ -134,7 +146,7 @@ static __noinline int keep_collective(struct walk *walk)
 	fresh.algorithm = walk->algorithm;
 	fresh.protocol = walk->protocol;
 	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
-		count_internal(INTERNAL_FULL);
+		lose(walk, INTERNAL_FULL);
 	else
 		walk->posted++;
 	count_launch(fresh.op, fresh.algorithm, fresh.protocol, fresh.channels);
@@ -169,7 +181,7 @@ static __noinline int keep_point_to_point(struct walk *walk)
 	fresh.algorithm = 0xff;
 	fresh.protocol = 0xff;
 	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
-		count_internal(INTERNAL_FULL);
+		lose(walk, INTERNAL_FULL);
 	else
 		walk->posted++;
 	return 0;
@@ -231,7 +243,7 @@ static long take_operation(__u64 number, struct walk *walk)
 		return 1;
 	address = walk->pool + (__u64)walk->index * layout->operation_size;
 	if (read_user(head, sizeof(head), address)) {
-		count_internal(INTERNAL_UNREADABLE);
+		lose(walk, INTERNAL_UNREADABLE);
 		return 1;
 	}
 	walk->index = head_half(head, layout->operation_next);
@@ -246,10 +258,8 @@ static long take_operation(__u64 number, struct walk *walk)
 			peer = 0xffffff;
 		learn_connection(walk, key.connection, (peer & 0xffffff) | channel << 24);
 		connection = bpf_map_lookup_elem(&connections, &key);
-		if (!connection) {
-			count_internal(INTERNAL_FULL);
+		if (!connection)
 			return 0;
-		}
 	}
 	if (!connection->network)
 		return 0;
@@ -259,7 +269,7 @@ static long take_operation(__u64 number, struct walk *walk)
 		__u8 called = function;
 
 		if (keep_part(walk, key.connection, operation)) {
-			count_internal(INTERNAL_FULL);
+			lose(walk, INTERNAL_FULL);
 			return 0;
 		}
 		if (layout->operation_function_called != NO_OFFSET)
@@ -389,7 +399,8 @@ int proxy_post(struct registers *ctx)
 		look_elsewhere(&key, proxy, library);
 	__sync_fetch_and_add(&proxy->posted, walk.posted);
 	/* Last: the reader takes all of it for complete of which it finds no operation. */
-	proxy->posted_sequence = walk.sequence;
+	if (!walk.lost)
+		proxy->posted_sequence = walk.sequence;
 	return 0;
 }
 

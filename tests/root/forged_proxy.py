@@ -7,7 +7,7 @@ information of that build.  No GPU, no network and no second rank take part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from agent.completion import Completion
@@ -39,6 +39,7 @@ POOL_BYTES = 256 << 20
 FUNCTIONS = ("_Z14ncclProxyStartP8ncclComm", "_Z28ncclProfilerStopProxyOpEventiP13ncclProxyArgs")
 NET = 2
 """TRANSPORT_NET."""
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +78,54 @@ class Forged:
         self.store(connection, "ncclProxyConnection", 8, transportResources=resources)
         return connection
 
+    @contextmanager
+    def swapped_out(self, address: int) -> Iterator[None]:
+        """The page there, and the next one."""
+        start, size_bytes = address & -PAGE_BYTES, 2 * PAGE_BYTES
+        self.target.caller.show(start, size_bytes, visible=False)
+        try:
+            yield
+        finally:
+            self.target.caller.show(start, size_bytes, visible=True)
+
     def enqueue(self) -> None:
         """One AllReduce."""
         assert all_reduce(self.target, 1, self.comm, COUNT) != 0
 
-    def hand_over(self, *connections: int, operations: Sequence[int] = (), data_type: int = FLOAT32) -> None:
+    def operation(self, index: int) -> int:
+        """Address of a proxy operation in the pool."""
+        return self.pool + index * self.structures["ncclProxyOp"].size_bytes
+
+    def hand_over(
+        self,
+        *connections: int,
+        operations: Sequence[int] = (),
+        data_type: int = FLOAT32,
+        places: Sequence[int] = (),
+        away: int | None = None,
+    ) -> None:
         """A proxy operation for each connection, and NCCL's own hand-over of them.
 
-        `operations`: NCCL's number of each, where they are several; odd ones are Send.
+        `operations`: NCCL's number of each, where they are several; odd ones are Send.  `places`: where in the pool
+        they lie.  `away`: what lies at this address is swapped out meanwhile.
         """
         task = self.new("ncclTaskColl")
         self.store(task, "ncclTaskColl", 8, count=COUNT)
         self.store(task, "ncclTaskColl", func=int(Op.AllReduce), datatype=data_type)
+        places = places or range(len(connections))
         for at, connection in enumerate(connections):
             number = operations[at] if operations else OPERATION
             function = int(Op.Send if number % 2 else Op.AllReduce)
-            address = self.pool + at * self.structures["ncclProxyOp"].size_bytes
+            address = self.operation(places[at])
             self.store(address, "ncclProxyOp", 8, connection=connection, opCount=number, task__coll=task)
-            self.store(address, "ncclProxyOp", next=at + 1 if at + 1 < len(connections) else -1)
+            self.store(address, "ncclProxyOp", next=places[at + 1] if at + 1 < len(connections) else -1)
             self.store(address, "ncclProxyOp", 1, coll=function, protocol=2)
             if "collAPI" in self.structures["ncclProxyOp"].offsets:
                 self.store(address, "ncclProxyOp", 1, collAPI=function)
         if connections:
-            self.store(self.list_of(OWN), "ncclProxyOps", nextOps=0, nextOpsEnd=len(connections) - 1)
-        self.target.caller.call_at(self.start, 1, self.comm)
+            self.store(self.list_of(OWN), "ncclProxyOps", nextOps=places[0], nextOpsEnd=places[-1])
+        with self.swapped_out(away) if away is not None else nullcontext():
+            self.target.caller.call_at(self.start, 1, self.comm)
         # It took the list for what we take it for.
         where = self.list_of(OWN) + self.structures["ncclProxyOps"].offsets["nextOps"]
         assert self.target.caller.text(where, 4) == b"\xff" * 4

@@ -17,8 +17,10 @@ from probes.nccl.layout import Layouts
 from tests.nccl.library import nccl_library
 from tests.root.forged_proxy import (
     IDENTITY,
+    NET,
     OPERATION,
     OTHER,
+    PAGE_BYTES,
     PAYLOAD_BYTES,
     SEND_OPERATION,
     Forged,
@@ -34,6 +36,8 @@ SECOND_NS = 1_000_000_000
 RING_BYTES, RECORD_HEADER_BYTES = 512 * 1024, 8
 """Of completion_events (proxy_tables.h), and of each record in a ring of the kernel's."""
 LAUNCHES_BETWEEN_LOOKS = 256
+FAR = 1000
+"""A place in the pool that lies in other pages than the first ones."""
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +170,28 @@ def test_what_no_table_has_room_for_is_counted_and_never_waited_for(
     probes.forged.post(receives, operations=(operation + 2,))
     assert probes.internals.stats()[InternalStat.FULL] == 1
     assert probes.progress().posted == posted
+    # Nothing tells when it ends, so it is not said to be complete, nor to be in flight.
+    assert (probes.progress().posted_sequence, probes.progress().completed_sequence) == (1, 0)
+
+
+@pytest.mark.parametrize("what", ["operation", "connection"])
+def test_what_cannot_be_read_of_a_launch_is_complete_when_a_later_one_is(probes: Probed, what: str) -> None:
+    sends, _ = probes.forged.connections
+    connection = probes.forged.target.caller.pages(2 * PAGE_BYTES)
+    probes.forged.store(connection, "ncclProxyConnection", send=1, transport=NET)
+    probes.forged.post(sends)
+    probes.forged.complete(sends)
+    probes.forged.enqueue()
+    away = {"operation": probes.forged.operation(FAR), "connection": connection}[what]
+    probes.forged.hand_over(sends, connection, operations=(8, 8), places=(0, FAR), away=away)
+    assert probes.internals.stats()[InternalStat.UNREADABLE] == 1
+    assert probes.completed() == 1
+    probes.forged.complete(sends, 8)
+    assert probes.completed() == 1
+    probes.forged.post(sends, operations=(10,))
+    assert probes.completed() == 1
+    probes.forged.complete(sends, 10)
+    assert probes.completed() == 3
 
 
 def test_completions_that_the_ring_has_no_room_for_are_counted_as_lost_and_as_completions(probes: Probed) -> None:
