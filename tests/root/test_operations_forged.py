@@ -188,9 +188,10 @@ def test_what_cannot_be_read_of_a_launch_is_complete_when_a_later_one_is(probes:
     assert probes.completed() == 1
     probes.forged.complete(sends, 8)
     assert probes.completed() == 1
-    probes.forged.post(sends, operations=(10,))
-    assert probes.completed() == 1
-    probes.forged.complete(sends, 10)
+    probes.forged.post(sends, connection, operations=(10, 10))
+    for each in (sends, connection):
+        assert probes.completed() == 1
+        probes.forged.complete(each, 10)
     assert probes.completed() == 3
 
 
