@@ -42,6 +42,13 @@ def call_from_threads(name, threads, times, *words):
         worker.start()
     for worker in workers:
         worker.join()
+started = []
+def start(name, *words):
+    started.append(threading.Thread(target=call, args=(name, 1, *words)))
+    started[-1].start()
+def finish():
+    while started:
+        started.pop().join()
 def call_from_fork(name, times, *words):
     child = os.fork()
     if not child:
@@ -108,6 +115,14 @@ class Caller:
     def call_from_threads(self, name: str, threads: int, times: int, *words: int) -> None:
         """Call a function from several threads at once, so often from each."""
         self._ask(f"call_from_threads({name!r}, {threads}, {times}, {', '.join(map(str, words))})")
+
+    def start(self, name: str, *words: int) -> None:
+        """Call a function from another thread, which may stay in it."""
+        self._ask(f"start({name!r}, {', '.join(map(str, words))})")
+
+    def finish(self) -> None:
+        """Wait for the calls that were started."""
+        self._ask("finish()")
 
     def call_from_fork(self, name: str, times: int, *words: int) -> int:
         """Call a function so often from a process that this one forks; returns its wait status."""

@@ -6,7 +6,8 @@ argument of a CUDA function is what it returns.  The probes are the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from probes.nccl.cuda_records import CudaStat
 from probes.nccl.functions import ENQUEUE_CHECK
 from probes.nccl.internal_records import LAYOUT
 from probes.nccl.internals import Internals
+from probes.nccl.layout import CommLayout
 from probes.nccl.library import probe_points
 from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from tests.root.caller import Caller
+from tests.root.caller import Caller, forge_communicator
 from tests.root.probe_targets import GARBAGE, assemble, on_x86_64
 
 pytestmark = [pytest.mark.root, on_x86_64]
@@ -49,6 +51,26 @@ _RESULT = {
     **dict.fromkeys(("cudaEventRecord", "cudaEventRecord_ptsz"), _THIRD),
     "cudaEventRecordWithFlags": _FOURTH,
 }
+_CODE = {
+    **{name: f"push %rbp; pop %rbp; mov %{register},%eax; ret" for name, register in _RESULT.items()},
+    # Stays until the word that its last argument leads to is no longer zero.
+    "cudaEventRecord_ptsz": "push %rbp; pop %rbp; test %rcx,%rcx; jz 2f; 1: pause; cmpl $0,(%rcx); je 1b; "
+    "2: mov %edx,%eax; ret",
+    # Leaves its caller too, as longjmp does, where its result would be this.
+    "cudaEventSynchronize": "push %rbp; pop %rbp; mov %esi,%eax; cmp $77,%esi; jne 1f; pop %rdx; 1: ret",
+    "never_returned_to": "mov $77,%esi; call cudaEventSynchronize@PLT; ud2",
+}
+LAYOUT_OF_COMMUNICATORS = CommLayout(
+    source="dwarf",
+    nccl_version="2.99.1",
+    start_magic=0,
+    comm_hash=64,
+    rank=72,
+    nranks=76,
+    cuda_dev=80,
+    end_magic=4088,
+    async_result=200,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +87,18 @@ class Job:
             self.caller.store(info + offset, value, 8)
         self.caller.call(ENQUEUE_CHECK, calls, info, 0)
 
-    def launch(self, comm: int, *, captured: bool = False, program: str = "cuda_plan") -> None:
-        """What has been enqueued goes to its streams."""
+    def plan(self, comm: int, *, captured: bool, program: str = "cuda_plan") -> None:
         plan = self.caller.memory(64)
         self.caller.store(plan + PERSISTENT, int(captured), 1)
         self.caller.call(LIBRARY_PROGRAMS[program], 1, comm, plan)
+
+    def finish(self, comm: int) -> None:
         self.caller.call(LIBRARY_PROGRAMS["cuda_finish"], 1, comm, 0)
+
+    def launch(self, comm: int, *, captured: bool = False, program: str = "cuda_plan") -> None:
+        """What has been enqueued goes to its streams."""
+        self.plan(comm, captured=captured, program=program)
+        self.finish(comm)
 
     def run(self, comm: int, stream: int, calls: int = 1) -> None:
         for _ in range(calls):
@@ -79,6 +107,14 @@ class Job:
 
     def record(self, event: int, stream: int, result: int = 0) -> None:
         self.caller.call("cudaEventRecord", 1, event, stream, GARBAGE | result)
+
+    def record_slowly(self, event: int, stream: int) -> Callable[[], None]:
+        """A call that records in another thread, begun; what is returned lets it return."""
+        before, go = self.cuda.stats()[CudaStat.CALLS], self.caller.memory(8)
+        self.caller.start("cudaEventRecord_ptsz", event, stream, 0, go)
+        while self.cuda.stats()[CudaStat.CALLS] == before:
+            time.sleep(0.001)
+        return lambda: self.caller.store(go, 1, 4)
 
     def ask(self, handle: int, result: int = 0, function: str = "cudaEventQuery") -> None:
         assert self.caller.call(function, 1, handle, GARBAGE | result) == result
@@ -97,8 +133,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    code = {name: f"push %rbp; pop %rbp; mov %{register},%eax; ret" for name, register in _RESULT.items()}
-    return assemble(tmp_path_factory.mktemp("cuda"), **code)
+    return assemble(tmp_path_factory.mktemp("cuda"), **_CODE)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +158,7 @@ def job(request: pytest.FixtureRequest, library: Path, caller: Caller) -> Iterat
         stack.callback(internals.close)
         programs.observe(caller.pid)
         internals.describe(LIBRARY, layout)
-        stack.callback(programs.attach(str(library), points, LIBRARY, None).close)
+        stack.callback(programs.attach(str(library), points, LIBRARY, LAYOUT_OF_COMMUNICATORS).close)
         stack.callback(internals.cuda.attach_library(str(library), launches).close)
         stack.callback(internals.cuda.attach_cuda(str(library), functions).close)
         yield Job(caller, internals.cuda)
@@ -262,7 +297,7 @@ def test_a_communicator_that_changes_its_stream_is_proved_in_its_order(job: Job)
 
 def test_the_threads_own_default_stream_is_not_the_legacy_one(job: Job) -> None:
     job.run(A, 0)
-    job.caller.call("cudaEventRecord_ptsz", 1, EVENT, 0, 0)
+    job.caller.call("cudaEventRecord_ptsz", 1, EVENT, 0, 0, 0)
     job.ask(EVENT)
     job.ask(0, function="cudaStreamSynchronize_ptsz")
     assert job.proved() == ([], 0)
@@ -337,3 +372,128 @@ def test_a_process_that_was_forgotten_begins_anew(job: Job) -> None:
     job.run(A, STREAM)
     job.wait_for(STREAM)
     assert job.proved() == ([2], 1)
+
+
+def test_the_legacy_stream_proves_nothing_once_two_devices_have_one(job: Job) -> None:
+    comms = [
+        forge_communicator(
+            job.caller, LAYOUT_OF_COMMUNICATORS, 4096, {"comm_hash": 5, "rank": 0, "nranks": 2, "cuda_dev": device}
+        )
+        for device in (0, 0, 1)
+    ]
+    for comm in comms[:2]:
+        job.run(comm, 0)
+    job.wait_for(0)
+    assert job.proved() == ([1, 1], 2)
+    job.run(comms[2], 0)
+    job.wait_for(0)
+    job.run(comms[0], 0)
+    job.wait_for(0)
+    assert job.proved() == ([1, 1], 2)
+
+
+def test_while_an_event_is_being_recorded_questions_are_answered_for_its_record_before(job: Job) -> None:
+    job.run(A, STREAM)
+    let_return = job.record_slowly(EVENT, STREAM)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+    let_return()
+    job.caller.finish()
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+
+
+def test_an_event_that_two_threads_record_at_once_proves_nothing(job: Job) -> None:
+    """What the first one's return says is not said of the second one's record, which is not done."""
+    job.run(A, STREAM)
+    first_returns = job.record_slowly(EVENT, STREAM)
+    second_returns = job.record_slowly(EVENT, STREAM)
+    returns = job.cuda.stats()[CudaStat.RETURNS]
+    first_returns()
+    while job.cuda.stats()[CudaStat.RETURNS] == returns:
+        time.sleep(0.001)
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+    second_returns()
+    job.caller.finish()
+    job.ask(EVENT)
+    assert job.proved() == ([], 0)
+
+
+def test_a_plan_that_cannot_be_read_is_taken_for_captured(job: Job) -> None:
+    job.enqueue(A, STREAM)
+    job.caller.call(LIBRARY_PROGRAMS["cuda_plan"], 1, A, 16)
+    job.finish(A)
+    job.wait_for(STREAM)
+    assert job.proved() == ([], 0)
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([2], 1)
+
+
+def test_of_many_communicators_on_one_stream_eight_are_followed_and_the_others_counted(job: Job) -> None:
+    comms = [A + 0x100 * n for n in range(9)]
+    for comm in comms:
+        job.run(comm, STREAM)
+    job.wait_for(STREAM)
+    assert job.proved() == ([1] * 8, 8)
+    assert job.cuda.stats()[CudaStat.FULL] == 1
+    job.run(comms[0], STREAM)
+    job.run(comms[8], OTHER_STREAM)
+    job.wait_for(STREAM)
+    job.wait_for(OTHER_STREAM)
+    assert job.proved() == ([2, *[1] * 7, 2], 11)
+
+
+def test_a_duration_is_from_the_call_to_the_proof(job: Job) -> None:
+    begin_ns = time.monotonic_ns()
+    job.run(A, STREAM, calls=3)
+    launched_ns = time.monotonic_ns()
+    asked_ns = time.monotonic_ns()
+    job.wait_for(STREAM)
+    end_ns = time.monotonic_ns()
+    total_ns = int(job.cuda.durations()[Op.AllReduce]["sum"])
+    assert 3 * (asked_ns - launched_ns) <= total_ns <= 3 * (end_ns - begin_ns)
+
+
+@pytest.mark.parametrize("job", MODES, indirect=True)
+def test_a_question_that_never_returned_is_not_answered_by_the_next_one(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.caller.call("never_returned_to", 1, EVENT)
+    job.ask(OTHER_EVENT, function="cudaEventSynchronize")
+    assert job.proved() == ([], 0)
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+
+
+def test_questions_about_a_stream_of_which_all_is_proved_do_not_trap_their_return(job: Job) -> None:
+    job.run(A, STREAM)
+    for _ in range(5):
+        job.wait_for(STREAM)
+    assert job.proved() == ([1], 1)
+    assert job.cuda.stats()[CudaStat.RETURNS] == 1
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    assert job.cuda.stats()[CudaStat.RETURNS] == 2
+
+
+def test_the_next_communicator_at_an_address_begins_with_nothing_proved_and_nothing_captured(job: Job) -> None:
+    job.run(A, STREAM, calls=2)
+    job.wait_for(STREAM)
+    job.enqueue(A, STREAM)
+    job.plan(A, captured=True)
+    job.caller.call("ncclCommDestroy", 1, A, 0)
+    job.run(A, STREAM)
+    assert job.proved() == ([], 2)
+    job.wait_for(STREAM)
+    assert job.proved() == ([1], 3)
+
+
+def test_what_was_proved_of_nobody_known_is_nobodys(job: Job) -> None:
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    keys, values = (rows.copy() for rows in job.cuda._communicators.read())
+    values["instance"] = 0
+    job.cuda._communicators.update(keys.tobytes(), values.tobytes())
+    assert job.proved() == ([], 1)

@@ -219,6 +219,18 @@ def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
     assert shown.events_lost["completion_tables_full"] == 1
 
 
+def test_durations_that_cuda_tells_are_seconds_too(tmp_path: Path) -> None:
+    class Measured(SimulatedCuda):
+        def durations(self) -> dict[Op, Records]:
+            return SimulatedPrograms().durations()
+
+    completion = Completion(SimulatedPrograms(), Level.ALL, CudaCompletion(Measured(), tmp_path))
+    (shown,) = completion.shown(Snapshot(0, "", "")).cuda_durations
+    assert (shown.op, shown.histogram.sum) == ("AllReduce", 3.0)
+    assert shown.histogram.bounds[5] == pytest.approx(32_768e-9)
+    assert shown.histogram.counts[5] == 2
+
+
 def test_what_was_lost_is_told_by_its_reason() -> None:
     class Losing(SimulatedPrograms):
         def stats(self) -> dict[InternalStat, int]:

@@ -60,6 +60,12 @@ def test_an_interval_holds_what_is_new_since_the_one_before() -> None:
     assert interval == Interval(1_500_000_000, Hits(calls=3, proxy_stop=2))
 
 
+def test_hits_of_what_watches_cuda_are_those_since_the_last_look_or_since_it_was_loaded_anew() -> None:
+    overhead = Overhead(CALIBRATION, SteppedClock())
+    assert [overhead.take({}, {}, cuda=hits).hits.cuda for hits in (1000, 1500, 1500, 200)] == [1000, 500, 0, 200]
+    assert overhead.seconds["cuda"] == pytest.approx(1700 * CALIBRATION.hit_ns("cuda") / 1e9)
+
+
 def test_sends_are_told_apart_by_the_messages_of_each_network() -> None:
     overhead = Overhead(CALIBRATION, SteppedClock())
     rows = [sent(NetworkKind.SOCKET, 300), sent(NetworkKind.IB, 100)]
