@@ -478,10 +478,11 @@ def test_questions_about_a_stream_of_which_all_is_proved_do_not_trap_their_retur
     assert job.cuda.stats()[CudaStat.RETURNS] == 2
 
 
-def test_the_next_communicator_at_an_address_begins_with_nothing_proved_and_nothing_captured(job: Job) -> None:
+def test_the_next_communicator_at_an_address_begins_with_nothing_proved_captured_or_on_several_streams(job: Job) -> None:
     job.run(A, STREAM, calls=2)
     job.wait_for(STREAM)
-    job.enqueue(A, STREAM)
+    for stream in (STREAM, OTHER_STREAM):
+        job.enqueue(A, stream)
     job.plan(A, captured=True)
     job.caller.call("ncclCommDestroy", 1, A, 0)
     job.run(A, STREAM)
