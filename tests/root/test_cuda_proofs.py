@@ -478,7 +478,7 @@ def test_questions_about_a_stream_of_which_all_is_proved_do_not_trap_their_retur
     assert job.cuda.stats()[CudaStat.RETURNS] == 2
 
 
-def test_the_next_communicator_at_an_address_begins_with_nothing_proved_captured_or_on_several_streams(job: Job) -> None:
+def test_the_next_communicator_at_an_address_begins_with_nothing_proved_and_an_empty_group(job: Job) -> None:
     job.run(A, STREAM, calls=2)
     job.wait_for(STREAM)
     for stream in (STREAM, OTHER_STREAM):
