@@ -10,14 +10,17 @@ is for developers, when a new NCCL appears, and for operators with a build of th
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from probes.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
 from probes.nccl.layout import COMM_FIELDS, TABLE, Layouts, Structure
@@ -63,6 +66,8 @@ FIELDS: Final[Mapping[str, Sequence[str]]] = {
 }
 """The structures that the table records, and the fields of each; versions lack some."""
 
+_Table = dict[str, dict[str, Any]]
+"""As layouts.json has it: layouts by name, and builds by build-id, each with the name of its layout."""
 _MAX_DEPTH: Final = 8
 _MACHINES: Final = {EM_X86_64: "x86-64", EM_AARCH64: "arm64"}
 
@@ -174,60 +179,116 @@ def _libraries(path: Path) -> Iterator[IO[bytes]]:
                     yield file
 
 
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What the table keeps of one library."""
+
+    build_id: str
+    nccl_version: str
+    machine: str
+    structures: Mapping[str, Structure]
+
+
+class _UnusableError(Exception):
+    """A file that no build can be taken from."""
+
+
+def _builds_in(path: Path) -> Iterator[_Build]:
+    """Read what debug information tells of each library in a file.
+
+    Raises:
+        _UnusableError, ConflictError, ElfError, OSError, zipfile.BadZipFile: it cannot be used.
+    """
+    from elftools.common.exceptions import DWARFError, ELFError, ELFParseError
+
+    for file in _libraries(path):
+        with Elf.open(file.fileno()) as elf:
+            build_id, machine = elf.build_id, _MACHINES.get(elf.machine, str(elf.machine))
+            version = Layouts({}).nccl_version_of(elf)
+        if version == "unknown":
+            raise _UnusableError("it does not say which version of NCCL it is")
+        try:
+            structures = structures_in(file, FIELDS)
+        except (ELFError, DWARFError, ELFParseError, KeyError, ValueError, IndexError) as error:
+            raise _UnusableError(f"its debug information is damaged: {error!r}") from error
+        if build_id is None or "ncclComm" not in structures:
+            raise _UnusableError("no build-id or no debug information of struct ncclComm")
+        yield _Build(build_id, version, machine, structures)
+
+
+def _with_builds(table: _Table, builds: Iterable[_Build]) -> _Table:
+    """The table with these builds, in the table's order."""
+    layouts, known = dict(table["layouts"]), dict(table["builds"])
+    for build in builds:
+        plain = {
+            name: {"size_bytes": structure.size_bytes, "offsets": dict(structure.offsets)}
+            for name, structure in sorted(build.structures.items())
+        }
+        # Builds of one version for several machines and CUDA versions mostly share their layout.
+        layout = next((key for key, other in layouts.items() if other == plain), None)
+        if layout is None:
+            version = build.nccl_version
+            layout = version if version not in layouts else f"{version} {build.build_id[:8]}"
+            layouts[layout] = plain
+        known[build.build_id] = {"nccl_version": build.nccl_version, "machine": build.machine, "layout": layout}
+    order = sorted(known.items(), key=lambda item: [*map(int, item[1]["nccl_version"].split(".")), item[0]])
+    # A build that was read again may have left its former layout to nobody.
+    used = {build["layout"] for build in known.values()}
+    return {"layouts": {name: layouts[name] for name in sorted(used)}, "builds": dict(order)}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While nobody else renews a table in this folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _renew(path: Path, builds: Iterable[_Build]) -> None:
+    """Add builds to the table in one step: who reads it has all of the old one or all of the new one.
+
+    Raises:
+        OSError: it cannot be read or written, and is as it was.
+        ValueError: it is no table.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with _alone(path.parent):
+        table = json.loads(path.read_text()) if path.exists() else {"layouts": {}, "builds": {}}
+        try:
+            partial.write_text(json.dumps(_with_builds(table, builds), indent=1) + "\n")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Add builds to the table; returns 0, or 2 when a file could not be used."""
+    """Add builds to the table; returns 0, or 2 when a file could not be used, and the table is as it was."""
     parser = argparse.ArgumentParser(description="Add NCCL builds to the table of known layouts.")
     parser.add_argument("files", nargs="+", type=Path, metavar="WHEEL_OR_LIBRARY")
     parser.add_argument("--table", type=Path, default=TABLE, help="the table to add to (default: the package's)")
     options = parser.parse_args(arguments)
-    from elftools.common.exceptions import DWARFError, ELFError, ELFParseError
-
-    table = json.loads(options.table.read_text()) if options.table.exists() else {"layouts": {}, "builds": {}}
+    builds: list[_Build] = []
     for path in options.files:
         try:
-            for file in _libraries(path):
-                with Elf.open(file.fileno()) as elf:
-                    build_id, machine = elf.build_id, _MACHINES.get(elf.machine, str(elf.machine))
-                    version = Layouts({}).nccl_version_of(elf)
-                if version == "unknown":
-                    print(f"{path}: it does not say which version of NCCL it is", file=sys.stderr)
-                    return 2
-                try:
-                    structures = structures_in(file, FIELDS)
-                except (ELFError, DWARFError, ELFParseError, KeyError, ValueError, IndexError) as error:
-                    print(f"{path}: its debug information is damaged: {error!r}", file=sys.stderr)
-                    return 2
-                if build_id is None or "ncclComm" not in structures:
-                    print(f"{path}: no build-id or no debug information of struct ncclComm", file=sys.stderr)
-                    return 2
-                plain = {
-                    name: {"size_bytes": structure.size_bytes, "offsets": dict(structure.offsets)}
-                    for name, structure in sorted(structures.items())
-                }
-                # Builds of one version for several machines and CUDA versions mostly share their layout.
-                layout = next((key for key, known in table["layouts"].items() if known == plain), None)
-                if layout is None:
-                    layout = version if version not in table["layouts"] else f"{version} {build_id[:8]}"
-                    table["layouts"][layout] = plain
-                table["builds"][build_id] = {"nccl_version": version, "machine": machine, "layout": layout}
-                print(f"{build_id} NCCL {version} {machine}: {len(plain)} structures")
-        except (OSError, ElfError, ConflictError, zipfile.BadZipFile) as error:
+            builds += _builds_in(path)
+        except (_UnusableError, OSError, ElfError, ConflictError, zipfile.BadZipFile) as error:
             print(f"{path}: {error}", file=sys.stderr)
             return 2
-    order = sorted(table["builds"].items(), key=lambda item: [*map(int, item[1]["nccl_version"].split(".")), item[0]])
-    # A build that was read again may have left its former layout to nobody.
-    used = {build["layout"] for build in table["builds"].values()}
-    layouts = {name: layout for name, layout in sorted(table["layouts"].items()) if name in used}
-    table = {"layouts": layouts, "builds": dict(order)}
-    # An agent may start at any moment, and reads all of the old table or all of the new one.
-    partial = options.table.with_name(f"{options.table.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(json.dumps(table, indent=1) + "\n")
-        partial.replace(options.table)
+        _renew(options.table, builds)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         print(f"{options.table}: the table cannot be written: {error.strerror}", file=sys.stderr)
         return 2
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"{options.table}: it is no table of layouts: {error}", file=sys.stderr)
+        return 2
+    for build in builds:
+        print(f"{build.build_id} NCCL {build.nccl_version} {build.machine}: {len(build.structures)} structures")
     return 0
 
 

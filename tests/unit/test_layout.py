@@ -380,6 +380,30 @@ def test_the_command_leaves_a_table_that_it_cannot_renew_as_it_was(
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_what_is_no_table_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, library = tmp_path / "layouts.json", str(build(tmp_path, "-g"))
+    for content in ("{", "[]", "{}", '{"layouts": {}}', '{"layouts": {}, "builds": {"00": {}}}'):
+        path.write_text(content)
+        assert dwarf_layouts.main([library, "--table", str(path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"{path}: it is no table of layouts: ")
+        assert path.read_text() == content
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_commands_that_renew_a_table_at_once_lose_no_build(tmp_path: Path) -> None:
+    path, libraries = tmp_path / "layouts.json", []
+    for version in ("2.98.1", "2.98.2", "2.98.3", "2.98.4"):
+        (tmp_path / version).mkdir()
+        libraries.append(build(tmp_path / version, "-g", version=version))
+    command = [sys.executable, "-m", "probes.nccl.dwarf_layouts", "--table", str(path)]
+    running = [subprocess.Popen([*command, str(library)], stdout=subprocess.DEVNULL) for library in libraries]
+    assert [each.wait(60) for each in running] == [0] * 4
+    assert [build["nccl_version"] for build in json.loads(path.read_text())["builds"].values()] == [
+        *("2.98.1", "2.98.2", "2.98.3", "2.98.4")
+    ]
+
+
 def test_bit_fields_on_byte_borders_have_offsets_and_others_do_not(tmp_path: Path) -> None:
     source = "struct task { int a; int whole:8, next:8; unsigned odd:3, after:5; } kept;"
     for flags in (["-g", "-gdwarf-5"], ["-g", "-gdwarf-3"]):
