@@ -19,22 +19,11 @@ from typing import Final
 from tests.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 
 SOURCES: Final = Path(__file__).resolve().parent / "double"
+KERNEL_SOURCES: Final = ("kernel.c", "ring.c", "tree.c", "p2p.c", "passage.c", "simple.c", "ll.c", "reduce.c")
+"""What plays a launch."""
 SHARED_OBJECT_SOURCES: Final = (
-    "patch.c",
-    "symbols.c",
-    "runtime.c",
-    "streams.c",
-    "capture.c",
-    "graph.c",
-    "driver_api.c",
-    "kernel.c",
-    "ring.c",
-    "tree.c",
-    "p2p.c",
-    "passage.c",
-    "simple.c",
-    "ll.c",
-    "reduce.c",
+    *("patch.c", "symbols.c", "runtime.c", "streams.c", "capture.c", "graph.c", "driver_api.c"),
+    *KERNEL_SOURCES,
 )
 DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "families.c", "gpt.c", "failures.c", "completion.c", "operations.c")
 WORKLOAD: Final = REPOSITORY / "testbed" / "workload"

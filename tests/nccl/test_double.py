@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from testbed.hosts import Fabric
-from tests.nccl.build import SOURCES, BuildError, Double, build
+from tests.nccl.build import FLAGS, KERNEL_SOURCES, SOURCES, BuildError, Double, build
 from tests.nccl.job import CallResult, Job, JobError
 from tests.nccl.library import OLDER_NCCL_VERSION, LibraryMissing, nccl_library
 
@@ -376,6 +376,33 @@ def test_what_the_double_cannot_play_aborts_by_name(
         pytest.raises(JobError, match=f"cuda-double.*unsupported.*{named}"),
     ):
         job.run()
+
+
+@pytest.fixture(scope="module")
+def unplayable(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that lets the double play one launch which is made up."""
+    program = tmp_path_factory.mktemp("unplayable") / "unplayable"
+    sources = [SOURCES / name for name in ("unplayable.c", *KERNEL_SOURCES)]
+    subprocess.run(["gcc", *FLAGS, f"-I{double.shared_object.parent}", "-o", program, *sources], check=True)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("work-type", "unsupported kernel ncclDevKernel_AllReduce_Sum_f32_RING_LL: work type 2"),
+        ("another-kernel", "unsupported kernel _Z9somethingv"),
+        ("tree-of-allgather", "device function ncclDevFunc_AllGather_TREE_SIMPLE"),
+        ("collective-as-point-to-point", "ncclDevFunc_AllReduce_Sum_f32_RING_SIMPLE as point-to-point work"),
+        *((f"{who}registered{how}", "registered user buffers")
+          for who in ("", "send-", "receive-") for how in ("", "-with-network")),
+    ],
+)  # fmt: skip
+def test_launches_that_need_more_than_a_plain_gpu_abort_by_name(unplayable: Path, what: str, said: str) -> None:
+    done = subprocess.run([unplayable, what], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGABRT, "")
+    assert done.stderr.startswith("unsupported kernel ")
+    assert done.stderr.endswith(said)
 
 
 def test_a_graph_launched_into_a_capture_aborts_by_name(double: Double) -> None:
