@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def test_a_package_of_that_name_that_is_not_the_compiler_counts_as_none(source: 
         ("Traceback (most recent call last):\nOSError: libbcc.so.0: cannot open", "libbcc.so.0: cannot open"),
         ("could not open bpf map: stats, error: Operation not permitted", "CAP_BPF"),
         ("Exception: Need super-user privileges to run", "CAP_BPF"),
+        ("could not open bpf map: stats, error: Function not implemented", "CONFIG_BPF_SYSCALL"),
         ("", "status 1"),
     ],
 )
@@ -86,6 +88,64 @@ def test_a_helper_that_hands_over_nothing_is_noticed_and_leaves_no_descriptor(so
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert "got lost" in refusal(source, python)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+ANSWERING = """
+import json, os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
+maps, handed_over = int(sys.argv[2]), int(sys.argv[3])
+names = {"programs": ["on_entry"], "maps": [f"map{n}" for n in range(maps)]}
+descriptors = [os.open("/dev/null", os.O_RDONLY) for _ in range(handed_over)]
+with socket.socket(fileno=int(sys.argv[1])) as channel:
+    socket.send_fds(channel, [json.dumps(names).encode()], descriptors)
+"""
+
+
+def answering(folder: Path, maps: int, handed_over: int) -> Path:
+    """A helper that names one program and so many maps, and hands over so many descriptors."""
+    (folder / "helper.py").write_text(ANSWERING)
+    return interpreter(folder, f'cat > /dev/null; exec {sys.executable} {folder}/helper.py "$3" {maps} {handed_over}')
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_a_helper_hands_over_is_taken_by_name(source: Path, tmp_path: Path) -> None:
+    before = open_descriptors()
+    loaded = bcc_loader.load(
+        source,
+        attach_types={"on_entry": 0},
+        map_entries={},
+        constants=b"",
+        architecture="x86",
+        python=answering(tmp_path, maps=2, handed_over=3),
+    )
+    assert (set(loaded.program_fds), set(loaded.map_fds)) == ({"on_entry"}, {"map0", "map1"})
+    loaded.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("handed_over", [1, 2, 4])
+def test_descriptors_that_do_not_fit_what_is_named_are_closed_again(
+    source: Path, tmp_path: Path, handed_over: int
+) -> None:
+    before = open_descriptors()
+    assert "got lost" in refusal(source, answering(tmp_path, maps=2, handed_over=handed_over))
+    assert open_descriptors() == before
+
+
+def test_descriptors_that_there_was_no_room_for_are_told_with_the_limit_to_raise(source: Path, tmp_path: Path) -> None:
+    before, (soft, hard) = open_descriptors(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    python = answering(tmp_path, maps=200, handed_over=201)
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    room_for_60 = next(limit for limit in range(hard) if limit - sum(one < limit for one in taken) == 60)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (room_for_60, hard))
+    try:
+        assert "is the limit on open files (ulimit -n) too low?" in refusal(source, python)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_descriptors() == before
 
 
 def test_a_helper_that_hangs_is_ended(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

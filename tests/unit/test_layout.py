@@ -226,6 +226,12 @@ def test_accessors_that_do_not_fit_together_tell_nothing(table: Layouts, tmp_pat
     assert found.rank == HASH_AT + 8, "every accessor reads all three fields, and one triple still fits"
 
 
+def test_a_triple_that_does_not_begin_where_a_hash_can_end_tells_nothing(table: Layouts, tmp_path: Path) -> None:
+    moved = SOURCE.replace("int rank; const int nRanks;", "int more; int rank; const int nRanks;")
+    with opened(build(tmp_path, "-O2", source=moved)) as elf:
+        assert table.layout_of(elf) is None
+
+
 def test_two_triples_that_fit_tell_nothing(table: Layouts, tmp_path: Path) -> None:
     twice = SOURCE.replace("*out = comm->field;", "*out = comm->field + comm->gap[TWIN_##field];")
     twins = ("-DTWIN_rank=0", "-DTWIN_nRanks=1", "-DTWIN_cudaDev=2")
@@ -270,6 +276,20 @@ def test_a_helper_that_does_not_end_means_unknown_until_it_is_asked_again(
         found = table.layout_of(elf)
         assert found is not None, "another time it may answer"
         assert found.source == "accessors"
+
+
+@pytest.mark.parametrize(
+    ("resource", "at_most"), [("RLIMIT_AS", 2 << 30), ("RLIMIT_CPU", 5), ("RLIMIT_CORE", 0)], ids=lambda one: str(one)
+)
+def test_whatever_a_library_holds_the_helper_takes_no_more_than_its_share(resource: str, at_most: int) -> None:
+    script = (
+        "import resource, sys\n"
+        "from probes.nccl import unknown_build\n"
+        f"unknown_build.from_debug_information = lambda _: sys.exit(str(resource.getrlimit(resource.{resource})))\n"
+        "unknown_build.main(['dwarf', str(sys.stdin.fileno()), 'unknown'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.stderr.strip() == str((at_most, at_most))
 
 
 def test_an_unknown_build_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
