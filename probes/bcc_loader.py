@@ -130,9 +130,7 @@ def _run_helper(
 
 
 def _receive(channel: socket.socket) -> LoadedObject:
-    answer, descriptors, flags, _ = socket.recv_fds(
-        channel, _MOST_ANSWER_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
+    answer, descriptors, _, _ = socket.recv_fds(channel, _MOST_ANSWER_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
 
     def close() -> None:
         while descriptors:
@@ -140,7 +138,8 @@ def _receive(channel: socket.socket) -> LoadedObject:
 
     names = json.loads(answer or b'{"programs": [], "maps": []}')
     programs, maps = names["programs"], names["maps"]
-    if flags & socket.MSG_CTRUNC or not programs or len(descriptors) != len(programs) + len(maps):
+    # Those that there was no room for are missing at the end.
+    if not programs or len(descriptors) != len(programs) + len(maps):
         close()
         raise LoadError("descriptors from bcc got lost: is the limit on open files (ulimit -n) too low?")
     return LoadedObject(
