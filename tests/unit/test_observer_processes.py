@@ -1,0 +1,212 @@
+"""Which process a communicator belongs to, and which NCCL that has: after execve, and where a pid is used again.
+
+The processes are folders that look like /proc, the kernel's tables are simulated, and the libraries are real files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.config import Config
+from agent.observer import Observer
+from agent.snapshot import CommunicatorFacts
+from probes.clock import SystemClock
+from probes.links import Links
+from probes.nccl.programs import NcclPrograms, ProgramSettings
+from probes.nccl.records import LifecycleKind
+from probes.processes import ProcessIdentity
+from tests.unit.collectives_kernel import SimulatedPrograms
+from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+from tests.unit.test_processes import SimulatedProcfs
+
+PID = 7
+FIRST, SECOND = 0x7FFD10000000, 0x7FFD20000000
+"""Where the stacks of a process's first and second program begin."""
+
+
+class AttachablePrograms(SimulatedPrograms):
+    def __init__(self, settings: ProgramSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.observed: set[int] = set()
+
+    def attach(self, *_: object, **__: object) -> Links:
+        return Links()
+
+    def observe(self, pid: int) -> None:
+        self.observed.add(pid)
+
+    def forget(self, pid: int) -> None:
+        self.observed.remove(pid)
+
+
+class Host:
+    """Processes that appear and change as a test says, and an observer of them."""
+
+    def __init__(self, folder: Path, settings: ProgramSettings, **config: Any) -> None:
+        self._folder = folder
+        self._procfs = SimulatedProcfs(folder / "proc")
+        self._procfs.root.mkdir()
+        self._clock = SystemClock()
+        self.kernel = AttachablePrograms(settings)
+        self.new: list[ProcessIdentity] = []
+        everything = Config(collectors=frozenset({"collective"}), procfs=self._procfs.root, **config)
+        self.observer = Observer(everything, cast(NcclPrograms, self.kernel), self._clock, "0")
+        self.observer.new_process = lambda identity, _: self.new.append(identity)
+
+    def library(self, version: str) -> Path:
+        path = self._folder / f"libnccl-{version}.so"
+        path.write_bytes(nccl(version))
+        return path
+
+    def runs(
+        self, pid: int, *mapped: Path, start: int = 100, stack: int = FIRST, job: str = "", namespace: int | None = None
+    ) -> None:
+        """A process is there, or is now this."""
+        lines = []
+        for number, path in enumerate(mapped, start=1):
+            status, place = path.stat(), 0x7F0000000000 + (number << 12)
+            device = f"{status.st_dev >> 8 & 0xFFF:x}:{status.st_dev & 0xFF | status.st_dev >> 12 & 0xFFF00:x}"
+            lines.append(f"{place:x}-{place + 4096:x} r-xp 00000000 {device} {status.st_ino} {path}\n")
+        maps = "".join(lines) or "00400000-00401000 r-xp 00000000 fe:00 11 /opt/python\n"
+        # Another size each time: what has grown is read again.
+        self._procfs.add(pid, start=start, size=4096 * (1 + len(lines)), stack=stack, maps=maps.encode())
+        folder = self._procfs.root / str(pid)
+        (folder / "environ").write_bytes(f"SLURM_JOB_ID={job}\0".encode() if job else b"")
+        if namespace is not None:
+            (folder / "ns").mkdir()
+            (folder / "ns/net").symlink_to(f"net:[{namespace}]")
+
+    def uses_nccl(self, pid: int, instance: int, calls: int = 1) -> None:
+        """The kernel's tables name a process, which has made a communicator and calls."""
+        now_ns = self._clock.monotonic_ns()
+        self.kernel.communicator(pid, instance, first_ns=now_ns)
+        self.kernel.event(pid, instance, LifecycleKind.INIT, time_ns=now_ns)
+        self.kernel.call(pid, instance, calls)
+        self.observer.take_lifecycle()
+
+    def communicators(self, what: Callable[[CommunicatorFacts], Any]) -> dict[int, Any]:
+        return {one.instance: what(one) for one in self.observer.snapshot().communicators}
+
+
+def nccl(version: str) -> bytes:
+    symbols = [WantedSymbol(name) for name in ("ncclAllReduce", "ncclCommInitRank")]
+    constants = f"NCCL version {version}\0".encode()
+    return write_elf(WantedElf(symbols, constants=constants, build_id=version.encode())).data
+
+
+@contextmanager
+def host_with(folder: Path, settings: ProgramSettings | None = None, **config: Any) -> Iterator[Host]:
+    host = Host(folder, settings or ProgramSettings(), **config)
+    try:
+        yield host
+    finally:
+        host.observer.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with host_with(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("then", ["2.90.1", "2.91.2"])
+def test_another_program_has_the_nccl_that_it_maps_itself_and_until_then_none_that_is_known(
+    host: Host, then: str
+) -> None:
+    def version(one: CommunicatorFacts) -> str:
+        return one.nccl_version
+
+    host.runs(PID, host.library("2.90.1"))
+    host.observer.look_at({PID})
+    host.uses_nccl(PID, 1)
+    assert host.communicators(version) == {1: "2.90.1"}
+
+    host.runs(PID, stack=SECOND)
+    host.observer.look_at({PID})
+    host.uses_nccl(PID, 2)
+    assert host.communicators(version) == {1: "2.90.1", 2: "unknown"}
+
+    host.runs(PID, host.library(then), stack=SECOND)
+    host.observer.look_at({PID})
+    assert host.communicators(version) == {1: "2.90.1", 2: then}
+
+
+def test_another_program_is_looked_at_for_nccl_also_in_files_that_the_first_one_had_mapped(host: Host) -> None:
+    path = host.library("2.90.1")
+    library = path.read_bytes()
+    path.write_bytes(write_elf(WantedElf()).data)
+    host.runs(PID, path)
+    host.observer.look_at({PID})
+    host.uses_nccl(PID, 1)
+    path.write_bytes(library)
+    host.runs(PID, path, stack=SECOND)
+    host.observer.look_at({PID})
+    assert host.observer.observes([PID])
+
+
+@pytest.mark.parametrize("start", [100, 200], ids=["execve", "pid used again"])
+def test_what_had_the_pid_before_has_ended_and_keeps_its_job(host: Host, start: int) -> None:
+    def told(one: CommunicatorFacts) -> tuple[str | None, int, bool]:
+        return dict(one.job).get("job"), one.enqueued, one.alive
+
+    library = host.library("2.90.1")
+    host.runs(PID, library, job="111")
+    host.observer.look_at({PID})
+    host.uses_nccl(PID, 1, calls=5)
+    host.runs(PID, library, start=start, stack=SECOND, job="222")
+    host.observer.look_at({PID})
+    host.uses_nccl(PID, 2, calls=8)
+    assert host.communicators(told) == {1: ("111", 5, False), 2: ("222", 8, True)}
+    assert host.observer.snapshot().processes_observed == 1
+    assert host.new == [ProcessIdentity(PID, 100), ProcessIdentity(PID, start)]
+
+
+def test_the_late_news_of_a_process_s_end_does_not_end_the_one_that_has_its_pid_now(host: Host) -> None:
+    library = host.library("2.90.1")
+    for instance, start in ((1, 100), (2, 200)):
+        host.runs(PID, library, start=start)
+        host.observer.look_at({PID})
+        host.uses_nccl(PID, instance)
+    host.observer.process_gone(host.new[0])
+    assert host.communicators(lambda one: one.alive) == {1: False, 2: True}
+    assert host.observer.observes([PID])
+
+
+def test_a_process_that_the_kernels_tables_name_and_nobody_wants_stays_unknown(tmp_path: Path) -> None:
+    with host_with(tmp_path, pids=(PID,)) as host:
+        for pid in (PID, PID + 1):
+            host.runs(pid)
+            host.uses_nccl(pid, pid)
+        assert host.new == [ProcessIdentity(PID, 100)]
+        assert host.observer.snapshot().processes_observed == 1
+
+
+def test_a_process_whose_network_namespace_cannot_be_read_is_in_none_that_is_asked_for(tmp_path: Path) -> None:
+    inside, outside, hidden = 7, 8, 9
+    with host_with(tmp_path, namespaces=frozenset({4})) as host:
+        library = host.library("2.90.1")
+        host.runs(inside, library, namespace=4)
+        host.runs(outside, library, namespace=5)
+        host.runs(hidden, library)
+        host.observer.scan()
+        assert host.new == [ProcessIdentity(inside, 100)]
+        assert not host.observer.observes([hidden])
+
+
+def test_only_living_processes_are_let_through_to_be_counted(tmp_path: Path) -> None:
+    with host_with(tmp_path, ProgramSettings(only_observed_processes=True)) as host:
+        library = host.library("2.90.1")
+        host.runs(PID, library)
+        host.observer.look_at({PID})
+        assert host.kernel.observed == {PID}
+        host.runs(PID, library, stack=SECOND)
+        host.observer.look_at({PID})
+        assert host.kernel.observed == {PID}, "it executes another program"
+        host.observer.process_gone(ProcessIdentity(PID, 100))
+        assert host.kernel.observed == set()
