@@ -33,6 +33,10 @@ class FileStamp:
     changed_ns: int
     """When content, name or rights last changed; a writer cannot set it back."""
 
+    def same_content(self, other: FileStamp) -> bool:
+        """Whether nothing says that the file was written between two stamps of it."""
+        return (self.size_bytes, self.modified_ns) == (other.size_bytes, other.modified_ns)
+
 
 def file_stamp(file: int | str) -> FileStamp:
     """The stamp of a path or descriptor.

@@ -16,12 +16,14 @@ from agent import discovery
 from agent.discovery import Discovery
 from probes.bpf_syscall import KernelRefusal
 from probes.links import Links
+from probes.nccl.functions import ENQUEUE_CHECK
 from probes.nccl.layout import CommLayout
 from probes.nccl.library import ProbePoints
 from probes.processes import PROCFS
 from tests.root.caller import Caller
 from tests.root.nccl_variants import LateCaller, library
-from tests.unit.test_processes import spare_descriptors
+from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+from tests.unit.test_processes import mapped_executable, spare_descriptors
 
 pytestmark = pytest.mark.root
 
@@ -168,6 +170,42 @@ def test_a_probed_library_that_is_written_over_gets_probes_where_its_new_code_is
             assert mappers(found) == {str(path): {first.pid, second.pid}}
 
 
+def elf(build_id: bytes | None = b"one", *, version: str = "2.90.1", names: bool = True) -> bytes:
+    """A library with NCCL; `names` False: stripped."""
+    code = bytes.fromhex("55 48 89 e5 41 57 41 56 48 83 ec 28 c3 90 90 90") * 2
+    exported = [WantedSymbol("ncclAllReduce"), WantedSymbol("ncclCommInitRank")]
+    internal = [WantedSymbol(ENQUEUE_CHECK, offset=16)] if names else []
+    constants = f"NCCL version {version}\0".encode()
+    return write_elf(WantedElf(exported, internal, code=code, constants=constants, build_id=build_id)).data
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param(elf(b"one"), elf(b"two", version="2.91.2"), id="another build with its functions in place"),
+        pytest.param(elf(), elf(names=False), id="stripped in place"),
+        pytest.param(elf(None), elf(None, version="2.91.2"), id="without build-id"),
+    ],
+)
+def test_what_a_library_was_is_not_said_of_what_was_written_over_it(tmp_path: Path, first: bytes, then: bytes) -> None:
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(first)
+    with mapped_executable(path), discovering(os.getpid()) as found:
+        found.scan()
+        (old,) = found.libraries
+        path.chmod(0o700)
+        found.scan()
+        assert found.libraries == (old,)
+        with path.open("r+b") as file:
+            file.write(then)
+            file.truncate()
+        found.scan()
+        (new,) = found.libraries
+    assert new is not old
+    told = [(one.nccl_version, one.points.through_enqueue_check) for one in (old, new)]
+    assert told[0] != told[1]
+
+
 def test_probes_leave_a_library_with_the_first_byte_that_is_written_to_it(tmp_path: Path) -> None:
     # Before anyone maps the new content: breakpoints in places of the old one would kill a job.
     path = library(tmp_path / "libnccl.so.2")
@@ -201,6 +239,19 @@ def test_what_the_kernel_refuses_is_asked_once_a_scan_however_many_processes_the
         found.scan()
         assert found.errors == ()
         assert mappers(found) == {str(path): {job.pid for job in jobs}}
+
+
+def test_only_what_has_a_place_in_a_library_is_said_to_be_attached(tmp_path: Path) -> None:
+    path = tmp_path / "libnccl.so.2"
+    path.write_bytes(elf())
+    attacher = RecordingAttacher()
+    attacher.refuses = True
+    with mapped_executable(path), discovering(os.getpid(), attacher=attacher) as found:
+        for attached in ([], ["calls", "init"]):
+            found.scan()
+            (one,) = found.libraries
+            assert [probe.program for probe in one.probes() if probe.attached] == attached
+            attacher.refuses = False
 
 
 def test_a_process_that_closes_the_library_stops_being_its_mapper_and_the_others_stay(tmp_path: Path) -> None:

@@ -284,6 +284,19 @@ def spare_descriptors(number: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_a_file_of_another_disk_with_the_same_number_is_not_opened(procfs: SimulatedProcfs, tmp_path: Path) -> None:
+    procfs.add(7)
+    path = tmp_path / "library.so"
+    path.write_bytes(b"another one")
+    status = path.stat()
+    here = (os.major(status.st_dev), os.minor(status.st_dev))
+    mapping = Mapping(0x1000, 0x2000, here, status.st_ino, str(path), False)
+    os.close(open_mapped_file(procfs.root, 7, mapping))
+    with pytest.raises(MappedFileError) as caught:
+        open_mapped_file(procfs.root, 7, replace(mapping, device=(here[0] + 1, here[1])))
+    assert caught.value.gone
+
+
 def test_too_many_open_files_are_said_and_do_not_look_like_a_file_that_has_gone(tmp_path: Path) -> None:
     path = tmp_path / "library.so"
     path.write_bytes(b"the library")
