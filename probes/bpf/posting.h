@@ -86,6 +86,8 @@ VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_
 	fresh.channel = peer_and_channel >> 24;
 	if (read_user(&word, 4, address + layout->connection_transport) ||
 	    read_user(&send, 4, address + layout->connection_send)) {
+		/* Nor is it what it was to whoever used this address before. */
+		bpf_map_delete_elem(&connections, &key);
 		lose(walk, INTERNAL_UNREADABLE);
 		return 0;
 	}

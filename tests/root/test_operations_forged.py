@@ -36,6 +36,8 @@ SECOND_NS = 1_000_000_000
 RING_BYTES, RECORD_HEADER_BYTES = 512 * 1024, 8
 """Of completion_events (proxy_tables.h), and of each record in a ring of the kernel's."""
 LAUNCHES_BETWEEN_LOOKS = 256
+GONE = 77
+"""Of a communicator that ended: its number, and its address."""
 FAR = 1000
 """A place in the pool that lies in other pages than the first ones."""
 
@@ -193,6 +195,21 @@ def test_what_cannot_be_read_of_a_launch_is_complete_when_a_later_one_is(probes:
         assert probes.completed() == 1
         probes.forged.complete(each, 10)
     assert probes.completed() == 3
+
+
+def test_a_connection_that_cannot_be_read_is_not_taken_for_the_one_that_was_at_its_address(probes: Probed) -> None:
+    connection = probes.forged.target.caller.pages(2 * PAGE_BYTES)
+    probes.forged.store(connection, "ncclProxyConnection", send=1, transport=NET)
+    probes.forged.post(connection)
+    probes.forged.complete(connection)
+    keys, values = (rows.copy() for rows in probes.internals.connections())
+    values["comm"] = values["instance"] = GONE
+    probes.internals._connections.update(keys.tobytes(), values.tobytes())
+    probes.forged.enqueue()
+    probes.forged.hand_over(connection, operations=(8,), away=connection)
+    assert len(probes.internals.connections()[0]) == 0
+    assert (probes.progress().posted, probes.completed()) == (1, 1)
+    assert probes.internals.stats()[InternalStat.UNREADABLE] == 1
 
 
 def test_completions_that_the_ring_has_no_room_for_are_counted_as_lost_and_as_completions(probes: Probed) -> None:
