@@ -190,6 +190,7 @@ def elf(build_id: bytes | None = b"one", *, version: str = "2.90.1", names: bool
 def test_what_a_library_was_is_not_said_of_what_was_written_over_it(tmp_path: Path, first: bytes, then: bytes) -> None:
     path = tmp_path / "libnccl.so.2"
     path.write_bytes(first)
+    os.utime(path, (1, 1))  # a clock that stands still between two writes would hide the second one
     with mapped_executable(path), discovering(os.getpid()) as found:
         found.scan()
         (old,) = found.libraries
