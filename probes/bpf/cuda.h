@@ -68,6 +68,7 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 	struct cuda_stream *stream;
 	struct cuda_behind behind;
 	__u64 launches;
+	__u32 number;
 	int i, proved = 0;
 
 	if (!handle)
@@ -78,6 +79,7 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 	if (!mark || mark->generation != generation)
 		return 0;
 	launches = mark->launches;
+	number = mark->number;
 	stream_key.stream = mark->stream;
 	for (i = 0; i < CUDA_BEHIND; i++) {
 		behind = mark->behind[i];
@@ -89,7 +91,7 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 		proved |= prove_communicator(&behind, key.tgid);
 	}
 	stream = bpf_map_lookup_elem(&cuda_streams, &stream_key);
-	if (stream && stream->proved < launches)
+	if (stream && stream->number == number && stream->proved < launches)
 		stream->proved = launches;
 	if (proved)
 		count_cuda(CUDA_STAT_PROOFS);

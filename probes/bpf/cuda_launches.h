@@ -87,7 +87,7 @@ struct {
 	__type(value, __u64);
 } cuda_stats SEC(".maps");
 
-/* Numbers communicators and records. */
+/* Numbers communicators, streams and records. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -318,6 +318,7 @@ static __noinline struct cuda_stream *cuda_stream_of(struct cuda_stream_key *key
 	struct cuda_stream *fresh;
 	__u32 zero = 0;
 	__u8 one = 1;
+	int added;
 
 	if (!key)
 		return 0;
@@ -326,13 +327,15 @@ static __noinline struct cuda_stream *cuda_stream_of(struct cuda_stream_key *key
 		return known;
 	bpf_map_update_elem(&cuda_processes, &key->tgid, &one, BPF_ANY);
 	fresh = bpf_map_lookup_elem(&cuda_fresh_stream, &zero);
-	if (fresh)
-		bpf_map_update_elem(&cuda_streams, key, fresh, BPF_NOEXIST);
+	added = fresh && !bpf_map_update_elem(&cuda_streams, key, fresh, BPF_NOEXIST);
 	known = bpf_map_lookup_elem(&cuda_streams, key);
-	if (known)
-		known->stream = key->stream;
-	else
+	if (!known) {
 		count_cuda(CUDA_STAT_FULL);
+		return 0;
+	}
+	known->stream = key->stream;
+	if (added)
+		known->number = next_cuda_number();
 	return known;
 }
 

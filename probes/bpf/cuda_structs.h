@@ -63,7 +63,7 @@ struct cuda_stream {
 	__s32 device; /* of the legacy stream: where NCCL uses it, from 1; 0: not known */
 	__u32 ambiguous;
 	__u32 armed; /* of a mark: the call that records has returned */
-	__u32 reserved;
+	__u32 number; /* no other stream has it: handles are used again */
 	struct cuda_behind behind[CUDA_BEHIND];
 };
 

@@ -50,7 +50,7 @@ _BEHIND: Final = np.dtype(
 STREAM: Final = np.dtype(
     [
         *((name, "<u8") for name in ("launches", "proved", "stream", "generation")),
-        *(("device", "<i4"), ("ambiguous", "<u4"), ("armed", "<u4"), ("reserved", "<u4")),
+        *(("device", "<i4"), ("ambiguous", "<u4"), ("armed", "<u4"), ("number", "<u4")),
         ("behind", _BEHIND, BEHIND),
     ]
 )

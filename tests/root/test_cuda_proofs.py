@@ -343,6 +343,17 @@ def test_of_too_many_calls_at_once_all_are_proved_and_the_last_thousand_have_dur
     assert job.cuda.stats()[CudaStat.FORGOTTEN] == 1100 - 1024
 
 
+def test_the_next_stream_with_a_handle_is_not_taken_to_be_proved_by_the_last_ones_events(job: Job) -> None:
+    job.run(A, STREAM)
+    job.record(EVENT, STREAM)
+    job.caller.call("cudaStreamDestroy", 1, STREAM, 0)
+    job.run(A, STREAM)
+    job.ask(EVENT)
+    assert job.proved() == ([1], 1)
+    job.wait_for(STREAM)
+    assert job.proved() == ([2], 2)
+
+
 def test_forgetting_a_communicator_leaves_the_others_of_its_stream_provable(job: Job) -> None:
     job.run(A, STREAM)
     job.run(B, STREAM)
