@@ -1,139 +1,40 @@
-"""What CUDA's events and streams prove, and what they must not: calls of a simulated NCCL and a simulated CUDA.
-
-Both are a few instructions in one library, loaded by a process that makes the calls that a test tells it to; the last
-argument of a CUDA function is what it returns.  The probes are the real ones.
-"""
+"""What CUDA's events and streams prove, and what they must not: calls of a simulated NCCL and a simulated CUDA."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from probes.elf import Elf
-from probes.links import AttachKind
+from probes.maps import Map, Records
 from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaEvents
 from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
 from probes.nccl.cuda_records import CudaStat
-from probes.nccl.functions import ENQUEUE_CHECK
-from probes.nccl.internal_records import LAYOUT
-from probes.nccl.internals import Internals
-from probes.nccl.layout import CommLayout
-from probes.nccl.library import probe_points
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from probes.nccl.readings import delete_where
 from tests.root.caller import Caller, forge_communicator
-from tests.root.probe_targets import GARBAGE, assemble, on_x86_64
+from tests.root.cuda_job import (
+    CAPTURED_EVENT,
+    LAYOUT_OF_COMMUNICATORS,
+    LIBRARY,
+    MODES,
+    NOT_READY,
+    SESSION,
+    Job,
+    probed_job,
+    simulated_library,
+)
+from tests.root.probe_targets import on_x86_64
 
 pytestmark = [pytest.mark.root, on_x86_64]
-
-LIBRARY = 3
-NOT_READY = 600
-CAPTURED_EVENT = 907
-PERSISTENT = 32
-SESSION = (AttachKind.MULTI, EnqueueTime.SESSION)
-MODES = [
-    pytest.param(SESSION, id="session"),
-    pytest.param((AttachKind.MULTI, EnqueueTime.OFF), id="multi"),
-    pytest.param((AttachKind.PERF, EnqueueTime.OFF), id="perf"),
-]
-_SECOND, _THIRD, _FOURTH = "esi", "edx", "ecx"
-_RESULT = {
-    **dict.fromkeys((*LIBRARY_PROGRAMS.values(), "ncclAllReduce", "ncclCommDestroy"), _SECOND),
-    **dict.fromkeys(("cudaEventQuery", "cudaEventSynchronize", "cudaEventDestroy"), _SECOND),
-    **dict.fromkeys(("cudaStreamQuery", "cudaStreamSynchronize", "cudaStreamDestroy"), _SECOND),
-    "cudaStreamSynchronize_ptsz": _SECOND,
-    **dict.fromkeys(("cudaEventRecord", "cudaEventRecord_ptsz"), _THIRD),
-    "cudaEventRecordWithFlags": _FOURTH,
-}
-_CODE = {
-    **{name: f"push %rbp; pop %rbp; mov %{register},%eax; ret" for name, register in _RESULT.items()},
-    # Stays until the word that its last argument leads to is no longer zero.
-    "cudaEventRecord_ptsz": "push %rbp; pop %rbp; test %rcx,%rcx; jz 2f; 1: pause; cmpl $0,(%rcx); je 1b; "
-    "2: mov %edx,%eax; ret",
-    # Leaves its caller too, as longjmp does, where its result would be this.
-    "cudaEventSynchronize": "push %rbp; pop %rbp; mov %esi,%eax; cmp $77,%esi; jne 1f; pop %rdx; 1: ret",
-    "never_returned_to": "mov $77,%esi; call cudaEventSynchronize@PLT; ud2",
-}
-LAYOUT_OF_COMMUNICATORS = CommLayout(
-    source="dwarf",
-    nccl_version="2.99.1",
-    start_magic=0,
-    comm_hash=64,
-    rank=72,
-    nranks=76,
-    cuda_dev=80,
-    end_magic=4088,
-    async_result=200,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The process, and what was proved of it."""
-
-    caller: Caller
-    cuda: CudaEvents
-
-    def enqueue(self, comm: int, stream: int, calls: int = 1) -> None:
-        """Calls of NCCL that are not launched yet."""
-        info = self.caller.memory(128)
-        for offset, value in ((0, int(Op.AllReduce)), (32, 16), (40, 7), (56, comm), (64, stream)):
-            self.caller.store(info + offset, value, 8)
-        self.caller.call(ENQUEUE_CHECK, calls, info, 0)
-
-    def plan(self, comm: int, *, captured: bool, program: str = "cuda_plan") -> None:
-        plan = self.caller.memory(64)
-        self.caller.store(plan + PERSISTENT, int(captured), 1)
-        self.caller.call(LIBRARY_PROGRAMS[program], 1, comm, plan)
-
-    def finish(self, comm: int) -> None:
-        self.caller.call(LIBRARY_PROGRAMS["cuda_finish"], 1, comm, 0)
-
-    def launch(self, comm: int, *, captured: bool = False, program: str = "cuda_plan") -> None:
-        """What has been enqueued goes to its streams."""
-        self.plan(comm, captured=captured, program=program)
-        self.finish(comm)
-
-    def run(self, comm: int, stream: int, calls: int = 1) -> None:
-        for _ in range(calls):
-            self.enqueue(comm, stream)
-            self.launch(comm)
-
-    def record(self, event: int, stream: int, result: int = 0) -> None:
-        self.caller.call("cudaEventRecord", 1, event, stream, GARBAGE | result)
-
-    def record_slowly(self, event: int, stream: int) -> Callable[[], None]:
-        """A call that records in another thread, begun; what is returned lets it return."""
-        before, go = self.cuda.stats()[CudaStat.CALLS], self.caller.memory(8)
-        self.caller.start("cudaEventRecord_ptsz", event, stream, 0, go)
-        while self.cuda.stats()[CudaStat.CALLS] == before:
-            time.sleep(0.001)
-        return lambda: self.caller.store(go, 1, 4)
-
-    def ask(self, handle: int, result: int = 0, function: str = "cudaEventQuery") -> None:
-        assert self.caller.call(function, 1, handle, GARBAGE | result) == result
-
-    def wait_for(self, stream: int) -> None:
-        self.ask(stream, function="cudaStreamSynchronize")
-
-    def proved(self) -> tuple[list[int], int]:
-        """How many calls of each communicator are complete, in their order; and the number of durations measured."""
-        durations = self.cuda.durations()
-        return (
-            [progress.completed_sequence for _, progress in sorted(self.cuda.progress().items())],
-            int(durations[Op.AllReduce]["count"]) if Op.AllReduce in durations else 0,
-        )
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return assemble(tmp_path_factory.mktemp("cuda"), **_CODE)
+    return simulated_library(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")
@@ -145,23 +46,8 @@ def caller(library: Path) -> Iterator[Caller]:
 @pytest.fixture
 def job(request: pytest.FixtureRequest, library: Path, caller: Caller) -> Iterator[Job]:
     attach, enqueue_time = getattr(request, "param", SESSION)
-    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
-        points, launches, functions = probe_points(elf, LIBRARY), library_points(elf, LIBRARY), cuda_points(elf)
-    assert functions is not None
-    layout = np.zeros(1, LAYOUT)
-    layout["known"], layout["plan_persistent"] = 1, PERSISTENT
-    settings = ProgramSettings(attach=attach, enqueue_time=enqueue_time, only_observed_processes=True)
-    with ExitStack() as stack:
-        programs = NcclPrograms.load(settings)
-        stack.callback(programs.close)
-        internals = Internals.load(programs)
-        stack.callback(internals.close)
-        programs.observe(caller.pid)
-        internals.describe(LIBRARY, layout)
-        stack.callback(programs.attach(str(library), points, LIBRARY, LAYOUT_OF_COMMUNICATORS).close)
-        stack.callback(internals.cuda.attach_library(str(library), launches).close)
-        stack.callback(internals.cuda.attach_cuda(str(library), functions).close)
-        yield Job(caller, internals.cuda)
+    with probed_job(library, caller, attach, enqueue_time) as made:
+        yield made
 
 
 A, B, STREAM, OTHER_STREAM, EVENT, OTHER_EVENT = 0xA000, 0xB000, 0x51000, 0x52000, 0xE000, 0xE100
@@ -509,3 +395,22 @@ def test_what_was_proved_of_nobody_known_is_nobodys(job: Job) -> None:
     values["instance"] = 0
     job.cuda._communicators.update(keys.tobytes(), values.tobytes())
     assert job.proved() == ([], 1)
+
+
+def test_the_next_communicator_at_an_address_may_come_while_the_last_one_is_forgotten(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.run(A, STREAM)
+    job.wait_for(STREAM)
+    (last,) = job.cuda.progress()
+
+    def delete_later(table: Map, chosen: Callable[[Records, Records], Any]) -> None:
+        if job.cuda.progress():  # what is to go was chosen, and nothing is deleted yet
+            job.caller.call("ncclCommDestroy", 1, A, 0)
+            job.run(A, STREAM)
+        delete_where(table, chosen)
+
+    monkeypatch.setattr("probes.nccl.cuda_events.delete_where", delete_later)
+    job.cuda.forget_communicators({last})
+    job.wait_for(STREAM)
+    assert job.proved() == ([1], 2)
