@@ -410,17 +410,19 @@ int cuda_finish(struct registers *ctx)
 		bpf_loop(begin_cuda_walk(&walk), void_call, &walk, 0);
 		known->launched = known->noted;
 	}
-	left_out = known->captured || known->several_streams;
+	stream.stream = known->stream ? known->stream : CUDA_LEGACY_STREAM;
+	left_out = known->captured || known->several_streams || stream.stream == CUDA_PER_THREAD_STREAM;
 	known->captured = 0;
 	known->several_streams = 0;
-	stream.stream = known->stream ? known->stream : CUDA_LEGACY_STREAM;
+	/* Which device's legacy stream it is, only a communicator that could be read tells. */
+	if (stream.stream == CUDA_LEGACY_STREAM && !communicator->confirmed)
+		left_out = 1;
 	/* What is left out is proved with the communicator's next launch, which stands behind it. */
-	if (left_out || stream.stream == CUDA_PER_THREAD_STREAM)
+	if (left_out)
 		return 0;
 	known->launched = known->noted;
 	stream.tgid = thread.tgid;
-	put_on_stream(&stream, &key, calls_so_far(&key, communicator),
-		      communicator->confirmed ? communicator->identity.cuda_dev + 1 : 0);
+	put_on_stream(&stream, &key, calls_so_far(&key, communicator), communicator->identity.cuda_dev + 1);
 	return 0;
 }
 

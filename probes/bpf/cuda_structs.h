@@ -60,7 +60,7 @@ struct cuda_stream {
 	__u64 proved; /* launches of which completion was proved */
 	__u64 stream;
 	__u64 generation; /* of a mark: which record it belongs to */
-	__s32 device; /* of the legacy stream: where NCCL uses it, from 1; 0: not known */
+	__s32 device; /* of the legacy stream: where NCCL uses it, from 1; 0: nowhere yet */
 	__u32 ambiguous;
 	__u32 armed; /* of a mark: the call that records has returned */
 	__u32 number; /* no other stream has it: handles are used again */

@@ -15,7 +15,7 @@ from probes.nccl.abi import Op
 from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
 from probes.nccl.cuda_records import CudaStat
 from probes.nccl.readings import delete_where
-from tests.root.caller import Caller, forge_communicator
+from tests.root.caller import MAGIC, Caller, forge_communicator
 from tests.root.cuda_job import (
     CAPTURED_EVENT,
     LAYOUT_OF_COMMUNICATORS,
@@ -182,7 +182,9 @@ def test_a_communicator_that_changes_its_stream_is_proved_in_its_order(job: Job)
 
 
 def test_the_threads_own_default_stream_is_not_the_legacy_one(job: Job) -> None:
-    job.run(A, 0)
+    identity = {"comm_hash": 5, "rank": 0, "nranks": 2, "cuda_dev": 0}
+    comm, other = (forge_communicator(job.caller, LAYOUT_OF_COMMUNICATORS, 4096, identity) for _ in range(2))
+    job.run(comm, 0)
     job.caller.call("cudaEventRecord_ptsz", 1, EVENT, 0, 0, 0)
     job.ask(EVENT)
     job.ask(0, function="cudaStreamSynchronize_ptsz")
@@ -190,10 +192,10 @@ def test_the_threads_own_default_stream_is_not_the_legacy_one(job: Job) -> None:
     job.record(EVENT, 1)
     job.ask(EVENT)
     assert job.proved() == ([1], 1)
-    job.run(A, 0)
+    job.run(comm, 0)
     job.wait_for(0)
     assert job.proved() == ([2], 2)
-    job.run(B, 2)
+    job.run(other, 2)
     job.wait_for(2)
     assert job.proved() == ([2], 2)
 
@@ -287,6 +289,22 @@ def test_the_legacy_stream_proves_nothing_once_two_devices_have_one(job: Job) ->
     job.run(comms[0], 0)
     job.wait_for(0)
     assert job.proved() == ([1, 1], 2)
+
+
+def test_the_legacy_stream_proves_nothing_of_communicators_whose_device_is_not_known(job: Job) -> None:
+    identity = {"comm_hash": 5, "rank": 0, "nranks": 2, "cuda_dev": 1}
+    end_magic = LAYOUT_OF_COMMUNICATORS.end_magic
+    assert end_magic is not None
+    unreadable, other = (forge_communicator(job.caller, LAYOUT_OF_COMMUNICATORS, 4096, identity) for _ in range(2))
+    for comm in (unreadable, other):
+        job.caller.store(comm + end_magic, 0, 8)
+        job.run(comm, 0)
+    job.wait_for(0)
+    assert job.proved() == ([], 0)
+    job.caller.store(other + end_magic, MAGIC, 8)
+    job.run(other, 0)
+    job.wait_for(0)
+    assert job.proved() == ([2], 2)
 
 
 def test_while_an_event_is_being_recorded_questions_are_answered_for_its_record_before(job: Job) -> None:
