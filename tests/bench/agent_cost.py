@@ -14,11 +14,11 @@ from typing import Final
 
 import probes
 from tests.bench.cpu_time import cpu_seconds
-from tests.bench.results import Bound, Line, Omission, figure
+from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.library import LibraryMissing, nccl_library
+from tests.nccl.library import nccl_library
 
 PART: Final = "agent"
 _IDLE_SECONDS: Final = 10.0
@@ -51,11 +51,12 @@ def idle_mapper(library: Path) -> Iterator[int]:
 
 
 def measure(_built: Built, rounds: int) -> list[Line]:
-    """Start the agent, let it idle for 10 s and end it, `rounds` times."""
-    try:
-        library = nccl_library()
-    except LibraryMissing as error:
-        return [Omission(PART, "all", str(error))]
+    """Start the agent, let it idle for 10 s and end it, `rounds` times.
+
+    Raises:
+        LibraryMissing: the NCCL library was not fetched.
+    """
+    library = nccl_library()
     attached_s: list[float] = []
     detached_s: list[float] = []
     resident_mb: list[float] = []

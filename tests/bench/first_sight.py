@@ -25,10 +25,10 @@ from probes.nccl.internals import Internals
 from probes.nccl.layout import Layouts
 from probes.nccl.programs import NcclPrograms, ProgramSettings
 from tests.bench.agent_cost import idle_mapper
-from tests.bench.results import Bound, Line, Omission, figure
+from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
-from tests.nccl.library import REPOSITORY, LibraryMissing, copy_with_another_build_id, nccl_library
+from tests.nccl.library import REPOSITORY, copy_with_another_build_id, nccl_library
 
 PART: Final = "first sight"
 _PROCFS: Final = Path("/proc")
@@ -39,11 +39,9 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 
     Raises:
         BenchError: a look fails, or does not find what it should.
+        LibraryMissing: the NCCL library was not fetched.
     """
-    try:
-        library = nccl_library()
-    except LibraryMissing as error:
-        return [Omission(PART, "all", str(error))]
+    library = nccl_library()
     known: list[float] = []
     unknown: list[float] = []
     with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory:

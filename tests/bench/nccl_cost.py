@@ -56,9 +56,8 @@ from tests.bench.results import Target as Limit
 from tests.bench.run_times import counted
 from tests.bench.target import BenchError, Built
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import BuildError, Double, build
+from tests.nccl.build import Double, build
 from tests.nccl.job import Job, JobError
-from tests.nccl.library import LibraryMissing
 
 _PEERS: Final = "of themselves others say: NCCL's profiler costs 4-13 %, the nearest eBPF rival 0.4-1.7 %"
 _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
@@ -208,13 +207,11 @@ def measure(case: Case, built: Built, rounds: int) -> list[Line]:
 
     Raises:
         BenchError: the job or an observer does not do what it should.
+        LibraryMissing, BuildError: the NCCL library or its stand-in for CUDA is not there.
     """
-    try:
-        double = build()
-        with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
-            points = probe_points(elf, 0)
-    except (LibraryMissing, BuildError) as error:
-        return [Omission(case.part, "all", str(error))]
+    double = build()
+    with double.nccl.open("rb") as file, Elf.open(file.fileno()) as elf:
+        points = probe_points(elf, 0)
     with Fabric(hosts=2, rails=2) as fabric:
         return _lines(case, _measure(case, fabric, _Probed(built, double, points), rounds))
 

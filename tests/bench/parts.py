@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from probes.libbpf import LoadError
 from testbed.hosts import TestbedError
 from tests.bench.results import Line, Omission
 from tests.bench.target import BenchError, Built
+from tests.nccl.build import BuildError
+from tests.nccl.library import LibraryMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def measure_parts(parts: Mapping[str, Part], built: Built, rounds: int | None = 
         print(f"{name} …", file=sys.stderr, flush=True)
         try:
             lines += part.measure(built, rounds or part.rounds)
-        except (BenchError, TestbedError) as error:
+        except (BenchError, TestbedError, LibraryMissing, BuildError, LoadError) as error:
             failed[name] = str(error)
             lines.append(Omission(name, "all of it", str(error)))
             print(f"{name}: {error}", file=sys.stderr, flush=True)

@@ -28,9 +28,8 @@ from tests.bench.results import Figure, Line, Omission, figure
 from tests.bench.run_times import NAME_BYTES, NEVER, RunTime, counted, run_times
 from tests.bench.target import BenchError, Built, Target
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import BuildError, Double, build
+from tests.nccl.build import Double, build
 from tests.nccl.job import Job, JobError
-from tests.nccl.library import LibraryMissing
 
 PART: Final = "programs"
 
@@ -78,11 +77,9 @@ def measure(built: Built, rounds: int) -> list[Line]:
 
     Raises:
         BenchError: a job does not run, or the kernel does not count.
+        LibraryMissing, BuildError: the NCCL library or its stand-in for CUDA is not there.
     """
-    try:
-        double = build()
-    except (LibraryMissing, BuildError) as error:
-        return [Omission(PART, "all", str(error))]
+    double = build()
     calibration = calibrate(AttachKind.MULTI)
     taken: list[Mapping[str, RunTime]] = []
     empty: list[RunTime] = []

@@ -12,12 +12,17 @@ from tests.bench.__main__ import arguments, wanted_parts
 from tests.bench.parts import Part, measure_parts
 from tests.bench.results import Figure, Line, Omission, figure
 from tests.bench.target import BenchError, Built
+from tests.nccl.library import LibraryMissing
 
 BUILT = cast(Built, Path("/nowhere"))
 
 
 def fails(_built: Built, _rounds: int) -> list[Line]:
     raise BenchError("the kernel refused")
+
+
+def lacks_its_library(_built: Built, _rounds: int) -> list[Line]:
+    raise LibraryMissing("fetch it")
 
 
 def measured(_built: Built, rounds: int) -> list[Line]:
@@ -33,6 +38,12 @@ def test_results_of_other_parts_are_kept_and_the_one_that_failed_is_named(capsys
     assert found.status(errors) == 1
     assert errors.getvalue() == "late failed, and has no figures in the results: the kernel refused\n"
     assert capsys.readouterr().err.splitlines() == ["first …", "late …", "late: the kernel refused", "last …"]
+
+
+def test_a_part_whose_library_was_not_fetched_fails() -> None:
+    errors = io.StringIO()
+    assert measure_parts({"nccl": Part(lacks_its_library, 1)}, BUILT).status(errors) == 1
+    assert errors.getvalue() == "nccl failed, and has no figures in the results: fetch it\n"
 
 
 def test_given_rounds_are_those_of_every_part_and_without_a_failure_all_is_well() -> None:
