@@ -1,78 +1,99 @@
-"""What a part of an agent takes from a job by itself: it comes and goes in turns, and nothing else changes.
+"""What an agent takes from a job, and what programs do by themselves, in turns that are seconds apart.
 
-Neighbours are seconds apart, so that many pairs fit where a whole agent's coming, its rest and its going leave time for
-one: its process is stopped and goes on, and all that it attached stays; programs are attached and detached, and no
-agent is there.
+A bare job's rate wanders by percents within a minute, and a whole agent needs most of one to come, rest and go: next to
+each other must stand what comes and goes at once.  Programs are attached and detached within milliseconds.  For a whole
+agent there are two jobs alike, of which it observes one.  Only one of them goes on at a time, and the agent goes on and
+stops with the one that it observes; its probes are in that one only.  What makes one of the two faster than the other,
+where its memory lies perhaps, falls out when the agent has observed each of them.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Final
 
 from agent.pace import CALM_NS
 from tests.bench.many_communicators import pause, resume
 
-_TURNS: Final = 4
-"""How often the process goes on between two stops."""
-_WINDOW_SECONDS: Final = CALM_NS / 1e9
-"""A tick of an agent at rest is in every one; of its scans of all processes, which are rarer still, one in some."""
-_WITHOUT_SECONDS: Final = _WINDOW_SECONDS / 2
-"""Each on one side of such a window; and events that nobody reads meanwhile must find room."""
-_STOPPED_SECONDS: Final = 0.3
-"""From a stop to what is measured without the process."""
-_CAUGHT_UP_SECONDS: Final = 0.7
-"""From its going on to what is measured beside it: first it does what had fallen due."""
+_TURN_SECONDS: Final = CALM_NS / 1e9
+"""A tick of an agent at rest is in every one; of its scans of all processes, which are rarer still, one in some.  A job
+that went on is a little slow at first: turns of different lengths would not compare."""
 
 _PROGRAM_SECONDS: Final = 1.0
 """A program costs the same at every call: the shorter the windows, the less the bare rate has wandered between them."""
 _STOP_SECONDS: Final = 0.5
 """So long the job is stopped, who ever comes or goes: programs come within milliseconds, and go within 200 of them."""
 _RESUMED_SECONDS: Final = 1.0
-"""What it takes the job to go on is on both sides of a pair, and most of it is over by then."""
+"""What it takes a job to go on is on both sides of a pair, and most of it is over by then; so is what an agent that
+goes on finds fallen due."""
 
 Programs = Callable[[], AbstractContextManager[None]]
 """Attaches programs that are loaded, and detaches them at the end of the block; or nobody comes, for comparison."""
 
 
-def kept_beside_process(
-    pid: int,
-    rate: Callable[[float], float],
+@dataclass(frozen=True, slots=True)
+class RatedJob:
+    """A job, and how its rate is measured over so many seconds, in calls per second."""
+
+    pids: tuple[int, ...]
+    rate: Callable[[float], float]
+
+
+def kept_beside_agent(
+    agent: int | None,
+    observed: RatedJob,
+    other: RatedJob,
     *,
-    turns: int = _TURNS,
+    turns: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[float]:
-    """The rate beside the process over the mean of the rates before and after, while it is stopped; one a turn.
+    """The observed job's rate beside the agent over the mean of the other's before and after it; one a turn.
 
     Args:
-        pid: a process of the caller's, which goes on when this returns or raises.
-        rate: measures the job over so many seconds, in calls per second.
-        turns: how often the process goes on between two stops.
+        agent: the pid of an agent that observes one job and not the other, and has come to rest; or None, for
+            comparison.  It goes on when this returns or raises.
+        observed: goes on when this returns or raises.
+        other: is stopped when this returns or raises.
+        turns: how often the observed job and the agent have their turn.
         sleep: waits so many seconds.
 
     Raises:
-        ProcessLookupError: the process has ended.
+        BenchError: a job ended, or makes no call.
+        ProcessLookupError: agent or job have ended.
     """
+    beside_it = observed.pids if agent is None else (agent, *observed.pids)
 
-    def without() -> float:
-        pause([pid])
-        try:
-            sleep(_STOPPED_SECONDS)
-            return rate(_WITHOUT_SECONDS)
-        finally:
-            resume([pid])
+    def rate(stops: tuple[int, ...], goes: tuple[int, ...], job: RatedJob) -> float:
+        pause(stops)
+        resume(goes)
+        sleep(_RESUMED_SECONDS)
+        return job.rate(_TURN_SECONDS)
 
     kept = []
-    before = without()
-    for _ in range(turns):
-        sleep(_CAUGHT_UP_SECONDS)
-        beside = rate(_WINDOW_SECONDS)
-        after = without()
-        kept.append(beside / ((before + after) / 2))
-        before = after
+    try:
+        before = rate(beside_it, other.pids, other)
+        for _ in range(turns):
+            beside = rate(other.pids, beside_it, observed)
+            after = rate(beside_it, other.pids, other)
+            kept.append(beside / ((before + after) / 2))
+            before = after
+    finally:
+        resume(beside_it)
+        pause(other.pids)
     return kept
+
+
+def whichever_is_observed(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """What a job keeps, of what the first of two kept while it was observed and the second while it was.
+
+    Turn by turn the geometric mean: by as much as one job is faster, the first ratio is too high and the second too
+    low.
+    """
+    return [math.sqrt(one * other) for one, other in zip(first, second, strict=True)]
 
 
 def kept_beside_programs(

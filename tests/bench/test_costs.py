@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Cali
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
 from tests.bench.foreign_probes import require_no_probes
-from tests.bench.nccl_cost import CASES, Samples, beside_both, of_parts, require_hits
+from tests.bench.nccl_cost import require_hits
 from tests.bench.probe_cost import accounting, empty_probe
 from tests.bench.results import Figure, Line, Omission
 from tests.bench.run_times import RunTime, counted, program_ids, run_times
@@ -63,25 +62,6 @@ def test_the_time_of_a_thread_is_its_own() -> None:
 def test_beats_without_a_reading_are_of_all_beats_since_then() -> None:
     at = ThreadTime(0, 0)
     assert Beats(at, 1_100, 15).without_percent(Beats(at, 110, 5)) == pytest.approx(1.0)
-
-
-def test_what_is_kept_beside_programs_and_process_is_the_product_with_the_median_of_the_process() -> None:
-    assert beside_both([0.9, 1.0], [0.5, 0.8, 1.0]) == pytest.approx([0.72, 0.8])
-    assert beside_both([0.9, 1.0], [0.99, 1.01, 1.02]) == pytest.approx([0.9, 1.0]), "no process makes a job faster"
-
-
-@pytest.mark.parametrize(
-    ("rested", "kept"), [(["rails", "completion", "completion"], 0.8), (["rails"], 0.4), (["no level", "counts"], None)]
-)
-def test_the_parts_of_a_default_are_at_the_level_where_the_governor_rested(
-    rested: list[str], kept: float | None
-) -> None:
-    case = next(case for case in CASES if case.part == "nccl-16MiB")
-    alone = {"the programs of level completion alone": [0.8], "the programs of level rails alone": [0.4]}
-    samples = Samples(agent={"default": [0.5]}, by_itself={"default": [1.0]}, alone=alone, rested=Counter(rested))
-    *_, last = of_parts(case, samples, "default")
-    assert (last.median if isinstance(last, Figure) else None) == kept
-    assert isinstance(last, Figure) or "came to rest at no level" in last.reason
 
 
 def test_a_collection_is_summed_up_round_by_round() -> None:

@@ -1,38 +1,59 @@
-"""What comes and goes in turns: a process that is stopped and goes on, programs that are attached and detached."""
+"""What comes and goes in turns: an agent with the job that it observes, programs that are attached and detached."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.bench.quick_turns import kept_beside_process, kept_beside_programs
+from tests.bench.quick_turns import RatedJob, kept_beside_agent, kept_beside_programs, whichever_is_observed
 from tests.bench.target import BenchError
+
+
+@contextmanager
+def running() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+    with running() as process:
+        yield process
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Processes that stand for an agent and two jobs."""
+
+    agent: subprocess.Popen[bytes]
+    observed: subprocess.Popen[bytes]
+    other: subprocess.Popen[bytes]
+
+    def await_turn(self, *, of_the_observed: bool) -> None:
+        await_state(self.agent, stopped_wanted=not of_the_observed)
+        await_state(self.observed, stopped_wanted=not of_the_observed)
+        await_state(self.other, stopped_wanted=of_the_observed)
+
+
+@pytest.fixture
+def cast() -> Iterator[Cast]:
+    with running() as agent, running() as observed, running() as other:
+        yield Cast(agent, observed, other)
 
 
 def stopped(process: subprocess.Popen[bytes]) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def await_change(process: subprocess.Popen[bytes]) -> None:
-    """Until it has stopped, or gone on: a signal takes its time on a busy host."""
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WCONTINUED)
 
 
 def await_state(process: subprocess.Popen[bytes], *, stopped_wanted: bool = False) -> None:
@@ -42,26 +63,52 @@ def await_state(process: subprocess.Popen[bytes], *, stopped_wanted: bool = Fals
         time.sleep(0.001)
 
 
-def test_the_rate_beside_a_process_is_over_those_around_it_with_the_process_stopped(
-    process: subprocess.Popen[bytes],
-) -> None:
+def test_an_agent_goes_on_with_the_job_that_it_observes_and_stops_with_the_other(cast: Cast) -> None:
     drift = iter((100.0, 105.0, 110.0, 115.0, 120.0))
 
-    def rate(_seconds: float) -> float:
-        return next(drift) * (1.0 if stopped(process) else 0.9)
+    def beside(_seconds: float) -> float:
+        cast.await_turn(of_the_observed=True)
+        return next(drift) * 0.9
 
-    kept = kept_beside_process(process.pid, rate, turns=2, sleep=lambda _: await_change(process))
+    def without(_seconds: float) -> float:
+        cast.await_turn(of_the_observed=False)
+        return next(drift)
+
+    observed, other = RatedJob((cast.observed.pid,), beside), RatedJob((cast.other.pid,), without)
+    kept = kept_beside_agent(cast.agent.pid, observed, other, turns=2, sleep=lambda _: None)
     assert kept == pytest.approx([0.9, 0.9])
+    cast.await_turn(of_the_observed=True)
 
 
-def test_a_process_goes_on_also_where_the_job_ends(process: subprocess.Popen[bytes]) -> None:
+def test_for_comparison_the_jobs_take_turns_as_long_without_an_agent(cast: Cast) -> None:
+    lengths: set[float] = set()
+
+    def rate(seconds: float) -> float:
+        assert not stopped(cast.agent)
+        lengths.add(seconds)
+        return 100.0
+
+    observed, other = RatedJob((cast.observed.pid,), rate), RatedJob((cast.other.pid,), rate)
+    assert kept_beside_agent(None, observed, other, turns=3, sleep=lambda _: None) == [1.0, 1.0, 1.0]
+    assert len(lengths) == 1
+
+
+def test_an_agent_goes_on_also_where_a_job_ends(cast: Cast) -> None:
     def rate(_seconds: float) -> float:
+        cast.await_turn(of_the_observed=False)
         raise BenchError("the NCCL job ended before its time")
 
+    observed, other = RatedJob((cast.observed.pid,), rate), RatedJob((cast.other.pid,), rate)
     with pytest.raises(BenchError, match="ended before its time"):
-        kept_beside_process(process.pid, rate, sleep=lambda _: await_change(process))
-    await_change(process)
-    assert not stopped(process)
+        kept_beside_agent(cast.agent.pid, observed, other, turns=1, sleep=lambda _: None)
+    cast.await_turn(of_the_observed=True)
+
+
+def test_which_of_two_jobs_is_faster_does_not_matter() -> None:
+    faster = 1.03
+    assert whichever_is_observed([0.97 * faster, 0.99 * faster], [0.97 / faster, 0.99 / faster]) == pytest.approx(
+        [0.97, 0.99]
+    )
 
 
 def test_the_rate_beside_programs_is_over_the_bare_ones_around_it(process: subprocess.Popen[bytes]) -> None:

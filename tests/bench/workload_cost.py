@@ -17,8 +17,9 @@ from typing import Final
 from agent.pace import CALM_NS
 from testbed.hosts import Fabric
 from testbed.job import LIBRARY, Job, JobOptions
+from tests.bench.counted_job import share_cores
 from tests.bench.cpu_time import DISTURBED, Others
-from tests.bench.nccl_cost import at_rest, share_cores
+from tests.bench.nccl_cost import at_rest
 from tests.bench.results import Bound, Line, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built
