@@ -78,6 +78,9 @@ _BPFTRACE_SECONDS: Final = 0.5
 _REST_SECONDS: Final = (STEADY_NS + CALM_NS) / 1e9
 """Between an agent's coming and its measurement, or since the governor last changed its mind."""
 _MOST_REST_SECONDS: Final = 60.0
+_NO_SUSPICION: Final = "60s"
+"""An agent that was stopped for a turn finds that nothing has moved for so long, suspects a rank, and for ten seconds
+does all that it does at rest four times as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +318,8 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
         else:
             option = "auto" if level is None else name_of(level)
-            agent = stack.enter_context(AgentProcess("--level", option, "--pid", *map(str, pids)))
+            arguments = ("--level", option, "--stall.floor", _NO_SUSPICION, "--pid", *map(str, pids))
+            agent = stack.enter_context(AgentProcess(*arguments))
             _await_level(agent, double.nccl, len(pids), level)
         stack.callback(pause, pids)
         resume(pids)
