@@ -189,7 +189,10 @@ def _measure(case: Case, fabric: Fabric, probed: _Probed, rounds: int) -> Sample
 def _beside(
     name: str, observed: RatedJob, other: RatedJob, turns: int, double: Double, samples: Samples
 ) -> list[float]:
-    """What an agent leaves a job, which takes turns with one like it; or nobody does."""
+    """The rate of a job over that of one like it that nobody observes, with which it takes turns; one a turn.
+
+    `name` is an agent's; of nobody, for comparison, nothing observes either job.
+    """
     pause(other.pids)
     with nullcontext() if name == _NOBODY else _observed(name, observed.pids, double, samples.rested) as agent:
         pid = None if agent is None else agent.process.pid
@@ -211,6 +214,7 @@ def _beside(
 
 
 def _bare_rate(job: RatedJob, samples: Samples, seconds: float) -> float:
+    """Measure a job that nobody observes, in calls per second, and keep that with what others took meanwhile."""
     others = Others(job.pids)
     rate = job.rate(seconds)
     samples.others.append(others.percent())
