@@ -9,16 +9,17 @@ STAMPS := $(VENV)/.stamps
 # test: what only tests and the bench use.
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
-PACKAGES_TEST := prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
+PACKAGES_ROOT := mmdebstrap debian-archive-keyring
+PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
 PACKAGES_BENCH := bpftrace python3-bpfcc
 # Node.js from elsewhere brings npm along, and does not go with Debian's.
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
 PACKAGES_SPARK := openjdk-17-jre-headless
-PACKAGES_VM := qemu-system-x86 mmdebstrap debian-archive-keyring xz-utils zstd
+PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm clean wheel
+.PHONY: setup build bytecode demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -82,6 +83,9 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 test-vm: setup packages-vm $(STAMPS)/nccl  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm
 	RAILSCOPE_TEST_VM=1 $(BIN)/python -m pytest tests/vm
+
+gpu-kit: setup $(STAMPS)/nccl  ## lay .gpu: what a bare machine with a GPU lacks to run tests/gpu/run
+	$(BIN)/python -m tests.gpu.kit
 
 lint: $(STAMPS)/venv
 	$(BIN)/ruff check .

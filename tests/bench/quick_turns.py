@@ -41,6 +41,24 @@ class RatedJob:
 
     pids: tuple[int, ...]
     rate: Callable[[float], float]
+    hold: Callable[[], None] | None = None
+    """Stops the job between two operations; None: its processes are stopped wherever they are."""
+    release: Callable[[], None] | None = None
+    """Lets a job go on that was held."""
+
+    def stop(self) -> None:
+        """Have it make no calls."""
+        if self.hold is None:
+            pause(self.pids)
+        else:
+            self.hold()
+
+    def go_on(self) -> None:
+        """Have it make calls again."""
+        if self.release is None:
+            resume(self.pids)
+        else:
+            self.release()
 
 
 def kept_beside_agent(
@@ -49,6 +67,8 @@ def kept_beside_agent(
     other: RatedJob,
     *,
     turns: int,
+    turn_seconds: float = _TURN_SECONDS,
+    resumed_seconds: float = _RESUMED_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[float]:
     """The observed job's rate beside the agent over the mean of the other's before and after it; one a turn.
@@ -59,31 +79,42 @@ def kept_beside_agent(
         observed: goes on when this returns or raises.
         other: is stopped when this returns or raises.
         turns: how often the observed job and the agent have their turn.
+        turn_seconds: how long each rate is measured.
+        resumed_seconds: how long before that a job has gone on.
         sleep: waits so many seconds.
 
     Raises:
         BenchError: a job ended, or makes no call.
         ProcessLookupError: agent or job have ended.
     """
-    beside_it = observed.pids if agent is None else (agent, *observed.pids)
+    agents = () if agent is None else (agent,)
 
-    def rate(stops: tuple[int, ...], goes: tuple[int, ...], job: RatedJob) -> float:
-        pause(stops)
-        resume(goes)
-        sleep(_RESUMED_SECONDS)
-        return job.rate(_TURN_SECONDS)
+    def beside_it() -> float:
+        other.stop()
+        resume(agents)
+        observed.go_on()
+        sleep(resumed_seconds)
+        return observed.rate(turn_seconds)
+
+    def without_it() -> float:
+        pause(agents)
+        observed.stop()
+        other.go_on()
+        sleep(resumed_seconds)
+        return other.rate(turn_seconds)
 
     kept = []
     try:
-        before = rate(beside_it, other.pids, other)
+        before = without_it()
         for _ in range(turns):
-            beside = rate(other.pids, beside_it, observed)
-            after = rate(beside_it, other.pids, other)
+            beside = beside_it()
+            after = without_it()
             kept.append(beside / ((before + after) / 2))
             before = after
     finally:
-        resume(beside_it)
-        pause(other.pids)
+        resume(agents)
+        observed.go_on()
+        other.stop()
     return kept
 
 

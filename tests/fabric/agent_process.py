@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,13 +40,32 @@ def metrics_of(text: str) -> list[tuple[str, dict[str, str], float]]:
 class AgentProcess:
     """`railscope agent`, ready to be asked; ended on exit."""
 
-    def __init__(self, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        prefix: tuple[str, ...] = (),
+        command: tuple[str, ...] = (str(RAILSCOPE),),
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            arguments: of `railscope agent`.
+            prefix: what runs it, such as `ip netns exec HOST`.
+            command: the program; this checkout's, unless another is named.
+            environment: its own, unless it is this process's.
+            log: the file that takes its log; None: it is kept, and shown where the agent ends too early.
+        """
         self._port = free_port()
         address = f"127.0.0.1:{self._port}"
         # The last of an option counts: a test may ask for recordings.
-        command = [*prefix, str(RAILSCOPE), "agent", "--recordings.directory", "", "--web.listen-address", address]
-        command += arguments
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # The last of an option counts: a test may ask for recordings.
+        line = [*prefix, *command, "agent", "--recordings.directory", "", "--web.listen-address", address, *arguments]
+        self._log = log
+        with contextlib.ExitStack() as stack:
+            errors = subprocess.PIPE if log is None else stack.enter_context(log.open("wb"))
+            self.process = subprocess.Popen(line, stderr=errors, text=True, env=environment)
 
     def __enter__(self) -> Self:
         try:
@@ -64,16 +84,21 @@ class AgentProcess:
             if self.process.poll() is None:
                 os.kill(self.process.pid, signal.SIGKILL)
                 self.process.wait()
-            assert self.process.stderr is not None
-            self.process.stderr.close()
+            if self.process.stderr is not None:
+                self.process.stderr.close()
 
     def _ready(self) -> bool:
-        assert self.process.poll() is None, self.process.stderr.read() if self.process.stderr else ""
+        assert self.process.poll() is None, self._said()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
+
+    def _said(self) -> str:
+        if self._log is not None:
+            return self._log.read_text(errors="replace")
+        return str(self.process.stderr.read()) if self.process.stderr else ""
 
     def text(self) -> str:
         return self.page("/metrics")
@@ -94,7 +119,11 @@ class AgentProcess:
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails when it does not within `seconds`."""
+        assert self.comes_true(condition, seconds), "it did not come true in time"
+
+    def comes_true(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something holds, for `seconds` at most; whether it does."""
         deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come true in time"
+        while not (holds := condition()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        return holds
