@@ -153,9 +153,14 @@ class Ranks:
             made = [PROGRESS // 8, PROGRESS // 8 + 1]
 
             def hold() -> None:
-                # Neither has got there yet: they are at most a synchronisation apart, and look before each call.
-                steps[LIMIT] = limit = max(steps[at] for at in made) + 16 * SYNCHRONIZE_EVERY
-                self._until(lambda: all(steps[at] == limit for at in made), "come to a common operation")
+                steps[LIMIT] = max(steps[at] for at in made) + SYNCHRONIZE_EVERY
+
+                def together() -> bool:
+                    # Whoever was past the limit before it read it stands there, and the other one comes after.
+                    steps[LIMIT] = max(steps[LIMIT], *(steps[at] for at in made))
+                    return all(steps[at] == steps[LIMIT] for at in made)
+
+                self._until(together, "come to a common operation")
 
             def go_on() -> None:
                 steps[LIMIT] = FOREVER

@@ -13,6 +13,7 @@ from typing import Final
 
 import psutil
 
+from tests.bench.counted_job import share_cores
 from tests.bench.quick_turns import RatedJob, kept_beside_agent
 from tests.gpu.checks.times import size_text
 from tests.gpu.lane import Lane
@@ -39,6 +40,8 @@ def run(lane: Lane) -> None:
         other = stack.enter_context(lane.ranks(two, "other", port_offset=1))
         observed.join()
         other.join()
+        for job in (observed, other):
+            share_cores(job.pids)
         _training(lane, observed)
         for size, levels in {8: LEVELS[:2]}.items() if lane.short else SIZES.items():
             with observed.looping(size) as one, other.looping(size) as twin:
