@@ -36,10 +36,15 @@ packages-spark:
 packages-vm:
 	@./install-packages $(PACKAGES_VM)
 
-$(STAMPS)/venv: pyproject.toml
+# The folders under their import names, for who imports them without an installation: mypy, other Pythons, other roots.
+FOLDERS := agent dashboards exporters probes testbed
+TREE := $(VENV)/tree/railscope
+$(STAMPS)/venv: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@mkdir -p $(STAMPS) && touch $@
+	@mkdir -p $(TREE) $(STAMPS)
+	@ln -sfn $(foreach folder,$(FOLDERS),../../../$(folder)) $(TREE)
+	@touch $@
 
 build: $(BUILT)  ## compile the BPF objects and the demo's workload
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from probes.maps import Records
+from railscope.probes.maps import Records
 
 
 class Table(Protocol):

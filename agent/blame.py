@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import median, median_low
 from typing import Final
 
-from agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts, rail_name
+from railscope.agent.stall_facts import Blame, Cause, Evidence, ProcessFacts, RailSigns, RankFacts, rail_name
 
 UNANSWERED_NS: Final = 800_000_000
 """TCP's first retransmission comes after 0.2 s at the earliest, the second 0.4 s later: two of them are no accident."""

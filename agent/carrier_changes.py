@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.inventory import NetworkDevice
 
 _FORGET_NS: Final = 300_000_000_000
 """A device that is gone keeps its total this long, in case it comes back."""

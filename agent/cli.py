@@ -23,11 +23,11 @@ from typing import Any, Final
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from agent.command_options import add_options
-from agent.config import CommandParser, config_from
-from agent.ending import end_by_signals
-from agent.log import set_up_logging
-from probes.bpf_syscall import KernelRefusal
+from railscope.agent.command_options import add_options
+from railscope.agent.config import CommandParser, config_from
+from railscope.agent.ending import end_by_signals
+from railscope.agent.log import set_up_logging
+from railscope.probes.bpf_syscall import KernelRefusal
 
 _M_ARENA_MAX: Final = -8
 """mallopt(3)."""
@@ -80,12 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _told_errors() -> tuple[type[Exception], ...]:
     """Errors whose text is for the user; asked for, and their modules imported, once something has gone wrong."""
-    from agent.config_keys import ConfigError
-    from agent.recording_file import RecordingError
-    from exporters.listen import ServerError
-    from exporters.web_yaml import WebConfigError
-    from probes.libbpf import LoadError
-    from testbed.hosts import TestbedError
+    from railscope.agent.config_keys import ConfigError
+    from railscope.agent.recording_file import RecordingError
+    from railscope.exporters.listen import ServerError
+    from railscope.exporters.web_yaml import WebConfigError
+    from railscope.probes.libbpf import LoadError
+    from railscope.testbed.hosts import TestbedError
 
     return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal
 
@@ -237,13 +237,13 @@ def _agent(parsed: Any) -> int:
     config = config_from(parsed)
     set_up_logging(config.log_level, config.log_format)
     # Imported here so that `--help` and errors of the command line answer at once.
-    from agent.configured import require_processes
-    from agent.daemon import Daemon
-    from agent.first_readings import await_first_readings
-    from exporters.families import families
-    from exporters.selection import Selection
-    from exporters.text import Format, Renderer
-    from probes.clock import SystemClock
+    from railscope.agent.configured import require_processes
+    from railscope.agent.daemon import Daemon
+    from railscope.agent.first_readings import await_first_readings
+    from railscope.exporters.families import families
+    from railscope.exporters.selection import Selection
+    from railscope.exporters.text import Format, Renderer
+    from railscope.probes.clock import SystemClock
 
     # One heap for all threads: each of glibc's own would keep a megabyte.
     libc = ctypes.CDLL(None)
@@ -281,7 +281,7 @@ def _agent(parsed: Any) -> int:
 def _doctor(parsed: Any) -> int:
     config = config_from(parsed)
     set_up_logging("error", config.log_format)
-    from agent.doctor import run_doctor, run_topology
+    from railscope.agent.doctor import run_doctor, run_topology
 
     if parsed.topology is not None:
         return run_topology(parsed.topology, config, as_json=parsed.json, out=sys.stdout)
@@ -290,7 +290,7 @@ def _doctor(parsed: Any) -> int:
 
 def _demo(parsed: Any) -> int:
     set_up_logging("warn", "logfmt")
-    from agent.demo import DemoSettings, run_demo
+    from railscope.agent.demo import DemoSettings, run_demo
 
     settings = DemoSettings(
         parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json, parsed.record
@@ -299,24 +299,24 @@ def _demo(parsed: Any) -> int:
 
 
 def _top(parsed: Any) -> int:
-    from exporters.top import run_top
+    from railscope.exporters.top import run_top
 
     return run_top(parsed, sys.stdout)
 
 
 def _record(parsed: Any) -> int:
     if parsed.schema:
-        from agent.record import run_schema
+        from railscope.agent.record import run_schema
 
         return run_schema(sys.stdout)
     config = config_from(parsed)
     if parsed.describe is not None:
-        from agent.record import run_describe
+        from railscope.agent.record import run_describe
 
         return run_describe(parsed.describe, sys.stdout, as_json=parsed.json)
     set_up_logging(config.log_level, config.log_format)
-    from agent.configured import require_processes
-    from agent.record import RecordSettings, run_record
+    from railscope.agent.configured import require_processes
+    from railscope.agent.record import RecordSettings, run_record
 
     require_processes(config.procfs, config.pids)
     settings = RecordSettings(parsed.output, parsed.seconds, parsed.memory, parsed.max_size)
@@ -324,62 +324,62 @@ def _record(parsed: Any) -> int:
 
 
 def _estimate(parsed: Any) -> int:
-    from agent.estimate import run_estimate
+    from railscope.agent.estimate import run_estimate
 
     return run_estimate(parsed, sys.stdout)
 
 
 def _diagnose(parsed: Any) -> int:
-    from agent.diagnose import run_diagnose
+    from railscope.agent.diagnose import run_diagnose
 
     return run_diagnose(parsed, sys.stdout)
 
 
 def _report(parsed: Any) -> int:
-    from agent.analysis.report_command import run_report
+    from railscope.agent.analysis.report_command import run_report
 
     return run_report(parsed, sys.stdout)
 
 
 def _matrix(parsed: Any) -> int:
-    from agent.analysis.matrix_command import run_matrix
+    from railscope.agent.analysis.matrix_command import run_matrix
 
     return run_matrix(parsed, sys.stdout)
 
 
 def _compare(parsed: Any) -> int:
-    from agent.analysis.compare_command import run_compare
+    from railscope.agent.analysis.compare_command import run_compare
 
     return run_compare(parsed, sys.stdout)
 
 
 def _place(parsed: Any) -> int:
-    from agent.analysis.place_command import run_place
+    from railscope.agent.analysis.place_command import run_place
 
     return run_place(parsed, sys.stdout)
 
 
 def _bursts(parsed: Any) -> int:
-    from agent.analysis.bursts_command import run_bursts
+    from railscope.agent.analysis.bursts_command import run_bursts
 
     return run_bursts(parsed, sys.stdout)
 
 
 def _import(parsed: Any) -> int:
-    from agent.imports.command import run_import
+    from railscope.agent.imports.command import run_import
 
     return run_import(parsed, sys.stdout)
 
 
 def _export(parsed: Any) -> int:
-    from agent.export import run_export
-    from exporters.perfetto import write_trace
+    from railscope.agent.export import run_export
+    from railscope.exporters.perfetto import write_trace
 
     return run_export(parsed, sys.stdout, write_trace)
 
 
 def _dashboards(parsed: Any) -> int:
-    from dashboards.command import run_dashboards
+    from railscope.dashboards.command import run_dashboards
 
     return run_dashboards(parsed, sys.stdout)
 

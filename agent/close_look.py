@@ -14,14 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from agent.communicators import ObservedProcess
-from agent.snapshot import RailFacts
-from agent.stall_facts import ProcessFacts, RailSigns
-from probes.clock import Clock
-from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
-from probes.netdev.connection_state import ConnectionState, ProcessConnections
-from probes.netdev.netlink import MalformedNetlink
-from probes.process_state import ProcessState, process_state, thread_times, threads_waiting_for_network, written_bytes
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.snapshot import RailFacts
+from railscope.agent.stall_facts import ProcessFacts, RailSigns
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.netdev.connection_state import ConnectionState, ProcessConnections
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.process_state import (
+    ProcessState,
+    process_state,
+    thread_times,
+    threads_waiting_for_network,
+    written_bytes,
+)
 
 _log = logging.getLogger("railscope.stalls")
 

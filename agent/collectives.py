@@ -12,22 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from agent.accounting import CallCount
-from agent.comm_events import CommEvents
-from agent.communicator_facts import CommunicatorHistory
-from agent.communicators import Communicator, Communicators, ObservedProcess, text
-from agent.completion import Completion
-from agent.correlation import ExpectedBytes
-from agent.expected_wire import ExpectedWire
-from agent.kernel_readings import CountingPrograms, KernelReadings
-from agent.node_totals import NodeTotals
-from agent.peer_bytes import PeerBytes
-from agent.sequences import Sequences
-from agent.snapshot import UNKNOWN, Snapshot
-from agent.stored_errors import StoredErrors
-from probes.bpf_syscall import KernelRefusal
-from probes.maps import Records
-from probes.namespaces import named_namespaces
+from railscope.agent.accounting import CallCount
+from railscope.agent.comm_events import CommEvents
+from railscope.agent.communicator_facts import CommunicatorHistory
+from railscope.agent.communicators import Communicator, Communicators, ObservedProcess, text
+from railscope.agent.completion import Completion
+from railscope.agent.correlation import ExpectedBytes
+from railscope.agent.expected_wire import ExpectedWire
+from railscope.agent.kernel_readings import CountingPrograms, KernelReadings
+from railscope.agent.node_totals import NodeTotals
+from railscope.agent.peer_bytes import PeerBytes
+from railscope.agent.sequences import Sequences
+from railscope.agent.snapshot import UNKNOWN, Snapshot
+from railscope.agent.stored_errors import StoredErrors
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import named_namespaces
 
 _log = logging.getLogger("railscope.collectives")
 

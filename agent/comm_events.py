@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from probes.maps import Records
-from probes.nccl.error_records import NO_ERRORS, ErrorSource, Result
-from probes.nccl.records import LifecycleKind
+from railscope.probes.maps import Records
+from railscope.probes.nccl.error_records import NO_ERRORS, ErrorSource, Result
+from railscope.probes.nccl.records import LifecycleKind
 
 _EVENTS: Final = {
     LifecycleKind.INIT: "init",

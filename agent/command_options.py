@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from agent.config import CommandParser, add_arguments
-from agent.config_values import option_type, seconds, size_bytes, whole_number
+from railscope.agent.config import CommandParser, add_arguments
+from railscope.agent.config_values import option_type, seconds, size_bytes, whole_number
 
 _DOCTORS_OPTIONS: Final = frozenset(
     {
@@ -36,7 +36,7 @@ def add_options(name: str, parser: CommandParser) -> None:
         case "doctor":
             _add_doctor_options(parser)
         case "top":
-            from exporters.top_options import add_top_arguments
+            from railscope.exporters.top_options import add_top_arguments
 
             add_top_arguments(parser)
         case "demo":
@@ -44,43 +44,43 @@ def add_options(name: str, parser: CommandParser) -> None:
         case "record":
             _add_record_options(parser)
         case "estimate":
-            from agent.estimate_options import add_estimate_arguments
+            from railscope.agent.estimate_options import add_estimate_arguments
 
             add_estimate_arguments(parser)
         case "diagnose":
-            from agent.diagnose_options import add_diagnose_arguments
+            from railscope.agent.diagnose_options import add_diagnose_arguments
 
             add_diagnose_arguments(parser)
         case "report":
-            from agent.analysis.report_options import add_report_arguments
+            from railscope.agent.analysis.report_options import add_report_arguments
 
             add_report_arguments(parser)
         case "matrix":
-            from agent.analysis.matrix_command import add_matrix_arguments
+            from railscope.agent.analysis.matrix_command import add_matrix_arguments
 
             add_matrix_arguments(parser)
         case "compare":
-            from agent.analysis.compare_command import add_compare_arguments
+            from railscope.agent.analysis.compare_command import add_compare_arguments
 
             add_compare_arguments(parser)
         case "place":
-            from agent.analysis.place_options import add_place_arguments
+            from railscope.agent.analysis.place_options import add_place_arguments
 
             add_place_arguments(parser)
         case "bursts":
-            from agent.analysis.bursts_command import add_bursts_arguments
+            from railscope.agent.analysis.bursts_command import add_bursts_arguments
 
             add_bursts_arguments(parser)
         case "import":
-            from agent.imports.command import add_import_arguments
+            from railscope.agent.imports.command import add_import_arguments
 
             add_import_arguments(parser)
         case "export":
-            from agent.export_options import add_export_arguments
+            from railscope.agent.export_options import add_export_arguments
 
             add_export_arguments(parser)
         case "dashboards":
-            from dashboards.command import add_dashboards_arguments
+            from railscope.dashboards.command import add_dashboards_arguments
 
             add_dashboards_arguments(parser)
 

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from agent.accounting import CallCount
-from agent.communicators import Communicator, ObservedProcess, text
-from agent.completion import CommunicatorProgress
-from agent.snapshot import UNKNOWN, CommunicatorFacts, OpTotal
-from probes.nccl.abi import op_name
-from probes.processes import ProcessIdentity
+from railscope.agent.accounting import CallCount
+from railscope.agent.communicators import Communicator, ObservedProcess, text
+from railscope.agent.completion import CommunicatorProgress
+from railscope.agent.snapshot import UNKNOWN, CommunicatorFacts, OpTotal
+from railscope.probes.nccl.abi import op_name
+from railscope.probes.processes import ProcessIdentity
 
 _Ops = defaultdict[int, list[int]]
 """Calls and payload bytes by op."""

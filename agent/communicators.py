@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent.accounting import Table
-from agent.comm_events import error_name
-from agent.jobs import JobFacts
-from agent.snapshot import UNKNOWN
-from agent.wire import Placement, placement_of
-from probes.maps import Records
-from probes.namespaces import NetworkNamespace
-from probes.nccl.comm_hash import comm_hash
-from probes.nccl.error_records import NO_ERRORS, Result
-from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
-from probes.processes import ProcessIdentity
+from railscope.agent.accounting import Table
+from railscope.agent.comm_events import error_name
+from railscope.agent.jobs import JobFacts
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.wire import Placement, placement_of
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.error_records import NO_ERRORS, Result
+from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
+from railscope.probes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.communicators")
 
@@ -50,7 +50,7 @@ class ObservedProcess:
     """The job's NCCL_SOCKET_IFNAME; empty where it has none."""
     nccl_version: str
     program: int | None = None
-    """Which program it runs, by `probes.processes.program_mark`."""
+    """Which program it runs, by `railscope.probes.processes.program_mark`."""
     ended_ns: int | None = None
 
 

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from agent.cuda import CudaCompletion, CudaLibrary
-from agent.exemplars import Exemplars
-from agent.levels import LevelPrograms, Levels, ObservedLibrary
-from agent.rail_bytes import RailBytes
-from agent.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
-from probes.bpf_syscall import KernelRefusal
-from probes.maps import Records
-from probes.nccl.abi import Op, op_name
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
-from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from probes.nccl.layout import Layouts
+from railscope.agent.cuda import CudaCompletion, CudaLibrary
+from railscope.agent.exemplars import Exemplars
+from railscope.agent.levels import LevelPrograms, Levels, ObservedLibrary
+from railscope.agent.rail_bytes import RailBytes
+from railscope.agent.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
+from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.layout import Layouts
 
 _log = logging.getLogger("railscope.completion")
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from agent.config_keys import ConfigError, Key, Kind, nearest
-from agent.config_values import (
+from railscope.agent.config_keys import ConfigError, Key, Kind, nearest
+from railscope.agent.config_values import (
     ListenAddress,
     decimal,
     duration_ns,
@@ -29,7 +29,7 @@ from agent.config_values import (
     telemetry_path,
     whole_number,
 )
-from agent.rails import parse_rail_patterns
+from railscope.agent.rails import parse_rail_patterns
 
 __all__ = ["COLLECTORS", "CommandParser", "Config", "ConfigError", "ListenAddress", "add_arguments", "config_from"]
 
@@ -73,7 +73,7 @@ class Config:
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     rails: tuple[str, ...] = ()
-    """Texts for `agent.rails.parse_rail_patterns`; none: the rails are found."""
+    """Texts for `railscope.agent.rails.parse_rail_patterns`; none: the rails are found."""
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
     small_payload_bytes: int = 65_536
@@ -85,7 +85,7 @@ class Config:
     probe_sample_every: int = 16
     series_limit: int = 20_000
     series_detail: tuple[str, ...] = ()
-    """What is shown beyond the usual, of exporters.selection.DETAILS, or all."""
+    """What is shown beyond the usual, of railscope.exporters.selection.DETAILS, or all."""
     series_peers: int = 0
     """Peers of a rank for which bytes are shown; 0: of none."""
     comm_lifetime_ns: int = 300_000_000_000
@@ -321,7 +321,7 @@ def config_from(args: argparse.Namespace) -> Config:
     path = given.get("config_file")
     from_file: dict[str, object] = {}
     if path:
-        from agent.config_file import read_config_file  # with its parser of YAML
+        from railscope.agent.config_file import read_config_file
 
         from_file = read_config_file(path, FILE_KEYS)
     values: dict[str, Any] = {option.field: from_file[option.key] for option in OPTIONS if option.key in from_file}

@@ -15,7 +15,7 @@ from typing import Final
 
 import yaml
 
-from agent.config_keys import ConfigError, Key, Kind, nearest
+from railscope.agent.config_keys import ConfigError, Key, Kind, nearest
 
 __all__ = ["ConfigError", "Key", "Kind", "nearest", "read_config_file"]
 

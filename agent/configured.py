@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.config_keys import ConfigError
-from agent.rails import RailPattern
-from probes.processes import ProcessIdentity, identity_of, is_alive
+from railscope.agent.config_keys import ConfigError
+from railscope.agent.rails import RailPattern
+from railscope.probes.processes import ProcessIdentity, identity_of, is_alive
 
 _MOST_SAID: Final = 3
 

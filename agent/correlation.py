@@ -37,8 +37,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from agent.wire import Placement, wire_share
-from probes.nccl.abi import Op
+from railscope.agent.wire import Placement, wire_share
+from railscope.probes.nccl.abi import Op
 
 DEFAULT_WINDOW_NS: Final = 30_000_000_000
 MINIMUM_PORT_BYTES: Final = 64 * 1024

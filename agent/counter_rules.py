@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
-from probes.rdma.widths import HW_COUNTERS, VPORT_PREFIX
+from railscope.probes.rdma.widths import HW_COUNTERS, VPORT_PREFIX
 
 Severity = Literal["page", "warn", "context"]
 Kind = Literal["bytes", "packets", "congestion", "loss", "error", "link", "other"]

@@ -17,25 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf, ElfError, ElfUnreadable
-from probes.library_file import FileStamp, file_stamp, library_key, same_library
-from probes.links import Links, close_together
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaProgress
-from probes.nccl.cuda_functions import CudaInterface, CudaPoints, cuda_points, library_points
-from probes.nccl.cuda_records import CudaStat
-from probes.nccl.internal_functions import Level
-from probes.nccl.library import ProbePoint
-from probes.processes import (
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError, ElfUnreadable
+from railscope.probes.library_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.links import Links, close_together
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaProgress
+from railscope.probes.nccl.cuda_functions import CudaInterface, CudaPoints, cuda_points, library_points
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.processes import (
     FileKey,
     MappedFileError,
     ProcessIdentity,
     executable_mappings,
     open_mapped_file,
 )
-from probes.processes import Mapping as MappedFile
+from railscope.probes.processes import Mapping as MappedFile
 
 _log = logging.getLogger("railscope.cuda")
 

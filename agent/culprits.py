@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.fleet_facts import Fleet, Rail, Rank
+from railscope.agent.fleet_facts import Fleet, Rail, Rank
 
 WRITING: Final = "writing"
 """No fault, and only the fleet shows it: the others wait for a rank that writes to storage, as for a checkpoint."""

@@ -22,37 +22,37 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from agent.completion import Completion
-from agent.config import Config
-from agent.cuda import CudaCompletion
-from agent.drain_pace import UNUSED_NS
-from agent.level_control import LevelControl
-from agent.observer import MOST_ENDED, Observer
-from agent.pace import BRISK_NS, CALM_NS, Pace
-from agent.program_settings import program_settings
-from agent.recorder_feed import RecorderFeed, Stream, make_recorder
-from agent.recording import RecordedStall, Recording
-from agent.recording_store import RecordingStore
-from agent.recordings import Recordings, settling_ns
-from agent.ring_drain import RingDrain
-from agent.service_manager import notify
-from agent.snapshot import Snapshot
-from agent.stall_watch import LOOK_NS, REST_NS
-from exporters.budget import SeriesBudget
-from exporters.http import MetricsServer, ServerSettings
-from exporters.selection import Selection
-from probes.calibration import calibrate
-from probes.clock import Clock
-from probes.exit_status import exit_status
-from probes.libbpf import LoadError
-from probes.links import AttachKind
-from probes.mmap_events import MmapEvents, MmapEventsError
-from probes.nccl.internal_functions import Level
-from probes.nccl.internals import Internals
-from probes.nccl.programs import EnqueueTime, NcclPrograms
-from probes.netdev.events import LinkEvents
-from probes.processes import ProcessIdentity, open_pidfd
-from probes.ring_wakeups import RingWakeups, WakingRing
+from railscope.agent.completion import Completion
+from railscope.agent.config import Config
+from railscope.agent.cuda import CudaCompletion
+from railscope.agent.drain_pace import UNUSED_NS
+from railscope.agent.level_control import LevelControl
+from railscope.agent.observer import MOST_ENDED, Observer
+from railscope.agent.pace import BRISK_NS, CALM_NS, Pace
+from railscope.agent.program_settings import program_settings
+from railscope.agent.recorder_feed import RecorderFeed, Stream, make_recorder
+from railscope.agent.recording import RecordedStall, Recording
+from railscope.agent.recording_store import RecordingStore
+from railscope.agent.recordings import Recordings, settling_ns
+from railscope.agent.ring_drain import RingDrain
+from railscope.agent.service_manager import notify
+from railscope.agent.snapshot import Snapshot
+from railscope.agent.stall_watch import LOOK_NS, REST_NS
+from railscope.exporters.budget import SeriesBudget
+from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.exporters.selection import Selection
+from railscope.probes.calibration import calibrate
+from railscope.probes.clock import Clock
+from railscope.probes.exit_status import exit_status
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes import ProcessIdentity, open_pidfd
+from railscope.probes.ring_wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 
@@ -180,7 +180,7 @@ class Daemon:
         web = None
         if self._config.web_config_file is not None:
             # Passwords and TLS take 6 MB of code, which is only for those who ask for them.
-            from exporters.web_config import WebConfigFile
+            from railscope.exporters.web_config import WebConfigFile
 
             web = WebConfigFile(self._config.web_config_file)
         settings = ServerSettings(listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path)

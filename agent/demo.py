@@ -19,17 +19,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.observer import Observer
-from agent.record import analysis_needed
-from agent.recording_file import RecordingError
-from agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
-from agent.stall_facts import Stall
-from agent.stall_watch import StallWatch
-from probes.clock import SystemClock
-from testbed.hosts import NAMESPACES_DIRECTORY, Fabric, Host, TestbedError
-from testbed.job import GptShape, Job, JobOptions, RankReport
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.observer import Observer
+from railscope.agent.record import analysis_needed
+from railscope.agent.recording_file import RecordingError
+from railscope.agent.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.stall_facts import Stall
+from railscope.agent.stall_watch import StallWatch
+from railscope.probes.clock import SystemClock
+from railscope.testbed.hosts import Fabric, Host, TestbedError
+from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
+from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 
 _log = logging.getLogger("railscope.demo")
 
@@ -231,8 +232,8 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
             daemon.close()
         return
     with analysis_needed(f"{folder}: a dataset"):
-        from agent.dataset.files import DatasetError
-        from agent.dataset.record import DatasetRecorder
+        from railscope.agent.dataset.files import DatasetError
+        from railscope.agent.dataset.record import DatasetRecorder
     try:
         recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True)
         try:

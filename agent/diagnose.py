@@ -18,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from agent.communicator_names import bare_hash
-from agent.fleet_facts import Fleet
-from agent.fleet_reader import named_communicator, read_fleet
-from agent.label_numbers import number_of
-from agent.prometheus_query import (
+from railscope.agent.communicator_names import bare_hash
+from railscope.agent.fleet_facts import Fleet
+from railscope.agent.fleet_reader import named_communicator, read_fleet
+from railscope.agent.label_numbers import number_of
+from railscope.agent.prometheus_query import (
     Endpoint,
     PrometheusError,
     PrometheusStore,
@@ -32,10 +32,10 @@ from agent.prometheus_query import (
     moment_of,
     seconds_of,
 )
-from agent.text_tables import printable
-from agent.verdict_advice import Step
-from agent.verdict_recent import next_moment
-from agent.verdict_words import Finding, Verdict, verdict_of
+from railscope.agent.text_tables import printable
+from railscope.agent.verdict_advice import Step
+from railscope.agent.verdict_recent import next_moment
+from railscope.agent.verdict_words import Finding, Verdict, verdict_of
 
 FINE: Final = 0
 PROBLEM: Final = 1

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.snapshot import UNKNOWN, AttachedProbe
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf, ElfError, ElfUnreadable
-from probes.file_changes import FileChanges
-from probes.library_file import FileStamp, file_stamp, library_key, same_library
-from probes.links import Links, close_together
-from probes.nccl.layout import CommLayout, Layouts
-from probes.nccl.library import ProbePoints, contains_nccl, probe_points
-from probes.nccl.programs import MOST_LIBRARIES
-from probes.processes import (
+from railscope.agent.snapshot import UNKNOWN, AttachedProbe
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError, ElfUnreadable
+from railscope.probes.file_changes import FileChanges
+from railscope.probes.library_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.links import Links, close_together
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.library import ProbePoints, contains_nccl, probe_points
+from railscope.probes.nccl.programs import MOST_LIBRARIES
+from railscope.probes.processes import (
     FileKey,
     MappedFileError,
     MappedFiles,
@@ -38,7 +38,7 @@ from probes.processes import (
     mapping_paths,
     open_mapped_file,
 )
-from probes.processes import Mapping as MappedFile
+from railscope.probes.processes import Mapping as MappedFile
 
 _log = logging.getLogger("railscope.discovery")
 

@@ -15,17 +15,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, TextIO
 
-import probes
-from agent.config import Config
-from agent.doctor_findings import Finding, LibraryReport, RailReport, guarded, one_line
-from agent.doctor_host import devices, kernel, pid_namespace, privileges, settings
-from agent.doctor_libraries import check_libraries
-from agent.doctor_nvlink import check_nvlink
-from agent.doctor_probes import check_probes
-from agent.doctor_rails import check_rails
-from agent.doctor_topology import TopologyReport, check_topology, picture, topology_of_file
-from agent.rails import parse_rail_patterns
-from probes.clock import Clock, SystemClock
+from railscope import probes
+from railscope.agent.config import Config
+from railscope.agent.doctor_findings import Finding, LibraryReport, RailReport, guarded, one_line
+from railscope.agent.doctor_host import devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor_libraries import check_libraries
+from railscope.agent.doctor_nvlink import check_nvlink
+from railscope.agent.doctor_probes import check_probes
+from railscope.agent.doctor_rails import check_rails
+from railscope.agent.doctor_topology import TopologyReport, check_topology, picture, topology_of_file
+from railscope.agent.rails import parse_rail_patterns
+from railscope.probes.clock import Clock, SystemClock
 
 FINE: Final = 0
 PROBLEM: Final = 1

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from probes.elf import ElfError
-from probes.libbpf import LoadError
-from probes.mmap_events import MmapEventsError
-from probes.namespaces import NamespaceError
-from probes.nccl.layout import LayoutTableError
-from probes.processes import MappedFileError
+from railscope.probes.elf import ElfError
+from railscope.probes.libbpf import LoadError
+from railscope.probes.mmap_events import MmapEventsError
+from railscope.probes.namespaces import NamespaceError
+from railscope.probes.nccl.layout import LayoutTableError
+from railscope.probes.processes import MappedFileError
 
 Status = Literal["ok", "note", "problem"]
 

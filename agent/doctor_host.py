@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.doctor_findings import Finding, capability_remedy, one_line
+from railscope.agent.doctor_findings import Finding, capability_remedy, one_line
 
 OLDEST_KERNEL: Final = (5, 15)
 MACHINES: Final = ("x86_64", "aarch64")

@@ -12,30 +12,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from agent.config import Config
-from agent.configured import pids_without_nccl
-from agent.discovery import Discovery, Library
-from agent.doctor_findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
-from agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
-from agent.doctor_probes import configured_settings
-from agent.governor import name_of
-from agent.levels import UNLISTED, completion_unseen, highest_level
-from agent.snapshot import UNKNOWN
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf, ElfError
-from probes.libbpf import LoadError
-from probes.links import AttachKind, Links
-from probes.nccl.internal_functions import Level, internal_points
-from probes.nccl.internal_records import layout_record
-from probes.nccl.internals import Internals
-from probes.nccl.layout import CommLayout, Layouts
-from probes.nccl.library import ProbePoints
-from probes.nccl.programs import NcclPrograms
-from probes.processes import MappedFiles
+from railscope.agent.config import Config
+from railscope.agent.configured import pids_without_nccl
+from railscope.agent.discovery import Discovery, Library
+from railscope.agent.doctor_findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
+from railscope.agent.doctor_host import CAP_SYS_PTRACE, effective_capabilities
+from railscope.agent.doctor_probes import configured_settings
+from railscope.agent.governor import name_of
+from railscope.agent.levels import UNLISTED, completion_unseen, highest_level
+from railscope.agent.snapshot import UNKNOWN
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.library import ProbePoints
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.processes import MappedFiles
 
 _LIST_IT: Final = (
-    "if the library has debug information, `python -m probes.nccl.dwarf_layouts LIBRARY` with railscope's Python lists "
-    "this build, and the agent knows it from its next start; else report this build of NCCL"
+    "if the library has debug information, `python -m railscope.probes.nccl.dwarf_layouts LIBRARY` with railscope's "
+    "Python lists this build, and the agent knows it from its next start; else report this build of NCCL"
 )
 _log = logging.getLogger("railscope.doctor")
 
@@ -55,7 +55,7 @@ class LeashedAttacher:
         return self._programs is not None and self._programs.attach_kind is AttachKind.MULTI
 
     def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
-        """See `agent.discovery.Attacher`; `pid` is not looked at.  A refusal is kept, not raised."""
+        """See `railscope.agent.discovery.Attacher`; `pid` is not looked at.  A refusal is kept, not raised."""
         del pid
         if self._programs is not None and self.tries:
             try:

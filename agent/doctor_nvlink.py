@@ -6,10 +6,10 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from agent.doctor_findings import Finding, Status
-from agent.nvlink_gpu import Gpu, GpuHistories
-from probes.clock import Clock
-from probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
+from railscope.agent.doctor_findings import Finding, Status
+from railscope.agent.nvlink_gpu import Gpu, GpuHistories
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
 
 _CHECK: Final = "NVLink"
 _PATIENCE_SECONDS: Final = 10.0

@@ -17,19 +17,19 @@ from typing import Final, Self
 
 import numpy as np
 
-from agent.config import Config
-from agent.doctor_findings import Finding, guarded, more_rights, one_line
-from agent.program_settings import AUTO, attach_kind, enqueue_time, loader
-from probes import bcc_loader
-from probes.bpf_syscall import KernelRefusal, bpf
-from probes.elf import EM_AARCH64, EM_X86_64
-from probes.libbpf import LoadError
-from probes.links import AttachKind, perf_uprobe_type
-from probes.mmap_events import MmapEvents, MmapEventsError
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType
-from probes.nccl.functions import COLLECTIVE_FUNCTIONS, collective_cookie
-from probes.nccl.library import ProbePoint, ProbePoints
-from probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+from railscope.agent.config import Config
+from railscope.agent.doctor_findings import Finding, guarded, more_rights, one_line
+from railscope.agent.program_settings import AUTO, attach_kind, enqueue_time, loader
+from railscope.probes import bcc_loader
+from railscope.probes.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind, perf_uprobe_type
+from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
+from railscope.probes.nccl.functions import COLLECTIVE_FUNCTIONS, collective_cookie
+from railscope.probes.nccl.library import ProbePoint, ProbePoints
+from railscope.probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
 
 _BPF_MAP_CREATE: Final = 0
 _BPF_MAP_TYPE_ARRAY: Final = 2

@@ -6,16 +6,22 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from agent.config import Config
-from agent.configured import patterns_without_device
-from agent.doctor_findings import Finding, RailReport, more_rights, one_line
-from agent.doctor_topology import rdma_of_host
-from agent.rails import RailDecision, decide_rails, parse_rail_patterns
-from probes.clock import Clock
-from probes.namespaces import NamespaceError, NamespaceGone, NetworkNamespace, named_namespaces, network_namespace
-from probes.netdev.inventory import NetworkDevice
-from probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
-from probes.processes import environ
+from railscope.agent.config import Config
+from railscope.agent.configured import patterns_without_device
+from railscope.agent.doctor_findings import Finding, RailReport, more_rights, one_line
+from railscope.agent.doctor_topology import rdma_of_host
+from railscope.agent.rails import RailDecision, decide_rails, parse_rail_patterns
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import (
+    NamespaceError,
+    NamespaceGone,
+    NetworkNamespace,
+    named_namespaces,
+    network_namespace,
+)
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.probes.processes import environ
 
 _SYSFS: Final = Path("/sys")
 

@@ -9,16 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from agent.config import Config
-from agent.doctor_findings import Finding, RailReport, more_rights, one_line
-from agent.rail_map import MappedNic, map_rails, rdma_ports
-from agent.rails import NO_RDMA, RailPattern, RdmaPorts, parse_rail_patterns
-from probes.processes import environ
-from probes.rdma.inventory import read_ports
-from probes.topology.ib_hca import HcaList, parse_hca_list
-from probes.topology.machine import Gpu, Nic, gpus_of_pci, gpus_of_topology, nics_of_rdma, nics_of_topology, place_of
-from probes.topology.nccl_xml import XmlTopology, read_topology, topology_of_process
-from probes.topology.pci import pci_devices
+from railscope.agent.config import Config
+from railscope.agent.doctor_findings import Finding, RailReport, more_rights, one_line
+from railscope.agent.rail_map import MappedNic, map_rails, rdma_ports
+from railscope.agent.rails import NO_RDMA, RailPattern, RdmaPorts, parse_rail_patterns
+from railscope.probes.processes import environ
+from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
+from railscope.probes.topology.machine import (
+    Gpu,
+    Nic,
+    gpus_of_pci,
+    gpus_of_topology,
+    nics_of_rdma,
+    nics_of_topology,
+    place_of,
+)
+from railscope.probes.topology.nccl_xml import XmlTopology, read_topology, topology_of_process
+from railscope.probes.topology.pci import pci_devices
 
 WIDTH: Final = 100
 _LONGEST_NAME: Final = 28

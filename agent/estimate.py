@@ -11,15 +11,15 @@ import sys
 from dataclasses import fields
 from typing import Any, Final, TextIO
 
-from agent.config_file import ConfigError
-from agent.estimate_answer import Estimate, estimate_of
-from agent.estimate_options import request_from
-from agent.estimate_text import as_text
-from agent.model.parameters import total_parameters
-from agent.model.shape import ShapeError
-from agent.model.times import r_bubble_without_dp
-from agent.model.traffic import Kind
-from agent.model.volumes import StageVolumes, Volume
+from railscope.agent.config_file import ConfigError
+from railscope.agent.estimate_answer import Estimate, estimate_of
+from railscope.agent.estimate_options import request_from
+from railscope.agent.estimate_text import as_text
+from railscope.agent.model.parameters import total_parameters
+from railscope.agent.model.shape import ShapeError
+from railscope.agent.model.times import r_bubble_without_dp
+from railscope.agent.model.traffic import Kind
+from railscope.agent.model.volumes import StageVolumes, Volume
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2

@@ -9,14 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from agent.config_file import ConfigError
-from agent.estimate_options import CUSTOM, DEFAULT, GivenRates, Request, read_text
-from agent.model.mapping import Mapping, custom_mapping, default_mapping, parse_mapping
-from agent.model.nodes import Nodes
-from agent.model.shape import Shape, ShapeError
-from agent.model.times import Rates, Times, times
-from agent.model.traffic import Kind, Traffic, traffic
-from agent.model.volumes import StageVolumes, stage_volumes
+from railscope.agent.config_file import ConfigError
+from railscope.agent.estimate_options import CUSTOM, DEFAULT, GivenRates, Request, read_text
+from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping, parse_mapping
+from railscope.agent.model.nodes import Nodes
+from railscope.agent.model.shape import Shape, ShapeError
+from railscope.agent.model.times import Rates, Times, times
+from railscope.agent.model.traffic import Kind, Traffic, traffic
+from railscope.agent.model.volumes import StageVolumes, stage_volumes
 
 _LARGEST_MAPPING_BYTES: Final = 1 << 26
 _NVLINK_BYTES_PER_SECOND: Final = 360e9

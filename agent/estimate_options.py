@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.config_file import ConfigError, nearest
-from agent.config_values import option_type, real, whole_number
-from agent.model.shape import Mode, Shape
+from railscope.agent.config_file import ConfigError, nearest
+from railscope.agent.config_values import option_type, real, whole_number
+from railscope.agent.model.shape import Mode, Shape
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
 _MOST: Final = 1_000_000_000

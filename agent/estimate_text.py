@@ -9,13 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from agent.estimate_answer import Estimate
-from agent.model.parameters import rank_parameters, total_parameters
-from agent.model.shape import Mode, Shape
-from agent.model.times import r_bubble_without_dp
-from agent.model.traffic import Kind
-from agent.model.volumes import StageVolumes
-from agent.text_tables import table
+from railscope.agent.estimate_answer import Estimate
+from railscope.agent.model.parameters import rank_parameters, total_parameters
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.times import r_bubble_without_dp
+from railscope.agent.model.traffic import Kind
+from railscope.agent.model.volumes import StageVolumes
+from railscope.agent.text_tables import table
 
 _UNITS: Final = (("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40), ("PiB", 1 << 50))
 _PREFIXES: Final = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), ("P", 1e15))

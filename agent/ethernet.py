@@ -17,21 +17,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from agent.configured import Remark
-from agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauges, rail_queue, rail_tcp
-from agent.ethernet_rules import use_of
-from agent.rail_ledgers import port_and_connections
-from agent.rails import RailDecision
-from agent.sampler_state import SamplerState, SourceResult, on_one_line
-from agent.sampling import Sampler
-from agent.snapshot import CollectorResult
-from probes.clock import Clock
-from probes.namespaces import NamespaceError, NetworkNamespace, run_inside
-from probes.netdev.connection_accounts import ConnectionAccounts
-from probes.netdev.counters import CounterReading, CounterSource
-from probes.netdev.ethtool_stats import EthtoolStatistics
-from probes.netdev.qdisc import QueueCounters
-from probes.netdev.tcp_counters import TcpCounters
+from railscope.agent.configured import Remark
+from railscope.agent.ethernet_facts import RailEthernet, ethernet_counters, ethernet_gauges, rail_queue, rail_tcp
+from railscope.agent.ethernet_rules import use_of
+from railscope.agent.rail_ledgers import port_and_connections
+from railscope.agent.rails import RailDecision
+from railscope.agent.sampler_state import SamplerState, SourceResult, on_one_line
+from railscope.agent.sampling import Sampler
+from railscope.agent.snapshot import CollectorResult
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.netdev.connection_accounts import ConnectionAccounts
+from railscope.probes.netdev.counters import CounterReading, CounterSource
+from railscope.probes.netdev.ethtool_stats import EthtoolStatistics
+from railscope.probes.netdev.qdisc import QueueCounters
+from railscope.probes.netdev.tcp_counters import TcpCounters
 
 _log = logging.getLogger("railscope.ethernet")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.counter_rules import Severity
-from agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, severity_of, statistic_rule
-from agent.rail_ledgers import PortAndConnections
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import RailQueue, RailTcp
-from probes.netdev.connection_accounts import DeviceConnections
-from probes.netdev.ethtool_stats import DeviceStatistics
-from probes.netdev.qdisc import DeviceQueue
+from railscope.agent.counter_rules import Severity
+from railscope.agent.ethernet_rules import Direction, StatisticKind, lossless_priorities, severity_of, statistic_rule
+from railscope.agent.rail_ledgers import PortAndConnections
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import RailQueue, RailTcp
+from railscope.probes.netdev.connection_accounts import DeviceConnections
+from railscope.probes.netdev.ethtool_stats import DeviceStatistics
+from railscope.probes.netdev.qdisc import DeviceQueue
 
 
 @dataclass(frozen=True, slots=True)

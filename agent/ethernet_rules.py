@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from agent.counter_rules import Severity
-from probes.netdev.ethtool_stats import DeviceStatistics, StatisticUse
+from railscope.agent.counter_rules import Severity
+from railscope.probes.netdev.ethtool_stats import DeviceStatistics, StatisticUse
 
 StatisticKind = Literal[
     "allowance",

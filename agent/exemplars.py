@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from agent.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
-from probes.maps import Records
-from probes.nccl.abi import Op, op_name
-from probes.nccl.internal_records import BUCKETS
+from railscope.agent.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.internal_records import BUCKETS
 
 _FIRST_BOUND_NS: Final = 1 << 10
 _BOUNDS_NS: Final = _FIRST_BOUND_NS << np.arange(BUCKETS - 1, dtype=np.uint64)

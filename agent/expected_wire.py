@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.accounting import CallCount
-from agent.communicators import Communicator, ObservedProcess
-from agent.correlation import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
-from agent.wire import Placement
-from probes.nccl.abi import Op
+from railscope.agent.accounting import CallCount
+from railscope.agent.communicators import Communicator, ObservedProcess
+from railscope.agent.correlation import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
+from railscope.agent.wire import Placement
+from railscope.probes.nccl.abi import Op
 
 CommunicatorOf = Callable[[int], Communicator | None]
 """By instance."""

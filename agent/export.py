@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TextIO
 
-from agent.communicator_names import begins_so
-from agent.dataset.files import DatasetError
-from agent.recording_file import RecordingError, read_recording
-from agent.same_operations import SameOperations, same_operations
-from agent.text_tables import printable
-from agent.timeline import HostTimeline, cut
-from agent.timeline_recording import RecordingFile, timelines
+from railscope.agent.communicator_names import begins_so
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.recording_file import RecordingError, read_recording
+from railscope.agent.same_operations import SameOperations, same_operations
+from railscope.agent.text_tables import printable
+from railscope.agent.timeline import HostTimeline, cut
+from railscope.agent.timeline_recording import RecordingFile, timelines
 
 _MOST_NAMED: Final = 8
 
@@ -105,8 +105,8 @@ class _Files:
 
 def _open_dataset(folder: Path, opened: contextlib.ExitStack) -> _Source:
     try:
-        from agent.dataset.reader import open_dataset
-        from agent.timeline_dataset import DatasetTimelines
+        from railscope.agent.dataset.reader import open_dataset
+        from railscope.agent.timeline_dataset import DatasetTimelines
     except ImportError as error:
         raise RecordingError(
             f"{folder}: datasets need the package {error.name}: "

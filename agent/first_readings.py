@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final, Protocol
 
-from probes.clock import Clock
+from railscope.probes.clock import Clock
 
 _log = logging.getLogger("railscope.first_readings")
 

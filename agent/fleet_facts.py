@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from agent.fleet_sequences import Position
+from railscope.agent.fleet_sequences import Position
 
 RECENT_SECONDS: Final = 60.0
 """What is a moment ago, where hosts are scraped often."""

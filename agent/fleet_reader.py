@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.communicator_names import HASH_DIGITS, several_fit
-from agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
-from agent.fleet_history import Points, highest_rate, mean_rate, risen, usual_rate
-from agent.fleet_scrapes import (
+from railscope.agent.communicator_names import HASH_DIGITS, several_fit
+from railscope.agent.fleet_facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from railscope.agent.fleet_history import Points, highest_rate, mean_rate, risen, usual_rate
+from railscope.agent.fleet_scrapes import (
     MOST_POINTS,
     REMEMBERED,
     Asker,
@@ -25,10 +25,10 @@ from agent.fleet_scrapes import (
     recent_seconds_of,
     scrapes_of,
 )
-from agent.fleet_sequences import RankKey, positions
-from agent.fleet_stalls import brief_questions, brief_stalls, stall_histories, stalls_now, with_details
-from agent.label_numbers import number_of
-from agent.prometheus_query import PrometheusError, Sample, Series, Store
+from railscope.agent.fleet_sequences import RankKey, positions
+from railscope.agent.fleet_stalls import brief_questions, brief_stalls, stall_histories, stalls_now, with_details
+from railscope.agent.label_numbers import number_of
+from railscope.agent.prometheus_query import PrometheusError, Sample, Series, Store
 
 _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from agent.fleet_facts import RECENT_SECONDS, Agent
-from agent.prometheus_query import PrometheusError, Sample, Store
+from railscope.agent.fleet_facts import RECENT_SECONDS, Agent
+from railscope.agent.prometheus_query import PrometheusError, Sample, Store
 
 REMEMBERED: Final = "1h"
 """How far back a host, or a rank of a stalled communicator, is looked for that says nothing any more."""

@@ -23,7 +23,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Final
 
-from agent.fleet_history import Points
+from railscope.agent.fleet_history import Points
 
 _FEWEST_MOMENTS: Final = 5
 """Fewer moments at which both ranks advanced say nothing of their difference."""

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.culprits import TIERS
-from agent.fleet_facts import BriefStall, Stall, StallHistory
-from agent.fleet_history import spans
-from agent.fleet_scrapes import MOST_POINTS, Asker, Scrapes
-from agent.fleet_sequences import RankKey
-from agent.prometheus_query import Sample, Series
-from agent.snapshot import UNKNOWN
+from railscope.agent.culprits import TIERS
+from railscope.agent.fleet_facts import BriefStall, Stall, StallHistory
+from railscope.agent.fleet_history import spans
+from railscope.agent.fleet_scrapes import MOST_POINTS, Asker, Scrapes
+from railscope.agent.fleet_sequences import RankKey
+from railscope.agent.prometheus_query import Sample, Series
+from railscope.agent.snapshot import UNKNOWN
 
 _GAP: Final = 1.5
 """Scrape intervals: where the next one did not show it, the stall had ended in between."""

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from agent.rail_samples import SampledRails
-from agent.rails import RailDecision
-from agent.record_ring import RecordRing
-from agent.recording import (
+from railscope.agent.rail_samples import SampledRails
+from railscope.agent.rails import RailDecision
+from railscope.agent.record_ring import RecordRing
+from railscope.agent.recording import (
     KINDS,
     LINK_EVENT,
     UNKNOWN_CARRIER,
@@ -32,12 +32,12 @@ from agent.recording import (
     Recording,
     read_clocks,
 )
-from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
-from probes.clock import Clock
-from probes.maps import Records
-from probes.namespaces import NamespaceError, named_namespaces, network_namespace
-from probes.netdev.counters import CounterBlock, CounterReading
-from probes.netdev.inventory import NetworkDevice
+from railscope.agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import NamespaceError, named_namespaces, network_namespace
+from railscope.probes.netdev.counters import CounterBlock, CounterReading
+from railscope.probes.netdev.inventory import NetworkDevice
 
 _SHARES: Final = {"calls": 0.62, "completions": 0.2, "rail_samples": 0.14, "lifecycle": 0.04}
 """Of the memory; what else there is takes little."""

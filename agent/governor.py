@@ -33,9 +33,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.overhead import Interval, cost_ns
-from probes.calibration import Calibration
-from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from railscope.agent.overhead import Interval, cost_ns
+from railscope.probes.calibration import Calibration
+from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
 
 DEFAULT_BUDGET_RATIO: Final = 0.01
 LEVELS: Final[Mapping[str, Level | None]] = {"auto": None, **{level.name.lower(): level for level in Level}}

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from agent.config import Config
-from agent.correlation import ExpectedBytes
-from agent.ethernet import EthernetWatch
-from agent.ethernet_facts import RailEthernet
-from agent.nvlink import NO_NVLINK, NvlinkWatch
-from agent.rail_watch import RailWatch
-from agent.rails import parse_rail_patterns
-from agent.rdma_rails import RdmaRails
-from agent.sampling import OnReading, Sampler
-from agent.snapshot import NvlinkFacts, RailFacts, Snapshot
-from agent.utilization import Utilization
-from probes.clock import Clock
-from probes.namespaces import NamespaceError, NetworkNamespace, network_namespace
-from probes.netdev.events import LinkEvents
+from railscope.agent.config import Config
+from railscope.agent.correlation import ExpectedBytes
+from railscope.agent.ethernet import EthernetWatch
+from railscope.agent.ethernet_facts import RailEthernet
+from railscope.agent.nvlink import NO_NVLINK, NvlinkWatch
+from railscope.agent.rail_watch import RailWatch
+from railscope.agent.rails import parse_rail_patterns
+from railscope.agent.rdma_rails import RdmaRails
+from railscope.agent.sampling import OnReading, Sampler
+from railscope.agent.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.agent.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, network_namespace
+from railscope.probes.netdev.events import LinkEvents
 
 _log = logging.getLogger("railscope.hardware")
 

@@ -15,8 +15,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.stall_facts import OwnHistory
-from probes.maps import Records
+from railscope.agent.stall_facts import OwnHistory
+from railscope.probes.maps import Records
 
 SLOWER_THAN_USUAL: Final = 1.75
 """Where only calls are seen, the pauses between them are part of it: a rail at a tenth of its speed may show as little

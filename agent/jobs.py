@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.snapshot import Labels
+from railscope.agent.snapshot import Labels
 
 _LONGEST: Final = 128
 _LONGEST_CGROUP: Final = 65_536

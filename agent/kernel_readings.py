@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
-from agent.accounting import Accounting, CallCount, Table
-from agent.communicators import Communicators
-from agent.sequences import CommunicatorRows
-from agent.snapshot import Histogram, OpHistogram
-from probes.bpf_syscall import KernelRefusal
-from probes.maps import Records
-from probes.nccl.abi import op_name
-from probes.nccl.records import Stat
+from railscope.agent.accounting import Accounting, CallCount, Table
+from railscope.agent.communicators import Communicators
+from railscope.agent.sequences import CommunicatorRows
+from railscope.agent.snapshot import Histogram, OpHistogram
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import op_name
+from railscope.probes.nccl.records import Stat
 
 _log = logging.getLogger("railscope.observer")
 

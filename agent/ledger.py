@@ -35,8 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.correlation import in_proportion
-from agent.snapshot import DirectionLedger
+from railscope.agent.correlation import in_proportion
+from railscope.agent.snapshot import DirectionLedger
 
 _LARGEST_PACKET_BYTES: Final = 65_536
 _SMALL_PACKET_BYTES: Final = 64

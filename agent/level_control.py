@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from agent.completion import Completion
-from agent.governor import LEVELS, Governor, Measured, name_of
-from agent.overhead import Overhead, busy_factor
-from probes.bpf_syscall import KernelRefusal
-from probes.calibration import Calibration
-from probes.clock import Clock
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import InternalStat
-from probes.nccl.internals import Sent
-from probes.nccl.records import Stat
+from railscope.agent.completion import Completion
+from railscope.agent.governor import LEVELS, Governor, Measured, name_of
+from railscope.agent.overhead import Overhead, busy_factor
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.calibration import Calibration
+from railscope.probes.clock import Clock
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.records import Stat
 
 _log = logging.getLogger("railscope.levels")
 

@@ -14,18 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from agent.snapshot import ProbeLevel
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf, ElfError
-from probes.links import Links, close_together
-from probes.maps import Records
-from probes.nccl.error_records import ErrorLayout, error_layout
-from probes.nccl.internal_functions import InternalPoints, Level, internal_points
-from probes.nccl.internal_records import layout_record
-from probes.nccl.layout import Structure
-from probes.nccl.net_devices import DeviceArrays, device_arrays
-from probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
-from probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
+from railscope.agent.snapshot import ProbeLevel
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError
+from railscope.probes.links import Links, close_together
+from railscope.probes.maps import Records
+from railscope.probes.nccl.error_records import ErrorLayout, error_layout
+from railscope.probes.nccl.internal_functions import InternalPoints, Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.net_devices import DeviceArrays, device_arrays
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
+from railscope.probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
 
 UNLISTED: Final = "what lies below its communicators is known of listed builds only, and it is none of them"
 _log = logging.getLogger("railscope.levels")

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from agent.accounting import CallCount
-from agent.snapshot import UNKNOWN, CollectiveTotal, Histogram, OpHistogram
-from probes.maps import Records
-from probes.nccl.abi import data_type_name, op_name
+from railscope.agent.accounting import CallCount
+from railscope.agent.snapshot import UNKNOWN, CollectiveTotal, Histogram, OpHistogram
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import data_type_name, op_name
 
 SIZE_BOUNDS: Final = tuple(float(1 << bucket) for bucket in range(40))
 """Bytes."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.configured import Remark
-from agent.nvlink_gpu import Gpu, GpuHistories, without_states
-from agent.snapshot import CollectorResult, GpuFacts, NvlinkFacts
-from probes.clock import Clock
-from probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
+from railscope.agent.configured import Remark
+from railscope.agent.nvlink_gpu import Gpu, GpuHistories, without_states
+from railscope.agent.snapshot import CollectorResult, GpuFacts, NvlinkFacts
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
 
 _log = logging.getLogger("railscope.nvlink")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from agent.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
-from probes.clock import Clock
-from probes.nvlink.links import GpuLinks, GpuReading, LinkReading
-from probes.nvlink.nvml import NvmlError, NvmlSession
-from probes.nvlink.refresh import refresh_seconds
+from railscope.agent.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
+from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
+from railscope.probes.nvlink.refresh import refresh_seconds
 
 _log = logging.getLogger("railscope.nvlink")
 

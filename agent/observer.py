@@ -16,29 +16,29 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
-from agent.collectives import Collectives
-from agent.communicators import ObservedProcess
-from agent.completion import Completion
-from agent.config import Config
-from agent.configured import Remark, Troubles, pids_without_nccl
-from agent.discovery import Discovery, Library
-from agent.flight_recorder import FlightRecorder
-from agent.hardware import Hardware
-from agent.jobs import job_facts
-from agent.level_control import LevelControl
-from agent.rail_bytes import RailBytes
-from agent.rails import RailDecision
-from agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
-from agent.stall_watch import REST_NS, InFlightTables, Known, StallWatch
-from agent.stalls import StallLimits
-from probes.clock import Clock
-from probes.maps import Records
-from probes.namespaces import NamespaceError, network_namespace
-from probes.nccl.internal_functions import Level
-from probes.nccl.net_devices import NetDevice, net_devices
-from probes.nccl.programs import NcclPrograms
-from probes.netdev.events import LinkEvents
-from probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
+from railscope.agent.collectives import Collectives
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.completion import Completion
+from railscope.agent.config import Config
+from railscope.agent.configured import Remark, Troubles, pids_without_nccl
+from railscope.agent.discovery import Discovery, Library
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.hardware import Hardware
+from railscope.agent.jobs import job_facts
+from railscope.agent.level_control import LevelControl
+from railscope.agent.rail_bytes import RailBytes
+from railscope.agent.rails import RailDecision
+from railscope.agent.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
+from railscope.agent.stall_watch import REST_NS, InFlightTables, Known, StallWatch
+from railscope.agent.stalls import StallLimits
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import NamespaceError, network_namespace
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.net_devices import NetDevice, net_devices
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
 

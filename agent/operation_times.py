@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from agent.communicators import Communicator, text
-from agent.snapshot import UNKNOWN, CompletedTotal, RankTimes
-from probes.maps import Records
-from probes.nccl.abi import Op, op_name
-from probes.nccl.internal_records import UNKNOWN_SIZE
+from railscope.agent.communicators import Communicator, text
+from railscope.agent.snapshot import UNKNOWN, CompletedTotal, RankTimes
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.internal_records import UNKNOWN_SIZE
 
 _NOTHING: Final = (0, 0, 0)
 

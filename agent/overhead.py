@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, TypeVar
 
-from probes.calibration import Calibration
-from probes.clock import Clock
-from probes.nccl.internal_records import InternalStat, NetworkKind
-from probes.nccl.internals import Sent
-from probes.nccl.records import Stat
+from railscope.probes.calibration import Calibration
+from railscope.probes.clock import Clock
+from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.records import Stat
 
 _Slot = TypeVar("_Slot", Stat, InternalStat)
 

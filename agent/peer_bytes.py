@@ -32,11 +32,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from agent.accounting import CallCount
-from agent.communicators import Communicator
-from agent.ring_traffic import RING_OPS, ring_share
-from agent.snapshot import PeerTotal
-from probes.nccl.abi import Op, op_name
+from railscope.agent.accounting import CallCount
+from railscope.agent.communicators import Communicator
+from railscope.agent.ring_traffic import RING_OPS, ring_share
+from railscope.agent.snapshot import PeerTotal
+from railscope.probes.nccl.abi import Op, op_name
 
 OTHER: Final = "other"
 """The peer that stands for all without a series of their own."""

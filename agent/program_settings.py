@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.config import Config
-from probes.links import AttachKind
-from probes.nccl.programs import EnqueueTime, Loader, ProgramSettings
+from railscope.agent.config import Config
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.programs import EnqueueTime, Loader, ProgramSettings
 
 AUTO = "auto"
 """The configuration's word for "the best that the kernel has"."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.expected_wire import ProcessOf
-from agent.snapshot import UNKNOWN
-from probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
-from probes.nccl.internals import Sent
-from probes.nccl.net_devices import NetDevice, NetDeviceError
+from railscope.agent.expected_wire import ProcessOf
+from railscope.agent.snapshot import UNKNOWN
+from railscope.probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.net_devices import NetDevice, NetDeviceError
 
 _log = logging.getLogger("railscope.rail_bytes")
 
@@ -28,7 +28,7 @@ MOST_TRIES: Final = 8
 """How many readings with new bytes of an unnamed device may ask its process; each takes the agent about 1 ms."""
 
 DevicesOf = Callable[[int, int], Collection[NetDevice]]
-"""The devices of a process, by its pid and the number of its NCCL library (`probes.nccl.net_devices.net_devices`).
+"""The devices of a process, by its pid and the number of its NCCL library (probes/nccl/net_devices.py).
 
 It raises NetDeviceError where they cannot be read, and answers with none where the library does not tell.
 """

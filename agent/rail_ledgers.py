@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.correlation import DirectionWire, RailWire, in_proportion
-from agent.ledger import Account, Evidence, HeaderSizes, Sockets
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import RailLedger
+from railscope.agent.correlation import DirectionWire, RailWire, in_proportion
+from railscope.agent.ledger import Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import RailLedger
 
 _MOST_WIRE_FACTOR: Final = 2.0
 """LL sends as many flags as data; nothing sends more."""
@@ -62,7 +62,7 @@ class RailEvidence:
 
 
 def port_and_connections(counted: DeviceTotals, *, skew: float) -> PortAndConnections:
-    """From the totals of `probes.netdev.tcp_counters`."""
+    """From the totals of `railscope.probes.netdev.tcp_counters`."""
     total = dict(counted.counters)
     changes = total["connection_changes"]
     return PortAndConnections(

@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
-from agent.rails import RailPattern, RdmaPorts, RdmaRail, natural_order
-from agent.snapshot import UNKNOWN
-from probes.rdma.inventory import RdmaPort
-from probes.topology.ib_hca import HcaList
-from probes.topology.machine import Gpu, Nic, placed, places_in
-from probes.topology.nccl_xml import XmlNet, XmlTopology
-from probes.topology.paths import PathType, Place, path_type, shared_switches
-from probes.topology.pci import pci_order
+from railscope.agent.rails import RailPattern, RdmaPorts, RdmaRail, natural_order
+from railscope.agent.snapshot import UNKNOWN
+from railscope.probes.rdma.inventory import RdmaPort
+from railscope.probes.topology.ib_hca import HcaList
+from railscope.probes.topology.machine import Gpu, Nic, placed, places_in
+from railscope.probes.topology.nccl_xml import XmlNet, XmlTopology
+from railscope.probes.topology.paths import PathType, Place, path_type, shared_switches
+from railscope.probes.topology.pci import pci_order
 
 _MUCH_SLOWER: Final = 2
 """A port is left out if another, as near to the same GPU, is more than this many times as fast."""

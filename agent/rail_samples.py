@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from agent.recording import RAIL_SAMPLE
-from probes.maps import Records
-from probes.netdev.counters import CounterBlock, CounterReading
+from railscope.agent.recording import RAIL_SAMPLE
+from railscope.probes.maps import Records
+from railscope.probes.netdev.counters import CounterBlock, CounterReading
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from agent.carrier_changes import CarrierChanges
-from agent.configured import Remark, patterns_without_device
-from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
-from agent.ethernet_facts import RailEthernet
-from agent.rail_ledgers import RailEvidence, RailLedgers, evidence_of
-from agent.rails import (
+from railscope.agent.carrier_changes import CarrierChanges
+from railscope.agent.configured import Remark, patterns_without_device
+from railscope.agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire
+from railscope.agent.ethernet_facts import RailEthernet
+from railscope.agent.rail_ledgers import RailEvidence, RailLedgers, evidence_of
+from railscope.agent.rails import (
     NO_RDMA,
     RailDecision,
     RailPattern,
@@ -27,17 +27,17 @@ from agent.rails import (
     netns_labels,
     rail_facts,
 )
-from agent.sampler_state import SamplerState, SourceResult, on_one_line
-from agent.sampling import OnReading, Sampler
-from agent.snapshot import CollectorResult, RailFacts
-from agent.totals import FORGET_NS
-from agent.utilization import Utilization
-from probes.clock import Clock
-from probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
-from probes.netdev.events import LinkChange, LinkEvents
-from probes.netdev.inventory import NetworkDevice
-from probes.netdev.netlink import MalformedNetlink
-from probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.agent.sampler_state import SamplerState, SourceResult, on_one_line
+from railscope.agent.sampling import OnReading, Sampler
+from railscope.agent.snapshot import CollectorResult, RailFacts
+from railscope.agent.totals import FORGET_NS
+from railscope.agent.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
+from railscope.probes.netdev.events import LinkChange, LinkEvents
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 
 _log = logging.getLogger("railscope.rails")
 

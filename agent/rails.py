@@ -30,11 +30,11 @@ from functools import lru_cache
 from itertools import count
 from typing import Final
 
-from agent.ethernet_facts import RailEthernet, pci_stalled
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
-from agent.totals import RATE_BOUNDS
-from probes.netdev.inventory import NetworkDevice
+from railscope.agent.ethernet_facts import RailEthernet, pci_stalled
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
+from railscope.agent.totals import RATE_BOUNDS
+from railscope.probes.netdev.inventory import NetworkDevice
 
 _DEFAULT_FIRST: Final = "ib"
 _DEFAULT_EXCLUDED: Final = "^docker,lo,virbr"

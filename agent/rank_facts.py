@@ -14,19 +14,19 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from agent.accounting import Table
-from agent.communicators import Communicator, ObservedProcess
-from agent.history import Histories
-from agent.operation_times import OperationTimes
-from agent.snapshot import UNKNOWN
-from agent.stall_facts import InFlight, OwnHistory, RankFacts
-from agent.stall_signs import Described, Place, Signs
-from agent.stall_sources import InFlightTables, Known, Look
-from agent.stragglers import NOT_BY_ALL
-from probes.maps import Records
-from probes.nccl.abi import Op, op_name
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
+from railscope.agent.accounting import Table
+from railscope.agent.communicators import Communicator, ObservedProcess
+from railscope.agent.history import Histories
+from railscope.agent.operation_times import OperationTimes
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.stall_facts import InFlight, OwnHistory, RankFacts
+from railscope.agent.stall_signs import Described, Place, Signs
+from railscope.agent.stall_sources import InFlightTables, Known, Look
+from railscope.agent.stragglers import NOT_BY_ALL
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
 
 IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""

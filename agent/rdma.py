@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.configured import Remark
-from agent.counter_rules import Severity, rule_of
-from agent.sampler_state import DeviceTotals, on_one_line
-from agent.sampling import Sampler
-from agent.snapshot import CollectorResult, Histogram
-from probes.clock import Clock
-from probes.rdma.counters import RdmaCounters
-from probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
-from probes.rdma.netlink import RdmaNetlink
-from probes.rdma.port import only_bytes
+from railscope.agent.configured import Remark
+from railscope.agent.counter_rules import Severity, rule_of
+from railscope.agent.sampler_state import DeviceTotals, on_one_line
+from railscope.agent.sampling import Sampler
+from railscope.agent.snapshot import CollectorResult, Histogram
+from railscope.probes.clock import Clock
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
+from railscope.probes.rdma.netlink import RdmaNetlink
+from railscope.probes.rdma.port import only_bytes
 
 _log = logging.getLogger("railscope.rdma")
 

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire, WireTotals
-from agent.rail_ledgers import RailEvidence, RailLedgers, rdma_evidence
-from agent.rail_map import MappedNic, map_rails, rdma_ports
-from agent.rails import RailPattern, RdmaPorts
-from agent.rdma import PortFacts, RdmaWatch
-from agent.sampling import OnReading, Sampler
-from agent.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
-from agent.totals import RATE_BOUNDS
-from agent.utilization import Utilization
-from probes.clock import Clock
-from probes.rdma.inventory import RdmaPort
-from probes.topology.ib_hca import HcaList, parse_hca_list
-from probes.topology.machine import gpus_of_pci, nics_of_rdma
-from probes.topology.nccl_xml import XmlTopology, topology_of_process
-from probes.topology.pci import pci_devices
+from railscope.agent.correlation import Correlator, ExpectedBytes, PortTotals, RailWire, WireTotals
+from railscope.agent.rail_ledgers import RailEvidence, RailLedgers, rdma_evidence
+from railscope.agent.rail_map import MappedNic, map_rails, rdma_ports
+from railscope.agent.rails import RailPattern, RdmaPorts
+from railscope.agent.rdma import PortFacts, RdmaWatch
+from railscope.agent.sampling import OnReading, Sampler
+from railscope.agent.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
+from railscope.agent.totals import RATE_BOUNDS
+from railscope.agent.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.rdma.inventory import RdmaPort
+from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
+from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.nccl_xml import XmlTopology, topology_of_process
+from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
 

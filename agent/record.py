@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, TextIO, TypeVar
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.ending import ended_by_signals
-from agent.first_readings import await_first_readings
-from agent.recording import FILE_SUFFIX, Recording
-from agent.recording_file import RecordingError, read_recording
-from agent.recording_store import save
-from agent.recording_summary import describe, overwritten_words, summarise
-from probes.clock import Clock, SystemClock
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.ending import ended_by_signals
+from railscope.agent.first_readings import await_first_readings
+from railscope.agent.recording import FILE_SUFFIX, Recording
+from railscope.agent.recording_file import RecordingError, read_recording
+from railscope.agent.recording_store import save
+from railscope.agent.recording_summary import describe, overwritten_words, summarise
+from railscope.probes.clock import Clock, SystemClock
 
 _log = logging.getLogger("railscope.record")
 
@@ -68,8 +68,8 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
     if settings.to_file:
         return _record_file(settings, config, out, version, clock or SystemClock())
     with analysis_needed(f"{settings.output}: a dataset"):
-        from agent.dataset.files import DatasetError
-        from agent.dataset.record import DatasetRecorder
+        from railscope.agent.dataset.files import DatasetError
+        from railscope.agent.dataset.record import DatasetRecorder
     try:
         recorder = DatasetRecorder(
             settings.output,
@@ -187,8 +187,8 @@ def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:
     """
     if path.is_dir():
         with analysis_needed(f"{path}: a dataset"):
-            from agent.dataset.describe import describe_dataset
-            from agent.dataset.files import DatasetError
+            from railscope.agent.dataset.describe import describe_dataset
+            from railscope.agent.dataset.files import DatasetError
         try:
             describe_dataset(path, out, as_json=as_json)
         except DatasetError as error:
@@ -211,6 +211,6 @@ def run_schema(out: TextIO) -> int:
         RecordingError: what knows them is not installed.
     """
     with analysis_needed("the schema of a dataset"):
-        from agent.dataset.schema_page import schema_page
+        from railscope.agent.dataset.schema_page import schema_page
     out.write(schema_page())
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from probes.maps import Records
+from railscope.probes.maps import Records
 
 
 class RecordRing:

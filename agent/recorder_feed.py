@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from agent.config import Config
-from agent.flight_recorder import FlightRecorder, Piece
-from agent.rails import RailDecision
-from agent.recording import RecordedStall, Recording
-from agent.recordings import recorded_stall
-from agent.snapshot import Snapshot
-from probes.bpf_syscall import KernelRefusal
-from probes.clock import Clock
-from probes.maps import Records
-from probes.nccl.internal_records import InternalStat
-from probes.nccl.internals import Internals
-from probes.nccl.programs import NcclPrograms
-from probes.nccl.records import Stat
+from railscope.agent.config import Config
+from railscope.agent.flight_recorder import FlightRecorder, Piece
+from railscope.agent.rails import RailDecision
+from railscope.agent.recording import RecordedStall, Recording
+from railscope.agent.recordings import recorded_stall
+from railscope.agent.snapshot import Snapshot
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.records import Stat
 
 _MOST_UNTAKEN: Final = 0.5
 """Of the recorder's memory: events are taken no later than when so much of it is filled."""

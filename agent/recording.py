@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent.snapshot import Labels
-from probes.clock import Clock
-from probes.clock_error import clock_error
-from probes.maps import Records
-from probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
-from probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
+from railscope.agent.snapshot import Labels
+from railscope.probes.clock import Clock
+from railscope.probes.clock_error import clock_error
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
+from railscope.probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 
 NOT_SEEN: Final = "completion was not observed (probe level counts, or no network part)"
 """Where a recording has no operations that completed and none that did not."""
@@ -106,7 +106,7 @@ def read_clocks(clock: Clock) -> ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommunicator:
-    """One rank's end of one communicator; the words are those of `agent.snapshot.CommunicatorFacts`."""
+    """One rank's end of one communicator; the words are those of `railscope.agent.snapshot.CommunicatorFacts`."""
 
     instance: int
     """What calls, completions and lifecycle events call it by."""

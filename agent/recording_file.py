@@ -21,9 +21,9 @@ from typing import IO, Any, Final, Protocol
 
 import numpy as np
 
-from agent.recording import FORMAT_VERSION, KINDS, Recording
-from agent.text_tables import printable
-from probes.maps import Records
+from railscope.agent.recording import FORMAT_VERSION, KINDS, Recording
+from railscope.agent.text_tables import printable
+from railscope.probes.maps import Records
 
 HEADER: Final = "recording.json"
 _FORMAT: Final = "railscope-recording"

@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from agent.recording import STALL, Recording
+from railscope.agent.recording import STALL, Recording
 
 _log = logging.getLogger("railscope.recordings")
 
@@ -185,7 +185,7 @@ class RecordingStore:
         Raises:
             OSError: this one, where even all of them would not make room: then they stay.
         """
-        from agent.recording_file import write_recording
+        from railscope.agent.recording_file import write_recording
 
         held_bytes = sum(one.size_bytes for one in _held(self._folder))
         if not held_bytes:
@@ -233,7 +233,7 @@ def save(
     Raises:
         OSError: it cannot be written, or is larger than `most_bytes` by itself; what was there stays.
     """
-    from agent.recording_file import write_recording  # not before there is something to write
+    from railscope.agent.recording_file import write_recording
 
     partial = path.with_name(f"{_PARTIAL_PREFIX}{path.name}.{os.getpid()}{_PARTIAL_SUFFIX}")
     removed = 0

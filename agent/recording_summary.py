@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from agent.label_numbers import number_of
-from agent.recording import NOT_SEEN, RecordedCommunicator, Recording
-from agent.snapshot import UNKNOWN
-from agent.text_tables import printable
-from probes.maps import Records
-from probes.nccl.abi import op_name
+from railscope.agent.label_numbers import number_of
+from railscope.agent.recording import NOT_SEEN, RecordedCommunicator, Recording
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.text_tables import printable
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import op_name
 
 _MOST_ROWS: Final = 20
 

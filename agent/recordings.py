@@ -16,10 +16,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agent.recording import SIGNAL, STALL, ClockReading, RecordedStall, Recording, read_clocks
-from agent.recording_store import RecordingStore, WriteResult
-from agent.stall_facts import Stall
-from probes.clock import Clock
+from railscope.agent.recording import SIGNAL, STALL, ClockReading, RecordedStall, Recording, read_clocks
+from railscope.agent.recording_store import RecordingStore, WriteResult
+from railscope.agent.stall_facts import Stall
+from railscope.probes.clock import Clock
 
 _log = logging.getLogger("railscope.recordings")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from agent.drain_pace import AIM, LONGEST_NS, pause_ns
-from agent.flight_recorder import FlightRecorder
-from agent.observer import Observer
-from probes.clock import Clock
-from probes.maps import Records
-from probes.nccl.internals import Internals
-from probes.nccl.programs import NcclPrograms
-from probes.ring import Ring
-from probes.slot_rings import SlotRings
+from railscope.agent.drain_pace import AIM, LONGEST_NS, pause_ns
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.observer import Observer
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.ring import Ring
+from railscope.probes.slot_rings import SlotRings
 
 _MOST_BATCHES: Final = 64
 """Of one ring, before other things have their turn."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from agent.timeline import NOT_ENDED, NOT_KNOWN, HostTimeline, Rows, TimelineCommunicator
+from railscope.agent.timeline import NOT_ENDED, NOT_KNOWN, HostTimeline, Rows, TimelineCommunicator
 
 _POINT_TO_POINT: Final = ("Send", "Recv", "SendRecv", "PutSignal", "Signal", "WaitSignal")
 _MOST_DISTANCES: Final = 64

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from agent.sampler_state import Frame, SourceResult
-from agent.shaped_totals import totals_for
-from agent.totals import Totals
-from probes.beats import Answer, Asked
-from probes.netdev.counters import CounterReading, CounterSource, DeferringSource, DeviceFailure
+from railscope.agent.sampler_state import Frame, SourceResult
+from railscope.agent.shaped_totals import totals_for
+from railscope.agent.totals import Totals
+from railscope.probes.beats import Answer, Asked
+from railscope.probes.netdev.counters import CounterReading, CounterSource, DeferringSource, DeviceFailure
 
 OTHER_THINGS: Final = "the source counts other things than before"
 ASKED_PATIENCE_NS: Final = 10_000_000

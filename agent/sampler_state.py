@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.snapshot import CollectorResult, Histogram
-from agent.totals import RATE_BOUNDS, Counts, Floats
-from probes.netdev.counters import DeviceFailure, Flags, Values
+from railscope.agent.snapshot import CollectorResult, Histogram
+from railscope.agent.totals import RATE_BOUNDS, Counts, Floats
+from railscope.probes.netdev.counters import DeviceFailure, Flags, Values
 
 _MOST_SAID: Final = 4
 

@@ -24,16 +24,12 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from agent.sampled_source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, words
-from agent.sampler_state import SamplerState
-from probes import beats
-from probes.beats import BeatThread
-from probes.clock import Clock
-from probes.netdev.counters import (
-    CounterBlock,
-    CounterReading,
-    CounterSource,
-)
+from railscope.agent.sampled_source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, words
+from railscope.agent.sampler_state import SamplerState
+from railscope.probes import beats
+from railscope.probes.beats import BeatThread
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterSource
 
 _log = logging.getLogger("railscope.sampling")
 

@@ -20,9 +20,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.accounting import Table
-from probes.maps import Records
-from probes.nccl.sequence_numbers import SequenceLayout, read_launched
+from railscope.agent.accounting import Table
+from railscope.probes.maps import Records
+from railscope.probes.nccl.sequence_numbers import SequenceLayout, read_launched
 
 _log = logging.getLogger("railscope.sequences")
 

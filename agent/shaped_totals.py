@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from agent.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals, middles
-from probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
+from railscope.agent.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals, middles
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
 
 _WIDEST: Final = np.uint64(2**64 - 1)
 

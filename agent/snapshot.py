@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.stall_facts import Stall
+from railscope.agent.stall_facts import Stall
 
 UNKNOWN: Final = "unknown"
 

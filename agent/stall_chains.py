@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from agent.stall_facts import Elsewhere, GonePeer, ProcessFacts, RankFacts
+from railscope.agent.stall_facts import Elsewhere, GonePeer, ProcessFacts, RankFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
-from probes.process_state import Condition
+from railscope.probes.process_state import Condition
 
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""

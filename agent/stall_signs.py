@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.communicators import ObservedProcess
-from agent.snapshot import UNKNOWN
-from agent.stall_facts import InFlight, OwnHistory, ProcessFacts, RailSigns, RankFacts
-from agent.stall_sources import Known, Look
-from probes.nccl.abi import Op, op_name
-from probes.nccl.proxy_work import proxy_has_work
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.stall_facts import InFlight, OwnHistory, ProcessFacts, RailSigns, RankFacts
+from railscope.agent.stall_sources import Known, Look
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.proxy_work import proxy_has_work
 
 _PERIOD_NS: Final = 800_000_000
 """Once a second: no look that comes a moment early waits for the next."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent.communicators import Communicator, ObservedProcess
-from agent.stall_facts import ProcessFacts, RailSigns
-from probes.maps import Records
-from probes.nccl.internal_functions import Level
-from probes.nccl.internals import Sent
-from probes.nccl.proxy_work import ProxyWorkLayout
+from railscope.agent.communicators import Communicator, ObservedProcess
+from railscope.agent.stall_facts import ProcessFacts, RailSigns
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout
 
 
 class Look(Protocol):

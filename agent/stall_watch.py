@@ -16,23 +16,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from agent.accounting import Table
-from agent.close_look import CloseLook, RailsOf
-from agent.communicators import ObservedProcess
-from agent.label_numbers import number_of
-from agent.rank_facts import IDLE_NS, RankReader
-from agent.recording import read_clocks
-from agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
-from agent.stall_chains import Ranks, waiting_elsewhere
-from agent.stall_facts import Cause, Evidence, GonePeer, InFlight, ProcessFacts, RankFacts, Stall, rail_name
-from agent.stall_sources import InFlightTables, Known, Look
-from agent.stalls import StallLimits, Stalls
-from agent.stragglers import Stragglers
-from agent.writers import Writers
-from probes.bpf_syscall import KernelRefusal
-from probes.clock import Clock
-from probes.exit_status import ended_badly, exit_code
-from probes.maps import Records
+from railscope.agent.accounting import Table
+from railscope.agent.close_look import CloseLook, RailsOf
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.label_numbers import number_of
+from railscope.agent.rank_facts import IDLE_NS, RankReader
+from railscope.agent.recording import read_clocks
+from railscope.agent.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
+from railscope.agent.stall_chains import Ranks, waiting_elsewhere
+from railscope.agent.stall_facts import Cause, Evidence, GonePeer, InFlight, ProcessFacts, RankFacts, Stall, rail_name
+from railscope.agent.stall_sources import InFlightTables, Known, Look
+from railscope.agent.stalls import StallLimits, Stalls
+from railscope.agent.stragglers import Stragglers
+from railscope.agent.writers import Writers
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.clock import Clock
+from railscope.probes.exit_status import ended_badly, exit_code
+from railscope.probes.maps import Records
 
 _log = logging.getLogger("railscope.stalls")
 

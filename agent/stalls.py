@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.blame import blame_for
-from agent.snapshot import UNKNOWN
-from agent.stall_facts import Blame, Cause, Evidence, InFlight, RailSigns, RankFacts, Stall
+from railscope.agent.blame import blame_for
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.stall_facts import Blame, Cause, Evidence, InFlight, RailSigns, RankFacts, Stall
 
 _SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
 _BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})

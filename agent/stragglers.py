@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent.communicators import Communicator, text
-from agent.snapshot import UNKNOWN, RankArrivals
-from probes.maps import Records
-from probes.nccl.abi import Op
+from railscope.agent.communicators import Communicator, text
+from railscope.agent.snapshot import UNKNOWN, RankArrivals
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
 
 WINDOW: Final = 1024
 """Calls of a communicator that may wait for their other ranks."""

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.dataset.reader import Dataset
-from agent.recording_file import RecordingError
-from agent.timeline import (
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.recording_file import RecordingError
+from railscope.agent.timeline import (
     CALL,
     COMPUTE,
     LINK_EVENT,
@@ -43,7 +43,7 @@ _Row = Mapping[str, Any]
 
 
 class DatasetTimelines:
-    """One dataset; the methods are those of a source of `agent.export`."""
+    """One dataset; the methods are those of a source of `railscope.agent.export`."""
 
     def __init__(self, dataset: Dataset, source: str) -> None:
         """`source`: what the dataset is called.

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from agent.recording import NOT_SEEN, ClockReading, RecordedStall, Recording
-from agent.snapshot import UNKNOWN
-from agent.timeline import (
+from railscope.agent.recording import NOT_SEEN, ClockReading, RecordedStall, Recording
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.timeline import (
     CALL,
     COMPUTE,
     LINK_EVENT,
@@ -34,9 +34,9 @@ from agent.timeline import (
     Words,
     nameless,
 )
-from probes.nccl.abi import data_type_name, op_name
-from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
-from probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.abi import data_type_name, op_name
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from railscope.probes.nccl.records import LifecycleKind
 
 PROXY: Final = "proxy"
 """What the times of recorded operations are: those of NCCL's network threads."""

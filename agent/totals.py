@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
 
 _MEGABITS: Final = (
     *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),

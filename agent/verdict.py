@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.culprits import (
+from railscope.agent.culprits import (
     RANK_MISSING,
     TIERS,
     WRITING,
@@ -24,7 +24,7 @@ from agent.culprits import (
     stall_began,
     too_early,
 )
-from agent.fleet_facts import Fleet, Rail, Rank
+from railscope.agent.fleet_facts import Fleet, Rail, Rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agent.culprits import RANK_MISSING
-from agent.fleet_facts import Rail, Rank
-from agent.verdict import StalledCommunicator
+from railscope.agent.culprits import RANK_MISSING
+from railscope.agent.fleet_facts import Rail, Rank
+from railscope.agent.verdict import StalledCommunicator
 
 
 @dataclass(frozen=True, slots=True)

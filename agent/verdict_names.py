@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.fleet_facts import Rail, Rank
-from agent.stall_facts import rail_name
-from agent.verdict_quantities import ranks_text
+from railscope.agent.fleet_facts import Rail, Rank
+from railscope.agent.stall_facts import rail_name
+from railscope.agent.verdict_quantities import ranks_text
 
 
 def named(ranks: Sequence[Rank]) -> str:

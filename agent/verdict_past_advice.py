@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from agent.culprits import RANK_MISSING
-from agent.fleet_facts import Rail, Rank
-from agent.verdict import StalledCommunicator
-from agent.verdict_advice import Step, inside_namespace, number_in_logs
+from railscope.agent.culprits import RANK_MISSING
+from railscope.agent.fleet_facts import Rail, Rank
+from railscope.agent.verdict import StalledCommunicator
+from railscope.agent.verdict_advice import Step, inside_namespace, number_in_logs
 
 _BEFORE_SECONDS: Final = 120.0
 """A cause comes before its stall, which hosts tell of after some seconds and scrapes show later still."""

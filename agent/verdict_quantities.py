@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.label_numbers import number_of
+from railscope.agent.label_numbers import number_of
 
 
 def ranks_text(ranks: Iterable[str]) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from agent.fleet_facts import Fleet, Stall, StallHistory
-from agent.stall_facts import rail_name
-from agent.verdict import RootCause, has_ended, root_causes
-from agent.verdict_quantities import duration
+from railscope.agent.fleet_facts import Fleet, Stall, StallHistory
+from railscope.agent.stall_facts import rail_name
+from railscope.agent.verdict import RootCause, has_ended, root_causes
+from railscope.agent.verdict_quantities import duration
 
 _MOST_MOMENTS: Final = 3
 """Each takes as many questions as the verdict on now."""

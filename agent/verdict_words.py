@@ -7,15 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable, is_gone
-from agent.fleet_facts import Agent, Fleet, Rail, Rank
-from agent.stall_facts import OF_A_PROCESS
-from agent.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
-from agent.verdict_advice import Step, next_steps
-from agent.verdict_names import hosts_text, last_places, named, rail_text, ranks_and_hosts
-from agent.verdict_past_advice import Period, past_steps
-from agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
-from agent.verdict_recent import RecentCause, is_over, length_of, notes_of, past, recent_causes, state_now, when
+from railscope.agent.culprits import RANK_MISSING, WRITING, Culprit, entered_and_completed, incomparable, is_gone
+from railscope.agent.fleet_facts import Agent, Fleet, Rail, Rank
+from railscope.agent.stall_facts import OF_A_PROCESS
+from railscope.agent.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
+from railscope.agent.verdict_advice import Step, next_steps
+from railscope.agent.verdict_names import hosts_text, last_places, named, rail_text, ranks_and_hosts
+from railscope.agent.verdict_past_advice import Period, past_steps
+from railscope.agent.verdict_quantities import decimal_bytes, duration, ranks_text, rate_text
+from railscope.agent.verdict_recent import (
+    RecentCause,
+    is_over,
+    length_of,
+    notes_of,
+    past,
+    recent_causes,
+    state_now,
+    when,
+)
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""

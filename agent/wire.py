@@ -43,7 +43,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from probes.nccl.abi import Op
+from railscope.probes.nccl.abi import Op
 
 
 @dataclass(frozen=True, slots=True)

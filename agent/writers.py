@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.stall_facts import LEAST_WRITTEN_BYTES
+from railscope.agent.stall_facts import LEAST_WRITTEN_BYTES
 
 PERIOD_NS: Final = 1_000_000_000
 _IDLE_NS: Final = 600_000_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import page, variables
-from dashboards.page import Section
-from dashboards.panels import (
+from railscope.dashboards import page, variables
+from railscope.dashboards.page import Section
+from railscope.dashboards.panels import (
     BAD,
     FINE_OR_FAILED,
     GOOD,
@@ -19,7 +19,7 @@ from dashboards.panels import (
     table,
     timeseries,
 )
-from dashboards.variables import HOST
+from railscope.dashboards.variables import HOST
 
 _COST = ((None, GOOD), (0.005, WATCH), (0.02, BAD))
 _AGENTS = f"and on (job, instance) last_over_time(railscope_build_info{{{HOST}}}[1h])"

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dashboards.page import AGENT, NODE, STALL
-from dashboards.rules_files import Alert
+from railscope.dashboards.page import AGENT, NODE, STALL
+from railscope.dashboards.rules_files import Alert
 
 EVALUATED_EVERY_SECONDS: Final = 10
 """The shortest that Grafana evaluates by default."""

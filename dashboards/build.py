@@ -8,7 +8,7 @@ from typing import Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import agent, fleet, job, node, stall
+from railscope.dashboards import agent, fleet, job, node, stall
 
 COMMITTED: Final = Path(__file__).parent / "json"
 """Where the built files lie in the source and in the wheel."""

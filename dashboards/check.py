@@ -13,13 +13,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-from agent.jobs import JobFacts
-from dashboards import build, expressions, rules_files
-from dashboards.documents import Document, Panel
-from dashboards.expressions import ExpressionError, Selector
-from exporters import native
-from exporters.catalogue import METRICS
-from exporters.metric import Metric
+from railscope.agent.jobs import JobFacts
+from railscope.dashboards import build, expressions, rules_files
+from railscope.dashboards.documents import Document, Panel
+from railscope.dashboards.expressions import ExpressionError, Selector
+from railscope.exporters import native
+from railscope.exporters.catalogue import METRICS
+from railscope.exporters.metric import Metric
 
 COLUMNS: Final = 24
 _OF_PROMETHEUS: Final = frozenset({"up", "ALERTS", "scrape_samples_scraped", "scrape_duration_seconds"})

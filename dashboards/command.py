@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from agent.prometheus_query import seconds_of
+from railscope.agent.prometheus_query import seconds_of
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -133,7 +133,7 @@ def _cannot(what: str) -> int:
 
 
 def _build(parsed: argparse.Namespace, out: TextIO) -> int:
-    from dashboards import build
+    from railscope.dashboards import build
 
     try:
         changed = build.write(parsed.output)
@@ -147,7 +147,7 @@ def _build(parsed: argparse.Namespace, out: TextIO) -> int:
 
 
 def _check(parsed: argparse.Namespace, out: TextIO) -> int:
-    from dashboards import check, documents
+    from railscope.dashboards import check, documents
 
     folder = parsed.folder or COMMITTED
     try:
@@ -168,8 +168,8 @@ def _check(parsed: argparse.Namespace, out: TextIO) -> int:
 
 
 def _publish(parsed: argparse.Namespace, out: TextIO) -> int:
-    from dashboards.documents import DocumentError
-    from dashboards.publish import PublishError, Target, publish
+    from railscope.dashboards.documents import DocumentError
+    from railscope.dashboards.publish import PublishError, Target, publish
 
     try:
         credential = _credential(parsed)
@@ -194,12 +194,12 @@ def _publish(parsed: argparse.Namespace, out: TextIO) -> int:
 
 
 def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
-    from dashboards import cost, cost_text
+    from railscope.dashboards import cost, cost_text
 
     described = "The typical node"
     try:
         if parsed.exposition is None:
-            from dashboards.typical_node import typical_node
+            from railscope.dashboards.typical_node import typical_node
 
             node = cost.node_of(typical_node())
         else:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from dashboards.cost import BYTES_PER_SAMPLE, INDEX_BYTES_PER_SERIES, Cost, Node
+from railscope.dashboards.cost import BYTES_PER_SAMPLE, INDEX_BYTES_PER_SERIES, Cost, Node
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 

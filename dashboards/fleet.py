@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import page, variables
-from dashboards.page import Section
-from dashboards.panels import (
+from railscope.dashboards import page, variables
+from railscope.dashboards.page import Section
+from railscope.dashboards.panels import (
     BAD,
     BETTER_NONE,
     FULLNESS,
@@ -19,7 +19,7 @@ from dashboards.panels import (
     table,
     timeseries,
 )
-from dashboards.variables import HOST, ranks_of_job
+from railscope.dashboards.variables import HOST, ranks_of_job
 
 _RAIL = "{{instance}} {{device}} {{netns}}"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import page, variables
-from dashboards.page import Section
-from dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
-from dashboards.variables import HOST, hosts_of_job, ranks_of_job
+from railscope.dashboards import page, variables
+from railscope.dashboards.page import Section
+from railscope.dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
+from railscope.dashboards.variables import HOST, hosts_of_job, ranks_of_job
 
 _ON_HOSTS = "  Told for a host as a whole: jobs that share a host are added."
 _RANK = "{{comm}} rank {{rank}}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import page, variables
-from dashboards.page import Section
-from dashboards.panels import (
+from railscope.dashboards import page, variables
+from railscope.dashboards.page import Section
+from railscope.dashboards.panels import (
     BAD,
     FULLNESS,
     GOOD,
@@ -20,7 +20,7 @@ from dashboards.panels import (
     table,
     timeseries,
 )
-from dashboards.variables import HOST, RAIL
+from railscope.dashboards.variables import HOST, RAIL
 
 _RAIL = "{{instance}} {{device}} {{netns}}"
 _GPU = "{{instance}} GPU {{gpu}}"

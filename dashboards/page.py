@@ -16,9 +16,9 @@ from grafana_foundation_sdk.builders.dashboard import (
 )
 from grafana_foundation_sdk.models import dashboard as models
 
-from dashboards import variables
-from dashboards.panels import AnyPanel
-from dashboards.variables import DATASOURCE
+from railscope.dashboards import variables
+from railscope.dashboards.panels import AnyPanel
+from railscope.dashboards.variables import DATASOURCE
 
 FLEET, JOB, NODE, STALL, AGENT = (f"railscope-{name}" for name in ("fleet", "job", "node", "stall", "agent"))
 """The dashboards' identifiers: links, bookmarks and alerts hold them, so they never change."""

@@ -44,7 +44,7 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards.variables import DATASOURCE
+from railscope.dashboards.variables import DATASOURCE
 
 AnyPanel = StatPanel | TimeseriesPanel | TablePanel | HeatmapPanel | StateTimelinePanel
 

@@ -24,8 +24,8 @@ from niquests.exceptions import ConnectionError as NoConnection
 from niquests.exceptions import RequestException
 from niquests.exceptions import SSLError as NoCertificate
 
-from dashboards import alerts, documents, rules_files
-from dashboards.alerts import PanelAddress
+from railscope.dashboards import alerts, documents, rules_files
+from railscope.dashboards.alerts import PanelAddress
 
 FOLDER: Final = "railscope"
 DATASOURCE: Final = "railscope-prometheus"

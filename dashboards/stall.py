@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import page, variables
-from dashboards.page import Section
-from dashboards.panels import NEVER_FINE, STALLED, UP_OR_DOWN, AnyPanel, query, stat, states, table, timeseries
-from dashboards.variables import COMM, hosts_of_communicator
+from railscope.dashboards import page, variables
+from railscope.dashboards.page import Section
+from railscope.dashboards.panels import (
+    NEVER_FINE,
+    STALLED,
+    UP_OR_DOWN,
+    AnyPanel,
+    query,
+    stat,
+    states,
+    table,
+    timeseries,
+)
+from railscope.dashboards.variables import COMM, hosts_of_communicator
 
 _RANK = "rank {{rank}}"
 """A rank is on one host; a longer legend would be cut off."""

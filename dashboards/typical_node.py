@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
-from agent.counter_rules import rule_of
-from agent.ethernet_rules import statistic_rule
-from agent.kernel_readings import ENQUEUE_BOUNDS
-from agent.node_totals import SIZE_BOUNDS
-from agent.rails import SEVERITIES
-from agent.snapshot import (
+from railscope.agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
+from railscope.agent.counter_rules import rule_of
+from railscope.agent.ethernet_rules import statistic_rule
+from railscope.agent.kernel_readings import ENQUEUE_BOUNDS
+from railscope.agent.node_totals import SIZE_BOUNDS
+from railscope.agent.rails import SEVERITIES
+from railscope.agent.snapshot import (
     AttachedProbe,
     CollectiveTotal,
     CollectorResult,
@@ -40,7 +40,7 @@ from agent.snapshot import (
     Snapshot,
     StallTotal,
 )
-from agent.totals import RATE_BOUNDS
+from railscope.agent.totals import RATE_BOUNDS
 
 GPUS: Final = 8
 COMMUNICATORS_OF_A_GPU: Final = 8

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporters.scraped import NodeScrape, ScrapeError, node_scrape
-from exporters.top_options import DEFAULT_URL
+from railscope.exporters.scraped import NodeScrape, ScrapeError, node_scrape
+from railscope.exporters.top_options import DEFAULT_URL
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 """A longer page is not read: it is none of an agent's."""

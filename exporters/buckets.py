@@ -26,9 +26,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from agent.snapshot import Exemplar, Histogram
-from exporters import catalogue
-from exporters.metric import Metric
+from railscope.agent.snapshot import Exemplar, Histogram
+from railscope.exporters import catalogue
+from railscope.exporters.metric import Metric
 
 _NANOSECONDS: Final = 1e9
 _MEGABIT_BYTES: Final = 125_000.0

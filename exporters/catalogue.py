@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from exporters.metric import Metric
+from railscope.exporters.metric import Metric
 
 PREFIX: Final = "railscope_"
 

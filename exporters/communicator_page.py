@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
-from agent.label_numbers import number_of
-from agent.snapshot import Snapshot
+from railscope.agent.label_numbers import number_of
+from railscope.agent.snapshot import Snapshot
 
 
 def communicators_json(snapshot: Snapshot) -> bytes:

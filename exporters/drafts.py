@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from exporters.metric import HistogramSample, LabelValues, Metric, Sample
+from railscope.exporters.metric import HistogramSample, LabelValues, Metric, Sample
 
 TRANSMIT: Final = "transmit"
 RECEIVE: Final = "receive"

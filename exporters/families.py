@@ -16,14 +16,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from agent.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
-from exporters import buckets, catalogue
-from exporters.budget import SeriesBudget
-from exporters.drafts import Draft, by_one_label, known
-from exporters.gpu_families import gpu_families
-from exporters.metric import Family, LabelValues, Metric, Sample
-from exporters.rail_families import COUNTERS, RATES, rail_families
-from exporters.selection import Selection
+from railscope.agent.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
+from railscope.exporters import buckets, catalogue
+from railscope.exporters.budget import SeriesBudget
+from railscope.exporters.drafts import Draft, by_one_label, known
+from railscope.exporters.gpu_families import gpu_families
+from railscope.exporters.metric import Family, LabelValues, Metric, Sample
+from railscope.exporters.rail_families import COUNTERS, RATES, rail_families
+from railscope.exporters.selection import Selection
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""

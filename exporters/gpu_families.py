@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
 
-from agent.snapshot import GpuFacts, NvlinkFacts
-from exporters import catalogue
-from exporters.drafts import RECEIVE, TRANSMIT, Draft, known
-from exporters.metric import Sample
-from exporters.selection import Selection
+from railscope.agent.snapshot import GpuFacts, NvlinkFacts
+from railscope.exporters import catalogue
+from railscope.exporters.drafts import RECEIVE, TRANSMIT, Draft, known
+from railscope.exporters.metric import Sample
+from railscope.exporters.selection import Selection
 
 
 def gpu_families(gpus: tuple[GpuFacts, ...], links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:

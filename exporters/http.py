@@ -21,16 +21,16 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from agent.snapshot import Snapshot
-from exporters.budget import SeriesBudget
-from exporters.http_request import Request, RequestRefused, parse_request, without_empty_lines
-from exporters.listen import ServerError, bound_socket, parse_listen_address
-from exporters.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
-from exporters.selection import Selection
+from railscope.agent.snapshot import Snapshot
+from railscope.exporters.budget import SeriesBudget
+from railscope.exporters.http_request import Request, RequestRefused, parse_request, without_empty_lines
+from railscope.exporters.listen import ServerError, bound_socket, parse_listen_address
+from railscope.exporters.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
+from railscope.exporters.selection import Selection
 
 if TYPE_CHECKING:
     # Passwords and TLS are 6 MB of code, for those who configure them.
-    from exporters.web_config import WebConfigFile
+    from railscope.exporters.web_config import WebConfigFile
 
 __all__ = ["MetricsServer", "ServerError", "ServerSettings"]
 

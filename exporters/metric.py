@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.snapshot import Histogram
+from railscope.agent.snapshot import Histogram
 
 Kind = Literal["counter", "gauge", "histogram"]
 

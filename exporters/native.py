@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from agent.snapshot import Histogram
-from exporters import catalogue
+from railscope.agent.snapshot import Histogram
+from railscope.exporters import catalogue
 
 METRICS: Final = frozenset({catalogue.COLLECTIVE_SIZE_BYTES, catalogue.COLLECTIVE_BUS_BANDWIDTH})
 """Those that come as native histograms where these are asked for."""

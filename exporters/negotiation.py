@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from exporters.protobuf import Protobuf
-from exporters.text import Format
+from railscope.exporters.protobuf import Protobuf
+from railscope.exporters.text import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from exporters.growth import grown, grown_errors, per_second, ratio
-from exporters.nvlink_view import GpuView, gpu_views
-from exporters.scraped import CompletedCounts, NodeScrape, OpCounts, RailKey, ScrapedRail, ScrapedRank, ScrapedStall
+from railscope.exporters.growth import grown, grown_errors, per_second, ratio
+from railscope.exporters.nvlink_view import GpuView, gpu_views
+from railscope.exporters.scraped import (
+    CompletedCounts,
+    NodeScrape,
+    OpCounts,
+    RailKey,
+    ScrapedRail,
+    ScrapedRank,
+    ScrapedStall,
+)
 
 _UNKNOWN: Final = "unknown"
 

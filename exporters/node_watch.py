@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from exporters.node_view import NodeView, node_view
-from exporters.scraped import NodeScrape
+from railscope.exporters.node_view import NodeView, node_view
+from railscope.exporters.scraped import NodeScrape
 
 
 class Agent(Protocol):

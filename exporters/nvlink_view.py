@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from exporters.growth import grown_errors, per_second
-from exporters.scraped import NodeScrape, ScrapedNvlink
+from railscope.exporters.growth import grown_errors, per_second
+from railscope.exporters.scraped import NodeScrape, ScrapedNvlink
 
 
 @dataclass(frozen=True, slots=True)

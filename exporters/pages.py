@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from agent.snapshot import Snapshot
-from exporters.budget import SeriesBudget
-from exporters.communicator_page import communicators_json
-from exporters.families import families
-from exporters.negotiation import accepts_gzip, metrics_format
-from exporters.protobuf import ProtobufRenderer
-from exporters.selection import Selection
-from exporters.stall_page import stalls_json
-from exporters.text import Format, Renderer
+from railscope.agent.snapshot import Snapshot
+from railscope.exporters.budget import SeriesBudget
+from railscope.exporters.communicator_page import communicators_json
+from railscope.exporters.families import families
+from railscope.exporters.negotiation import accepts_gzip, metrics_format
+from railscope.exporters.protobuf import ProtobufRenderer
+from railscope.exporters.selection import Selection
+from railscope.exporters.stall_page import stalls_json
+from railscope.exporters.text import Format, Renderer
 
 Check = Callable[[], tuple[bool, str]]
 """Whether all is well, and one line that says so or says what is wrong."""

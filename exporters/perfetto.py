@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from agent.same_operations import SameOperations
-from agent.timeline import NOT_ENDED, NOT_KNOWN, HostTimeline, Rows, TimelineCommunicator, TimelineStall
+from railscope.agent.same_operations import SameOperations
+from railscope.agent.timeline import NOT_ENDED, NOT_KNOWN, HostTimeline, Rows, TimelineCommunicator, TimelineStall
 
 if TYPE_CHECKING:
-    from exporters.perfetto_packets import Packets, Shape, Value
+    from railscope.exporters.perfetto_packets import Packets, Shape, Value
 
 _RATE: Final = "bytes per second between two samples; 0 after the last one, which nobody measured"
 _NETWORK: Final = "from hand-over to the network threads to the last completion; below each other: under way together"
@@ -57,7 +57,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
         ModuleNotFoundError: the `perfetto` package is not installed.
     """
     # An extra: who does not ask for traces does not need it.
-    from exporters.perfetto_packets import Packets
+    from railscope.exporters.perfetto_packets import Packets
 
     packets = Packets(file, min(host.began_ns for host in hosts))
     no_arrows = {comm: _MAKING_MISSED if comm in same.making_missed else _NOT_KNOWN_WHETHER for comm in same.not_joined}

@@ -20,11 +20,11 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
-from agent.snapshot import Exemplar, Histogram
-from exporters.buckets import counted
-from exporters.metric import Family, LabelValues, Metric
-from exporters.native import NativeHistogram, native
-from exporters.remembered import Remembered
+from railscope.agent.snapshot import Exemplar, Histogram
+from railscope.exporters.buckets import counted
+from railscope.exporters.metric import Family, LabelValues, Metric
+from railscope.exporters.native import NativeHistogram, native
+from railscope.exporters.remembered import Remembered
 
 SERIES_PER_CHUNK: Final = 500
 _TYPES: Final = {"counter": 0, "gauge": 1, "histogram": 4}

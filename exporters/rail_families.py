@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from agent.snapshot import RailFacts
-from exporters import catalogue
-from exporters.drafts import RECEIVE, TRANSMIT, Draft
-from exporters.metric import Metric
-from exporters.selection import SUMMED, Selection
+from railscope.agent.snapshot import RailFacts
+from railscope.exporters import catalogue
+from railscope.exporters.drafts import RECEIVE, TRANSMIT, Draft
+from railscope.exporters.metric import Metric
+from railscope.exporters.selection import SUMMED, Selection
 
 COUNTERS: Final = (catalogue.RAIL_COUNTER, catalogue.RAIL_COUNTER_BY_SEVERITY)
 RATES: Final = (catalogue.RAIL_RATE,)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from exporters import catalogue
-from exporters.exposition import ScrapedSample, samples_by_name
+from railscope.exporters import catalogue
+from railscope.exporters.exposition import ScrapedSample, samples_by_name
 
 RankKey = tuple[str, str]
 """comm, rank."""

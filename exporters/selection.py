@@ -25,8 +25,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.snapshot import Histogram, RailFacts, RailTcp
-from exporters.metric import LabelValues
+from railscope.agent.snapshot import Histogram, RailFacts, RailTcp
+from railscope.exporters.metric import LabelValues
 
 DETAILS: Final = ("counters", "nvlinks", "devices", "buckets")
 ALL: Final = "all"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.label_numbers import number_of
-from agent.snapshot import Snapshot
-from agent.stall_facts import Stall
+from railscope.agent.label_numbers import number_of
+from railscope.agent.snapshot import Snapshot
+from railscope.agent.stall_facts import Stall
 
 
 def stalls_json(snapshot: Snapshot) -> bytes:

@@ -18,9 +18,9 @@ from enum import Enum
 from itertools import accumulate
 from typing import Final
 
-from agent.snapshot import Exemplar
-from exporters.metric import Family, LabelValues, Metric
-from exporters.remembered import Remembered
+from railscope.agent.snapshot import Exemplar
+from railscope.exporters.metric import Family, LabelValues, Metric
+from railscope.exporters.remembered import Remembered
 
 UNITS: Final = ("bytes_per_second", "seconds", "bytes", "ratio")
 """Units that a metric's name can end in; the first that matches holds."""

@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any, Final, TextIO
 
-from exporters.agent_client import AgentAddress, AgentClient, ClientError
-from exporters.node_watch import Agent, NodeWatch
-from exporters.top_plain import plain_lines
+from railscope.exporters.agent_client import AgentAddress, AgentClient, ClientError
+from railscope.exporters.node_watch import Agent, NodeWatch
+from railscope.exporters.top_plain import plain_lines
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -60,7 +60,7 @@ def _live(agent: Agent, interval_seconds: float, out: TextIO) -> int:
     if not (out.isatty() and sys.stdin.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise ClientError("this is no terminal that can be drawn on: add --plain for lines")
     try:
-        from exporters.top_live import run_live
+        from railscope.exporters.top_live import run_live
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from exporters.node_view import OpView, RailView, RankView
-from exporters.nvlink_view import GpuView
-from exporters.top_state import Order, Pane
-from exporters.top_words import NOT_KNOWN, amount, length, percent
+from railscope.exporters.node_view import OpView, RailView, RankView
+from railscope.exporters.nvlink_view import GpuView
+from railscope.exporters.top_state import Order, Pane
+from railscope.exporters.top_words import NOT_KNOWN, amount, length, percent
 
 Row = TypeVar("Row")
 

@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass
 from typing import Final, TextIO
 
-from exporters.agent_client import ClientError
-from exporters.node_view import NodeView
-from exporters.node_watch import Agent, NodeWatch
-from exporters.top_columns import INITIAL_ORDERS
-from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
-from exporters.top_state import QUIT, ViewState, pressed
-from exporters.top_terminal import Terminal
+from railscope.exporters.agent_client import ClientError
+from railscope.exporters.node_view import NodeView
+from railscope.exporters.node_watch import Agent, NodeWatch
+from railscope.exporters.top_columns import INITIAL_ORDERS
+from railscope.exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
+from railscope.exporters.top_state import QUIT, ViewState, pressed
+from railscope.exporters.top_terminal import Terminal
 
 FINE: Final = 0
 _SIGNALLED: Final = 128

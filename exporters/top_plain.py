@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from exporters.node_view import NodeView, OpView, RailView, RankView
-from exporters.nvlink_view import GpuView
-from exporters.scraped import ScrapedStall
+from railscope.exporters.node_view import NodeView, OpView, RailView, RankView
+from railscope.exporters.nvlink_view import GpuView
+from railscope.exporters.scraped import ScrapedStall
 
 Value = str | float | int | None
 

@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from agent.stall_facts import OF_A_PROCESS, rail_name
-from exporters.node_view import NodeView, RailView, RankView
-from exporters.nvlink_view import GpuView
-from exporters.scraped import ScrapedStall
-from exporters.top_columns import (
+from railscope.agent.stall_facts import OF_A_PROCESS, rail_name
+from railscope.exporters.node_view import NodeView, RailView, RankView
+from railscope.exporters.nvlink_view import GpuView
+from railscope.exporters.scraped import ScrapedStall
+from railscope.exporters.top_columns import (
     GPU_COLUMNS,
     METER_WIDTH,
     OP_COLUMNS,
@@ -28,8 +28,8 @@ from exporters.top_columns import (
     arranged,
     shown_columns,
 )
-from exporters.top_state import Pane, ViewState
-from exporters.top_words import bar, length, printable
+from railscope.exporters.top_state import Pane, ViewState
+from railscope.exporters.top_words import bar, length, printable
 
 Row = TypeVar("Row")
 

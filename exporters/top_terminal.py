@@ -21,7 +21,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.control import Control
 from rich.text import Text
 
-from exporters.top_keys import Keys
+from railscope.exporters.top_keys import Keys
 
 _ESCAPE_SECONDS: Final = 0.1
 """How long the rest of an escape sequence may take; over a slow line its bytes come apart."""

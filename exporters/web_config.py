@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from exporters.web_auth import BasicAuth, is_bcrypt_hash
-from exporters.web_tls import (
+from railscope.exporters.web_auth import BasicAuth, is_bcrypt_hash
+from railscope.exporters.web_tls import (
     CIPHERS,
     CLIENT_AUTH,
     CURVES,
@@ -31,7 +31,7 @@ from exporters.web_tls import (
     certificate_names,
     server_context,
 )
-from exporters.web_yaml import Section, WebConfigError, read_yaml
+from railscope.exporters.web_yaml import Section, WebConfigError, read_yaml
 
 __all__ = ["WebConfig", "WebConfigError", "WebConfigFile", "load_web_config"]
 

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from probes.netdev.counters import is_counter
-from probes.netdev.ethtool import PCI_ADDRESS
+from railscope.probes.netdev.counters import is_counter
+from railscope.probes.netdev.ethtool import PCI_ADDRESS
 
 _ATTRIBUTE_BYTES: Final = 4096
 """Sysfs shows at most a page."""

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from probes.bcc_helper import NO_BCC
-from probes.bcc_source import BccSource, SourceError, bcc_source, read_source
-from probes.libbpf import LoadedObject, LoadError, host_refusal
+from railscope.probes.bcc_helper import NO_BCC
+from railscope.probes.bcc_source import BccSource, SourceError, bcc_source, read_source
+from railscope.probes.libbpf import LoadedObject, LoadError, host_refusal
 
 SYSTEM_PYTHON: Final = Path("/usr/bin/python3")
 

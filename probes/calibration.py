@@ -26,11 +26,11 @@ from typing import Final
 
 import numpy as np
 
-from probes import libbpf
-from probes.bpf_syscall import KernelRefusal
-from probes.links import AttachKind, Links
-from probes.nccl.library import ProbePoint
-from probes.nccl.programs import ARCHITECTURES, OBJECTS, plain_attach_type
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.programs import ARCHITECTURES, OBJECTS, plain_attach_type
 
 DEFAULT_TRAP_NS: Final = 600.0
 """Where nothing can be measured: a quiet Linux 6.18 on an AMD EPYC guest takes 530 to 640 ns."""

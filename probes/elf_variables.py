@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from probes.elf import Elf, ElfError, Section
+from railscope.probes.elf import Elf, ElfError, Section
 
 MAX_TABLE_BYTES: Final = 32 << 20
 """Of `.symtab` and of its strings; the published NCCL libraries have less than 1 MiB of each."""

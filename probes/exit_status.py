@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from probes.processes import ProcessIdentity
+from railscope.probes.processes import ProcessIdentity
 
 _PIDFD_GET_INFO: Final = 0xC040FF0B
 """_IOWR(0xFF, 11, struct pidfd_info) with that struct's first 64 bytes."""

@@ -12,7 +12,7 @@ import ctypes
 import os
 from typing import Final
 
-from probes.bpf_syscall import KernelRefusal
+from railscope.probes.bpf_syscall import KernelRefusal
 
 _IN_MODIFY: Final = 0x2
 _READ_BYTES: Final = 1 << 16

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from probes.processes import on_overlayfs
+from railscope.probes.processes import on_overlayfs
 
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("<QQIIII")

@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
-from probes.bpf_syscall import (
+from railscope.probes.bpf_syscall import (
     BPF_TRACE_UPROBE_MULTI,
     BPF_TRACE_UPROBE_SESSION,
     KernelRefusal,
     link_perf_uprobe,
     link_uprobe_multi,
 )
-from probes.nccl.library import ProbePoint
+from railscope.probes.nccl.library import ProbePoint
 
 _CLOSERS = 32
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.bpf_syscall import (
+from railscope.probes.bpf_syscall import (
     BPF_MAP_DELETE_ELEM,
     BPF_MAP_LOOKUP_BATCH,
     BPF_MAP_LOOKUP_ELEM,

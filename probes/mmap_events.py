@@ -24,7 +24,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from probes.bpf_syscall import perf_event_open
+from railscope.probes.bpf_syscall import perf_event_open
 
 DATA_PAGES: Final = 8
 """Pages a CPU for records, a power of two; one record takes 80 bytes and its path."""

@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Literal
 
-from probes.clock import Clock
-from probes.process_memory import read_memory
-from probes.processes import ProcessIdentity
+from railscope.probes.clock import Clock
+from railscope.probes.process_memory import read_memory
+from railscope.probes.processes import ProcessIdentity
 
 Condition = Literal["running", "stopped", "traced", "frozen", "gone"]
 

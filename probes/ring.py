@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes.maps import Records
+from railscope.probes.maps import Records
 
 _BUSY: Final = 1 << 31
 _DISCARDED: Final = 1 << 30

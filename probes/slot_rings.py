@@ -30,8 +30,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.maps import Records
-from probes.ring import Ring
+from railscope.probes.maps import Records
+from railscope.probes.ring import Ring
 
 RING_ENTRY_BYTES: Final = 64
 """How far one ring has got, in the map of rings: `reserved` and `taken`, 8 bytes each, and what fills a cache line."""

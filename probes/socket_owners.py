@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.clock import Clock
+from railscope.probes.clock import Clock
 
 MAXIMUM_DESCRIPTORS: Final = 32_768
 """Looked at in one process."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from testbed.hosts import Fabric, Host, TestbedError, run_tool
-from testbed.namespaces import tcp_socket
+from railscope.testbed.hosts import Fabric, Host, TestbedError, run_tool
+from railscope.testbed.namespaces import tcp_socket
 
 SLOW_RATIO: Final = 0.1
 _CGROUPS: Final = Path("/sys/fs/cgroup")

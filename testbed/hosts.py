@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
 
-from testbed.namespaces import NAMESPACES_DIRECTORY as NAMESPACES_DIRECTORY
+from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 
 OWNERS_DIRECTORY: Final = Path("/run/railscope/testbed")
 NAME_PREFIX: Final = "railscope-"

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from testbed.hosts import Host, TestbedError
+from railscope.testbed.hosts import Host, TestbedError
 
 BIN_DIRECTORY: Final = Path(__file__).resolve().parent / "bin"
 DRIVER: Final = BIN_DIRECTORY / "railscope-workload"
@@ -126,7 +126,7 @@ class OperationCount:
     op: str
     """NCCL's name: AllReduce, AllGather, …; Bcast counts as Broadcast."""
     dtype: str
-    """As in `probes.nccl.abi.data_type_name`: float32, bfloat16, …"""
+    """As in `railscope.probes.nccl.abi.data_type_name`: float32, bfloat16, …"""
     calls: int
     payload_bytes: int
     """Sum of count times the size of an element."""

@@ -24,13 +24,13 @@ from typing import Any, Final
 import ibis
 import pyarrow as pa
 
-from agent.analysis.gpu_rows import SOURCES
-from agent.analysis.gpus import Gpus, Instance
-from agent.analysis.report_facts import BandwidthRow, Unknown
-from agent.analysis.size_classes import SizeClasses, find_size_classes
-from agent.dataset.reader import Dataset
-from agent.operation_times import bus_factor
-from probes.nccl.abi import Op
+from railscope.agent.analysis.gpu_rows import SOURCES
+from railscope.agent.analysis.gpus import Gpus, Instance
+from railscope.agent.analysis.report_facts import BandwidthRow, Unknown
+from railscope.agent.analysis.size_classes import SizeClasses, find_size_classes
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.operation_times import bus_factor
+from railscope.probes.nccl.abi import Op
 
 ROW: Final = 13
 _OF_ALL_RANKS: Final = (Op.AllGather, Op.ReduceScatter, Op.AllToAll, Op.Gather, Op.Scatter)

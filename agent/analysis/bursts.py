@@ -26,13 +26,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.gpu_rows import Integers, read_series
-from agent.analysis.gpus import Gpus, find_gpus
-from agent.analysis.intervals import BURST_GAP, Intervals
-from agent.analysis.iterations import communicating, find_iterations
-from agent.analysis.quantities import numbers
-from agent.analysis.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpu_rows import Integers, read_series
+from railscope.agent.analysis.gpus import Gpus, find_gpus
+from railscope.agent.analysis.intervals import BURST_GAP, Intervals
+from railscope.agent.analysis.iterations import communicating, find_iterations
+from railscope.agent.analysis.quantities import numbers
+from railscope.agent.analysis.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
+from railscope.agent.dataset.reader import Dataset
 
 OF_OPERATIONS: Final = "times of operations"
 OF_CALLS: Final = "moments of calls"

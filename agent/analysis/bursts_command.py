@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from agent.analysis.missing import not_installed
-from agent.analysis.quantities import UNKNOWN
-from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.text_tables import printable_lines
+from railscope.agent.analysis.missing import not_installed
+from railscope.agent.analysis.quantities import UNKNOWN
+from railscope.agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.text_tables import printable_lines
 
 if TYPE_CHECKING:
-    from agent.analysis.bursts import BurstCalendar, Calendar, Forecast
+    from railscope.agent.analysis.bursts import BurstCalendar, Calendar, Forecast
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -43,10 +43,10 @@ def add_bursts_arguments(parser: argparse.ArgumentParser) -> None:
 def run_bursts(parsed: Any, out: TextIO) -> int:
     """Print the calendar; returns 0, or 2 where it cannot be made, with one line on standard error."""
     try:
-        from agent.analysis.bursts import find_bursts
-        from agent.analysis.datasets_of import as_datasets
-        from agent.analysis.engines import engine
-        from agent.dataset.reader import DatasetError, open_dataset
+        from railscope.agent.analysis.bursts import find_bursts
+        from railscope.agent.analysis.datasets_of import as_datasets
+        from railscope.agent.analysis.engines import engine
+        from railscope.agent.dataset.reader import DatasetError, open_dataset
     except ModuleNotFoundError as error:
         print(f"railscope bursts: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN

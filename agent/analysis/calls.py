@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agent.analysis.gpus import Instance
-from agent.analysis.grouping import Integers
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpus import Instance
+from railscope.agent.analysis.grouping import Integers
+from railscope.agent.dataset.reader import Dataset
 
 NOTHING: Final = -1
 """In `payload_bytes` and `peer`: not known, or none."""

@@ -9,7 +9,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
-from agent.analysis.fact_columns import Columns
+from railscope.agent.analysis.fact_columns import Columns
 
 _AT_A_TIME: Final = 10_000
 """Facts that are written together."""

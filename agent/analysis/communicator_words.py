@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
-from agent.analysis.groups import EP, PP
-from agent.analysis.quantities import UNKNOWN, counted, size
-from agent.analysis.report_facts import CommunicatorUse, PeerLink
+from railscope.agent.analysis.groups import EP, PP
+from railscope.agent.analysis.quantities import UNKNOWN, counted, size
+from railscope.agent.analysis.report_facts import CommunicatorUse, PeerLink
 
 _DIRECT: Final = frozenset({"Send", "Recv"})
 _MOST_STAGES: Final = 8

@@ -25,20 +25,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import count_calls
-from agent.analysis.composition import find_composition
-from agent.analysis.engines import engine
-from agent.analysis.gpus import find_gpus
-from agent.analysis.iteration_count import count_iterations
-from agent.analysis.leaf_map import LeafMap
-from agent.analysis.ops import find_ops
-from agent.analysis.report import report_of
-from agent.analysis.report_facts import Composition, OpUse, Report, Traffic
-from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.significance import LEVEL, ChanceTest, adjusted, mean_test, rank_test
-from agent.analysis.size_classes import find_size_classes
-from agent.analysis.traffic import find_traffic
-from agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.composition import find_composition
+from railscope.agent.analysis.engines import engine
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.iteration_count import count_iterations
+from railscope.agent.analysis.leaf_map import LeafMap
+from railscope.agent.analysis.ops import find_ops
+from railscope.agent.analysis.report import report_of
+from railscope.agent.analysis.report_facts import Composition, OpUse, Report, Traffic
+from railscope.agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.analysis.significance import LEVEL, ChanceTest, adjusted, mean_test, rank_test
+from railscope.agent.analysis.size_classes import find_size_classes
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset, open_dataset
 
 Kind = tuple[str, int | None, str]
 """Operation, payload and source of its times: what operations are like each other."""

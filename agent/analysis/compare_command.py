@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from agent.analysis.missing import not_installed
-from agent.config_file import ConfigError
-from agent.config_values import whole_number
-from agent.estimate_options import request_from
-from agent.model.shape import ShapeError
+from railscope.agent.analysis.missing import not_installed
+from railscope.agent.config_file import ConfigError
+from railscope.agent.config_values import whole_number
+from railscope.agent.estimate_options import request_from
+from railscope.agent.model.shape import ShapeError
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -57,14 +57,14 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(parsed: Any, out: TextIO) -> int:
     """Print the comparison; returns 0, or 2 with one line on standard error."""
     try:
-        from agent.analysis.compare import read_side
-        from agent.analysis.compare_estimate import compare_with_estimate
-        from agent.analysis.compare_figures import compare_runs
-        from agent.analysis.compare_text import as_json_text, as_text
-        from agent.analysis.datasets_of import as_datasets
-        from agent.analysis.leaf_map import read_leaf_map
-        from agent.dataset.reader import DatasetError
-        from agent.estimate_answer import estimate_of
+        from railscope.agent.analysis.compare import read_side
+        from railscope.agent.analysis.compare_estimate import compare_with_estimate
+        from railscope.agent.analysis.compare_figures import compare_runs
+        from railscope.agent.analysis.compare_text import as_json_text, as_text
+        from railscope.agent.analysis.datasets_of import as_datasets
+        from railscope.agent.analysis.leaf_map import read_leaf_map
+        from railscope.agent.dataset.reader import DatasetError
+        from railscope.agent.estimate_answer import estimate_of
     except ModuleNotFoundError as error:
         return _refused(not_installed(error))
     try:

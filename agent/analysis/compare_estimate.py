@@ -22,11 +22,11 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from agent.analysis.compare import Compared, Side, Unit, Value, compare_values
-from agent.analysis.compare_figures import iteration_value
-from agent.analysis.pictures import ROLE_NAMES
-from agent.estimate_answer import Estimate
-from agent.model.volumes import stage_volumes
+from railscope.agent.analysis.compare import Compared, Side, Unit, Value, compare_values
+from railscope.agent.analysis.compare_figures import iteration_value
+from railscope.agent.analysis.pictures import ROLE_NAMES
+from railscope.agent.estimate_answer import Estimate
+from railscope.agent.model.volumes import stage_volumes
 
 _ROLES: Final = {"tp": "tp", "pp": "pp_send", "dp": "dp", "embedding": "embedding_sync"}
 """The model's volume of each role's payload; what is received was sent."""

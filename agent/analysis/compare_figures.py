@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from agent.analysis.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
-from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import counted, size, size_class
-from agent.analysis.report_facts import Iteration
-from agent.analysis.report_options import STRONG, WEAK
-from agent.analysis.scaling import find_scaling, run_of, unlike
-from agent.analysis.sizes import cdf
+from railscope.agent.analysis.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
+from railscope.agent.analysis.pictures import ROLE_NAMES
+from railscope.agent.analysis.quantities import counted, size, size_class
+from railscope.agent.analysis.report_facts import Iteration
+from railscope.agent.analysis.report_options import STRONG, WEAK
+from railscope.agent.analysis.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.sizes import cdf
 
 _WITHIN: Final = (
     "p is of the spread within the two recordings: the same job started again may differ by more than that.  Give more "

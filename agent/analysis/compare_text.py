@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
-from agent.analysis import quantities
-from agent.analysis.compare import Compared, Figure, Unit
-from agent.analysis.measurements import BY_NUMBER
-from agent.analysis.quantities import UNKNOWN
-from agent.analysis.significance import FEWEST
-from agent.text_tables import printable_lines, table
+from railscope.agent.analysis import quantities
+from railscope.agent.analysis.compare import Compared, Figure, Unit
+from railscope.agent.analysis.measurements import BY_NUMBER
+from railscope.agent.analysis.quantities import UNKNOWN
+from railscope.agent.analysis.significance import FEWEST
+from railscope.agent.text_tables import printable_lines, table
 
 _COLUMNS: Final = 100
 _MOST_SENTENCES: Final = 12

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.fact_columns import Columns, in_parts
+from railscope.agent.analysis.fact_columns import Columns, in_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls, count_calls
-from agent.analysis.gpus import Gpus
-from agent.analysis.grouping import grouped
-from agent.analysis.groups import ROLES, UNKNOWN, Groups, find_groups
-from agent.analysis.report_facts import Composition, RankUse, Role, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.calls import CountedCalls, count_calls
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.grouping import grouped
+from railscope.agent.analysis.groups import ROLES, UNKNOWN, Groups, find_groups
+from railscope.agent.analysis.report_facts import Composition, RankUse, Role, Unknown
+from railscope.agent.dataset.reader import Dataset
 
 _ROW = 7
 

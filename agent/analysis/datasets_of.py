@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.dataset.reader import DatasetError
-from agent.imports.facts import ImportFailure
-from agent.imports.runner import import_paths
+from railscope.agent.dataset.reader import DatasetError
+from railscope.agent.imports.facts import ImportFailure
+from railscope.agent.imports.runner import import_paths
 
 _MOST_ESTIMATE_BYTES: Final = 1 << 24
 """An estimate of a hundred thousand nodes is a tenth of that."""

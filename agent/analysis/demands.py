@@ -17,15 +17,15 @@ from functools import cached_property
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.fact_columns import PairTraffic
-from agent.analysis.gpus import Gpus
-from agent.analysis.grouping import Integers, grouped
-from agent.analysis.groups import DP, EMBEDDING, ROLES, TP, Groups
-from agent.model.mapping import Mapping as RankMapping
-from agent.model.traffic import ring_edge_bytes
-from agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
-from probes.nccl.abi import DATA_TYPE_BYTES
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.fact_columns import PairTraffic
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.grouping import Integers, grouped
+from railscope.agent.analysis.groups import DP, EMBEDDING, ROLES, TP, Groups
+from railscope.agent.model.mapping import Mapping as RankMapping
+from railscope.agent.model.traffic import ring_edge_bytes
+from railscope.agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 
 _ELEMENT_BYTES = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agent.analysis.report_options import SPARK
-from agent.dataset.reader import DatasetError
+from railscope.agent.analysis.report_options import SPARK
+from railscope.agent.dataset.reader import DatasetError
 
 
 @contextmanager

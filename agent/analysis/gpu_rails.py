@@ -20,10 +20,10 @@ from typing import Final
 import ibis
 import numpy as np
 
-from agent.analysis.fact_columns import Pairs
-from agent.analysis.grouping import sums
-from agent.analysis.report_facts import GpuFacts
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.fact_columns import Pairs
+from railscope.agent.analysis.grouping import sums
+from railscope.agent.analysis.report_facts import GpuFacts
+from railscope.agent.dataset.reader import Dataset
 
 NEXT_TO_NOTHING: Final = 0.05
 """Part of a server's bytes: what else a rail carries, such as acknowledgements and the launcher's own messages."""

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from agent.analysis.gpus import Gpus, Instance
-from agent.dataset.reader import Dataset
-from agent.dataset.schema import TIME_OF
+from railscope.agent.analysis.gpus import Gpus, Instance
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.dataset.schema import TIME_OF
 
 Integers = NDArray[np.int64]
 Codes = NDArray[np.int32]

@@ -24,8 +24,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from agent.analysis.report_facts import GpuFacts
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.report_facts import GpuFacts
+from railscope.agent.dataset.reader import Dataset
 
 Instance = tuple[int, int]
 """(recording, instance): one rank's end of one communicator."""

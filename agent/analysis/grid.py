@@ -11,10 +11,10 @@ from collections.abc import Mapping as Dictionary
 
 import numpy as np
 
-from agent.analysis.gpus import Gpus
-from agent.analysis.groups import DP, TP, Groups
-from agent.model.mapping import Mapping
-from agent.model.shape import ShapeError
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.groups import DP, TP, Groups
+from railscope.agent.model.mapping import Mapping
+from railscope.agent.model.shape import ShapeError
 
 
 def find_mapping(groups: Groups, gpus: Gpus) -> Mapping | None:

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.gpus import Communicator, Gpus
-from agent.analysis.grouping import Integers, grouped, sums
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.gpus import Communicator, Gpus
+from railscope.agent.analysis.grouping import Integers, grouped, sums
 
 CONTROL_BYTES: Final = 1024
 """Largest payload of a control message."""

@@ -27,11 +27,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.gpus import Gpus
-from agent.analysis.group_evidence import CommEvidence, find_evidence
-from agent.analysis.group_names import role_of_name
-from agent.analysis.pipelines import (
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.group_evidence import CommEvidence, find_evidence
+from railscope.agent.analysis.group_names import role_of_name
+from railscope.agent.analysis.pipelines import (
     GRADIENT_BYTES,
     MOST_OF_AN_EMBEDDING,
     Pipelines,
@@ -39,8 +39,8 @@ from agent.analysis.pipelines import (
     is_exchange,
     reduces,
 )
-from agent.analysis.quantities import counted
-from agent.analysis.report_facts import Parallelism
+from railscope.agent.analysis.quantities import counted
+from railscope.agent.analysis.report_facts import Parallelism
 
 TP, PP, DP, EMBEDDING, EP, WORLD, UNKNOWN = "tp", "pp", "dp", "embedding", "ep", "world", "unknown"
 ROLES: Final = (TP, PP, DP, EMBEDDING, EP, WORLD, UNKNOWN)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.etree import ElementTree
 
-from agent.analysis.picture_svg import clean, svg_style
+from railscope.agent.analysis.picture_svg import clean, svg_style
 
 Element = ElementTree.Element
 Content = Element | str

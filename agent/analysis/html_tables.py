@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.analysis.communicator_words import carries, telling
-from agent.analysis.html_page import Element, table, tag
-from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, size_class, span, whole
-from agent.analysis.report_facts import Iteration, Report
-from agent.analysis.report_words import equal_iterations, least_equal, median_of, scaling_rows, used_of_link
+from railscope.agent.analysis.communicator_words import carries, telling
+from railscope.agent.analysis.html_page import Element, table, tag
+from railscope.agent.analysis.pictures import ROLE_NAMES
+from railscope.agent.analysis.quantities import UNKNOWN, digits, moment, rate, share, size, size_class, span, whole
+from railscope.agent.analysis.report_facts import Iteration, Report
+from railscope.agent.analysis.report_words import equal_iterations, least_equal, median_of, scaling_rows, used_of_link
 
 _MOST: Final = 12
 

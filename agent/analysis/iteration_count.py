@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls, count_calls
-from agent.analysis.gpus import Gpus
-from agent.analysis.report_facts import Iteration, Regularity
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.calls import CountedCalls, count_calls
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.report_facts import Iteration, Regularity
+from railscope.agent.dataset.reader import Dataset
 
 
 @dataclass(frozen=True, eq=False)

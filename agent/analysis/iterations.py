@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from agent.analysis.gpu_rows import CallSeries, Integers, of_gpu, read_series, rows_by_gpu
-from agent.analysis.gpus import Gpus
-from agent.analysis.intervals import BURST_GAP, Intervals, union
-from agent.analysis.repetition import Repetition, equal_to_most, find_repetition, spread
-from agent.analysis.report_facts import Iteration, Regularity, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpu_rows import CallSeries, Integers, of_gpu, read_series, rows_by_gpu
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.intervals import BURST_GAP, Intervals, union
+from railscope.agent.analysis.repetition import Repetition, equal_to_most, find_repetition, spread
+from railscope.agent.analysis.report_facts import Iteration, Regularity, Unknown
+from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 9
 _LONG_NS: Final = 1 << 62

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import ibis
 
-from agent.analysis.gpus import Gpus, find_gpus, is_unnamed
-from agent.analysis.quantities import numbers, shortened
-from agent.communicator_names import begins_so, several_fit
-from agent.dataset.files import DatasetError
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpus import Gpus, find_gpus, is_unnamed
+from railscope.agent.analysis.quantities import numbers, shortened
+from railscope.agent.communicator_names import begins_so, several_fit
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.dataset.reader import Dataset
 
 _MOST_NAMED: Final = 2
 _COMM_LENGTH: Final = 16

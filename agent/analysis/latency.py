@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import ibis
 
-from agent.analysis.gpus import Gpus
-from agent.analysis.report_facts import Anomaly, Latency, LatencyRow, Unknown
-from agent.analysis.size_classes import SizeClasses, find_size_classes
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.report_facts import Anomaly, Latency, LatencyRow, Unknown
+from railscope.agent.analysis.size_classes import SizeClasses, find_size_classes
+from railscope.agent.dataset.reader import Dataset
 
 TIMES_OF_MEDIAN: Final = 10
 FLOOR_NS: Final = 1_000_000

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.config_file import ConfigError
-from agent.estimate_options import read_text
+from railscope.agent.config_file import ConfigError
+from railscope.agent.estimate_options import read_text
 
 _FORMS: Final = (("server", "leaf"), ("server", "rail", "leaf"))
 _LARGEST_FILE_BYTES: Final = 1 << 24

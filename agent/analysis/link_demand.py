@@ -39,7 +39,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.fact_columns import Pairs
+from railscope.agent.analysis.fact_columns import Pairs
 
 _T = TypeVar("_T")
 

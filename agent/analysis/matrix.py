@@ -20,19 +20,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import count_calls
-from agent.analysis.compared_pairs import ComparedPairs, compared_pairs
-from agent.analysis.engines import engine
-from agent.analysis.gpus import Gpus, find_gpus
-from agent.analysis.iteration_count import count_iterations
-from agent.analysis.iterations import find_iterations
-from agent.analysis.report_facts import GpuFacts, Traffic
-from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.traffic import find_traffic
-from agent.dataset.reader import Dataset, open_dataset
-from agent.estimate_answer import Estimate
-from agent.model.shape import ShapeError
-from agent.model.traffic import Traffic as Prediction
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.compared_pairs import ComparedPairs, compared_pairs
+from railscope.agent.analysis.engines import engine
+from railscope.agent.analysis.gpus import Gpus, find_gpus
+from railscope.agent.analysis.iteration_count import count_iterations
+from railscope.agent.analysis.iterations import find_iterations
+from railscope.agent.analysis.report_facts import GpuFacts, Traffic
+from railscope.agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.estimate_answer import Estimate
+from railscope.agent.model.shape import ShapeError
+from railscope.agent.model.traffic import Traffic as Prediction
 
 
 @dataclass(frozen=True, slots=True)

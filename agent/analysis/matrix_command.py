@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from agent.analysis.missing import not_installed
-from agent.config_file import ConfigError
-from agent.config_values import whole_number
-from agent.estimate_options import add_shape_arguments, describes_a_job, request_from
-from agent.model.shape import ShapeError
+from railscope.agent.analysis.missing import not_installed
+from railscope.agent.config_file import ConfigError
+from railscope.agent.config_values import whole_number
+from railscope.agent.estimate_options import add_shape_arguments, describes_a_job, request_from
+from railscope.agent.model.shape import ShapeError
 
 if TYPE_CHECKING:
-    from agent.analysis.matrix import Matrix
+    from railscope.agent.analysis.matrix import Matrix
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -58,11 +58,11 @@ def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
 def run_matrix(parsed: Any, out: TextIO) -> int:
     """Print or write the matrix; returns 0, or 2 with one line on standard error."""
     try:
-        from agent.analysis.datasets_of import as_datasets
-        from agent.analysis.matrix import make_matrix
-        from agent.analysis.matrix_text import as_text, json_parts
-        from agent.dataset.reader import DatasetError
-        from agent.estimate_answer import estimate_of
+        from railscope.agent.analysis.datasets_of import as_datasets
+        from railscope.agent.analysis.matrix import make_matrix
+        from railscope.agent.analysis.matrix_text import as_text, json_parts
+        from railscope.agent.dataset.reader import DatasetError
+        from railscope.agent.estimate_answer import estimate_of
     except ModuleNotFoundError as error:
         return _refused(not_installed(error))
     try:
@@ -85,8 +85,8 @@ def _write(matrix: Matrix, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written, or what draws it is not installed.
     """
-    from agent.analysis.matrix_text import as_csv_text, as_picture
-    from agent.analysis.picture_svg import svg_file
+    from railscope.agent.analysis.matrix_text import as_csv_text, as_picture
+    from railscope.agent.analysis.picture_svg import svg_file
 
     match path.suffix:
         case ".csv":
@@ -95,7 +95,7 @@ def _write(matrix: Matrix, path: Path) -> None:
             content = svg_file(as_picture(matrix)).encode()
         case _:
             try:
-                from agent.analysis.picture_png import png_bytes
+                from railscope.agent.analysis.picture_png import png_bytes
             except ModuleNotFoundError as error:
                 raise ConfigError(f"{not_installed(error)}, or write SVG") from None
             content = png_bytes(as_picture(matrix))

@@ -13,13 +13,20 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from agent.analysis.column_json import column_parts
-from agent.analysis.compared_pairs import PairBytes
-from agent.analysis.matrix import Comparison, Matrix
-from agent.analysis.picture_heat import HeatMap, byte_limits, draw_heat_map, heat_levels, heat_map, heat_map_of
-from agent.analysis.picture_parts import Picture, beside
-from agent.analysis.quantities import UNKNOWN, counted, share, size
-from agent.text_tables import printable_lines, table
+from railscope.agent.analysis.column_json import column_parts
+from railscope.agent.analysis.compared_pairs import PairBytes
+from railscope.agent.analysis.matrix import Comparison, Matrix
+from railscope.agent.analysis.picture_heat import (
+    HeatMap,
+    byte_limits,
+    draw_heat_map,
+    heat_levels,
+    heat_map,
+    heat_map_of,
+)
+from railscope.agent.analysis.picture_parts import Picture, beside
+from railscope.agent.analysis.quantities import UNKNOWN, counted, share, size
+from railscope.agent.text_tables import printable_lines, table
 
 _COLUMNS: Final = 80
 _MOST_CELLS: Final = 36

@@ -27,10 +27,10 @@ import ibis
 import numpy as np
 import pyarrow as pa
 
-from agent.analysis.gpu_rows import Integers, instances_table, of_instances
-from agent.analysis.gpus import Communicator, Gpus, Instance
-from agent.analysis.report_facts import Iteration, NonUniformity, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpu_rows import Integers, instances_table, of_instances
+from railscope.agent.analysis.gpus import Communicator, Gpus, Instance
+from railscope.agent.analysis.report_facts import Iteration, NonUniformity, Unknown
+from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 10
 _PIPELINES_REACH_ALL: Final = 3

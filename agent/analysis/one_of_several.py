@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.analysis.fact_columns import Pairs
-from agent.analysis.gpus import Gpus
-from agent.analysis.quantities import numbers
-from agent.analysis.report_facts import Report
+from railscope.agent.analysis.fact_columns import Pairs
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.quantities import numbers
+from railscope.agent.analysis.report_facts import Report
 
 
 def with_numbers(report: Report, gpus: Gpus) -> Report:

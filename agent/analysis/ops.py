@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.gpus import Gpus
-from agent.analysis.grouping import Integers, grouped
-from agent.analysis.peer_links import find_links
-from agent.analysis.report_facts import CommunicatorUse, OpUse, Unknown
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.grouping import Integers, grouped
+from railscope.agent.analysis.peer_links import find_links
+from railscope.agent.analysis.report_facts import CommunicatorUse, OpUse, Unknown
 
 
 def find_ops(counted: CountedCalls) -> tuple[OpUse, ...]:

@@ -21,12 +21,12 @@ from typing import Any, Final
 import ibis
 import numpy as np
 
-from agent.analysis.gpu_rows import instances_table, rows_by_gpu
-from agent.analysis.gpus import Gpus
-from agent.analysis.intervals import Intervals, union
-from agent.analysis.iterations import communication
-from agent.analysis.report_facts import Iteration, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpu_rows import instances_table, rows_by_gpu
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.intervals import Intervals, union
+from railscope.agent.analysis.iterations import communication
+from railscope.agent.analysis.report_facts import Iteration, Unknown
+from railscope.agent.dataset.reader import Dataset
 
 COMMUNICATION, NON_OVERLAPPED = 11, 12
 _NO_TIMES: Final = (

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.gpus import Gpus
-from agent.analysis.grouping import grouped
-from agent.analysis.report_facts import PeerLink
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.grouping import grouped
+from railscope.agent.analysis.report_facts import PeerLink
 
 _SENT: Final = ("Send", "PutSignal")
 _MOST_OF_A_MEMBER: Final = 4

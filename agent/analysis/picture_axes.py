@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.analysis.picture_parts import Box, Line, Part, Words, text_width
+from railscope.agent.analysis.picture_parts import Box, Line, Part, Words, text_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.analysis import quantities
-from agent.analysis.picture_axes import Axis, horizontal, legend, vertical
-from agent.analysis.picture_parts import Box, Line, Part, Picture, Words, text_width
+from railscope.agent.analysis import quantities
+from railscope.agent.analysis.picture_axes import Axis, horizontal, legend, vertical
+from railscope.agent.analysis.picture_parts import Box, Line, Part, Picture, Words, text_width
 
 WIDTH: Final = 720.0
 _LEFT: Final = 64.0

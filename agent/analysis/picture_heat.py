@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis import quantities
-from agent.analysis.fact_columns import in_parts
-from agent.analysis.picture_parts import HEAT_LEVELS, Box, Cells, Line, Part, Picture, Words, text_width
-from agent.analysis.report_facts import Traffic
+from railscope.agent.analysis import quantities
+from railscope.agent.analysis.fact_columns import in_parts
+from railscope.agent.analysis.picture_parts import HEAT_LEVELS, Box, Cells, Line, Part, Picture, Words, text_width
+from railscope.agent.analysis.report_facts import Traffic
 
 MOST_CELLS: Final = 256
 """Squares on a side."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from agent.analysis.picture_parts import Box, Cells, Line, Picture, Words, paints
+from railscope.agent.analysis.picture_parts import Box, Cells, Line, Picture, Words, paints
 
 _SPELLED: Final = str.maketrans(
     {"µ": "u", "×": "x", "–": "-", "−": "-", "…": "...", "→": "->", "≥": ">=", "≤": "<=", "·": ",", "½": "1/2"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 from xml.etree import ElementTree
 
-from agent.analysis.picture_parts import Box, Cells, Line, Part, Picture, Words, paints
+from railscope.agent.analysis.picture_parts import Box, Cells, Line, Part, Picture, Words, paints
 
 _SVG: Final = "http://www.w3.org/2000/svg"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"

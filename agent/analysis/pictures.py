@@ -14,12 +14,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis import quantities
-from agent.analysis.fact_columns import Sizes
-from agent.analysis.picture_axes import Axis, Scale, around, horizontal, linear_ticks, log_ticks, time_ticks, vertical
-from agent.analysis.picture_charts import WIDTH, Bar, Piece, Series, line_chart, stacked_bars
-from agent.analysis.picture_parts import SERIES, Box, Line, Part, Picture, Words, text_width
-from agent.analysis.report_facts import (
+from railscope.agent.analysis import quantities
+from railscope.agent.analysis.fact_columns import Sizes
+from railscope.agent.analysis.picture_axes import (
+    Axis,
+    Scale,
+    around,
+    horizontal,
+    linear_ticks,
+    log_ticks,
+    time_ticks,
+    vertical,
+)
+from railscope.agent.analysis.picture_charts import WIDTH, Bar, Piece, Series, line_chart, stacked_bars
+from railscope.agent.analysis.picture_parts import SERIES, Box, Line, Part, Picture, Words, text_width
+from railscope.agent.analysis.report_facts import (
     BandwidthRow,
     Composition,
     Iteration,
@@ -27,7 +36,7 @@ from agent.analysis.report_facts import (
     ReceiveUse,
     Traffic,
 )
-from agent.analysis.sizes import shares
+from railscope.agent.analysis.sizes import shares
 
 _MOST_POINTS: Final = 360
 """Columns of a picture over time; more iterations are put together."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.analysis.group_evidence import CommEvidence
+from railscope.agent.analysis.group_evidence import CommEvidence
 
 GRADIENT_BYTES: Final = 1 << 20
 """PyTorch's smallest bucket of gradients: what is never larger is hardly gradients."""

@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.analysis.calls import count_calls
-from agent.analysis.demands import find_demands
-from agent.analysis.gpu_rails import Link, Rails, find_rails, links_of_servers
-from agent.analysis.gpus import Gpus, find_gpus
-from agent.analysis.grid import find_mapping
-from agent.analysis.groups import find_groups
-from agent.analysis.link_demand import LinkAnswer, find_link_demand
-from agent.analysis.placement import LinkRates, RankedMapping, rank_mappings
-from agent.analysis.report_facts import GpuFacts, Parallelism
-from agent.analysis.traffic import find_traffic
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.demands import find_demands
+from railscope.agent.analysis.gpu_rails import Link, Rails, find_rails, links_of_servers
+from railscope.agent.analysis.gpus import Gpus, find_gpus
+from railscope.agent.analysis.grid import find_mapping
+from railscope.agent.analysis.groups import find_groups
+from railscope.agent.analysis.link_demand import LinkAnswer, find_link_demand
+from railscope.agent.analysis.placement import LinkRates, RankedMapping, rank_mappings
+from railscope.agent.analysis.report_facts import GpuFacts, Parallelism
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset
 
 
 class PlacementError(ValueError):

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final, TextIO
 
-from agent.analysis.missing import not_installed
-from agent.text_tables import table
+from railscope.agent.analysis.missing import not_installed
+from railscope.agent.text_tables import table
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -22,8 +22,8 @@ _MOST_LINKS: Final = 64
 def run_place(parsed: Any, out: TextIO) -> int:
     """Print the answer; returns 0, or 2 where there is none, with one line on standard error."""
     try:
-        from agent.analysis.place_answer import PlacementError, PlaceRequest, find_placement
-        from agent.dataset.reader import DatasetError, open_dataset
+        from railscope.agent.analysis.place_answer import PlacementError, PlaceRequest, find_placement
+        from railscope.agent.dataset.reader import DatasetError, open_dataset
     except ModuleNotFoundError as error:
         print(f"railscope place: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
@@ -66,7 +66,7 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
 
 def as_text(answer: Any, top: int) -> Iterator[str]:
     """Tables for people."""
-    from agent.analysis.quantities import UNKNOWN, size, span
+    from railscope.agent.analysis.quantities import UNKNOWN, size, span
 
     shape = answer.parallelism
     if shape is not None:
@@ -113,7 +113,7 @@ def _shown(answer: Any, top: int) -> list[Any]:
 
 
 def _links_text(links: Any) -> Iterator[str]:
-    from agent.analysis.quantities import share, size
+    from railscope.agent.analysis.quantities import share, size
 
     yield (
         f"Links: {links.removable} of {len(links.links)} rail links could go while the spine stays, and an iteration "

@@ -32,12 +32,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.assignment import best_assignment
-from agent.analysis.demands import Demands, Flows
-from agent.analysis.grouping import sums
-from agent.analysis.groups import ROLES
-from agent.model.mapping import DIMENSIONS
-from agent.model.mapping import Mapping as RankMapping
+from railscope.agent.analysis.assignment import best_assignment
+from railscope.agent.analysis.demands import Demands, Flows
+from railscope.agent.analysis.grouping import sums
+from railscope.agent.analysis.groups import ROLES
+from railscope.agent.model.mapping import DIMENSIONS
+from railscope.agent.model.mapping import Mapping as RankMapping
 
 AS_RECORDED: Final = "as recorded"
 _MOST_ORDERED: Final = 10

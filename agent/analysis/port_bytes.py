@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import ibis
 
-from agent.analysis.report_facts import RailUse, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.report_facts import RailUse, Unknown
+from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 5
 _SECOND_NS: Final = 1_000_000_000

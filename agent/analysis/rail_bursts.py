@@ -30,8 +30,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.gpu_rows import Integers
-from agent.analysis.intervals import BURST_GAP, Intervals, union
+from railscope.agent.analysis.gpu_rows import Integers
+from railscope.agent.analysis.intervals import BURST_GAP, Intervals, union
 
 Rates = NDArray[np.float64]
 

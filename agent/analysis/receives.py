@@ -17,12 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from agent.analysis.gpu_rows import SOURCES, instances_table
-from agent.analysis.gpus import Gpus
-from agent.analysis.intervals import union
-from agent.analysis.report_facts import Iteration, ReceiveUse, Unknown
-from agent.analysis.size_classes import SizeClasses, find_size_classes
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis.gpu_rows import SOURCES, instances_table
+from railscope.agent.analysis.gpus import Gpus
+from railscope.agent.analysis.intervals import union
+from railscope.agent.analysis.report_facts import Iteration, ReceiveUse, Unknown
+from railscope.agent.analysis.size_classes import SizeClasses, find_size_classes
+from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 16
 _FASTEST: Final = 0.05

@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.gpu_rows import CallSeries, Codes, Integers, dense
+from railscope.agent.analysis.gpu_rows import CallSeries, Codes, Integers, dense
 
 Hashes = NDArray[np.uint64]
 Flags = NDArray[np.bool_]

@@ -12,29 +12,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from agent.analysis.bandwidth import find_bandwidth
-from agent.analysis.calls import count_calls
-from agent.analysis.composition import find_composition
-from agent.analysis.engines import engine
-from agent.analysis.gpus import Gpus, find_gpus
-from agent.analysis.iterations import find_iterations
-from agent.analysis.jobs_together import jobs_in, only_job, said_of_several
-from agent.analysis.latency import find_latency
-from agent.analysis.leaf_map import LeafMap, read_leaf_map
-from agent.analysis.non_uniformity import find_non_uniformity
-from agent.analysis.one_of_several import said_of_one, said_of_rails, with_numbers
-from agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
-from agent.analysis.overlap import find_overlap
-from agent.analysis.port_bytes import find_port_bytes
-from agent.analysis.quantities import span
-from agent.analysis.receives import find_receives
-from agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
-from agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
-from agent.analysis.scaling import find_scaling, run_of, unlike
-from agent.analysis.size_classes import SizeClasses, find_size_classes
-from agent.analysis.sizes import find_sizes
-from agent.analysis.traffic import find_traffic
-from agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.analysis.bandwidth import find_bandwidth
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.composition import find_composition
+from railscope.agent.analysis.engines import engine
+from railscope.agent.analysis.gpus import Gpus, find_gpus
+from railscope.agent.analysis.iterations import find_iterations
+from railscope.agent.analysis.jobs_together import jobs_in, only_job, said_of_several
+from railscope.agent.analysis.latency import find_latency
+from railscope.agent.analysis.leaf_map import LeafMap, read_leaf_map
+from railscope.agent.analysis.non_uniformity import find_non_uniformity
+from railscope.agent.analysis.one_of_several import said_of_one, said_of_rails, with_numbers
+from railscope.agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
+from railscope.agent.analysis.overlap import find_overlap
+from railscope.agent.analysis.port_bytes import find_port_bytes
+from railscope.agent.analysis.quantities import span
+from railscope.agent.analysis.receives import find_receives
+from railscope.agent.analysis.report_facts import Iteration, ReceiveUse, Regularity, Report, Unknown
+from railscope.agent.analysis.report_options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.analysis.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.size_classes import SizeClasses, find_size_classes
+from railscope.agent.analysis.sizes import find_sizes
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset, open_dataset
 
 _NS: Final = 1e9
 _APART: Final = 0.1

@@ -9,8 +9,8 @@ import sys
 from dataclasses import replace
 from typing import Any, Final, TextIO
 
-from agent.analysis.missing import not_installed
-from agent.config_file import ConfigError
+from railscope.agent.analysis.missing import not_installed
+from railscope.agent.config_file import ConfigError
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -19,12 +19,12 @@ COULD_NOT_RUN: Final = 2
 def run_report(parsed: Any, out: TextIO) -> int:
     """Print the report; returns 0, or 2 where there can be none, with one line on standard error."""
     try:
-        from agent.analysis.datasets_of import as_datasets
-        from agent.analysis.report import ReportOptions, make_report, make_runs
-        from agent.analysis.report_html import write_html
-        from agent.analysis.report_json import json_parts
-        from agent.analysis.report_text import as_text
-        from agent.dataset.reader import DatasetError
+        from railscope.agent.analysis.datasets_of import as_datasets
+        from railscope.agent.analysis.report import ReportOptions, make_report, make_runs
+        from railscope.agent.analysis.report_html import write_html
+        from railscope.agent.analysis.report_json import json_parts
+        from railscope.agent.analysis.report_text import as_text
+        from railscope.agent.dataset.reader import DatasetError
     except ModuleNotFoundError as error:
         print(f"railscope report: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN

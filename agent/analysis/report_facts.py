@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.analysis.fact_columns import Pairs, Sizes
+from railscope.agent.analysis.fact_columns import Pairs, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Unknown:
     """Something that a recording does not tell."""
 
     row: int
-    """Number of the measurement, 1 to 17, in the list of `agent.analysis.measurements`."""
+    """Number of the measurement, 1 to 17, in the list of `railscope.agent.analysis.measurements`."""
     reason: str
     """One sentence that says what was missing, and what to do to get it."""
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.analysis import html_tables as tables
-from agent.analysis import pictures
-from agent.analysis.html_page import Element, page, tag
-from agent.analysis.measurements import BY_NUMBER
-from agent.analysis.picture_heat import draw_heat_map, heat_map_of
-from agent.analysis.picture_parts import Picture
-from agent.analysis.picture_svg import svg_element
-from agent.analysis.quantities import UNKNOWN, counted, moment, share, size, span
-from agent.analysis.report import has_times
-from agent.analysis.report_facts import Report
-from agent.analysis.report_words import summary, unknown_by_reason
-from agent.config_file import ConfigError
+from railscope.agent.analysis import html_tables as tables
+from railscope.agent.analysis import pictures
+from railscope.agent.analysis.html_page import Element, page, tag
+from railscope.agent.analysis.measurements import BY_NUMBER
+from railscope.agent.analysis.picture_heat import draw_heat_map, heat_map_of
+from railscope.agent.analysis.picture_parts import Picture
+from railscope.agent.analysis.picture_svg import svg_element
+from railscope.agent.analysis.quantities import UNKNOWN, counted, moment, share, size, span
+from railscope.agent.analysis.report import has_times
+from railscope.agent.analysis.report_facts import Report
+from railscope.agent.analysis.report_words import summary, unknown_by_reason
+from railscope.agent.config_file import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

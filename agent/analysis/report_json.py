@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from agent.analysis.column_json import column_parts
-from agent.analysis.fact_columns import Columns
-from agent.analysis.measurements import BY_NUMBER
-from agent.analysis.report_facts import Report, Traffic
+from railscope.agent.analysis.column_json import column_parts
+from railscope.agent.analysis.fact_columns import Columns
+from railscope.agent.analysis.measurements import BY_NUMBER
+from railscope.agent.analysis.report_facts import Report, Traffic
 
 KEYS: Final = (
     "recording",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from agent.config_values import size_bytes
+from railscope.agent.config_values import size_bytes
 
 DUCKDB: Final = "duckdb"
 SPARK: Final = "spark"

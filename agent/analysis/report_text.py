@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from agent.analysis.communicator_words import carries, telling
-from agent.analysis.fact_columns import SizeUse
-from agent.analysis.quantities import (
+from railscope.agent.analysis.communicator_words import carries, telling
+from railscope.agent.analysis.fact_columns import SizeUse
+from railscope.agent.analysis.quantities import (
     UNKNOWN,
     counted,
     digits,
@@ -26,9 +26,9 @@ from agent.analysis.quantities import (
     span,
     whole,
 )
-from agent.analysis.report import has_times
-from agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report
-from agent.analysis.report_words import (
+from railscope.agent.analysis.report import has_times
+from railscope.agent.analysis.report_facts import CommunicatorUse, GpuFacts, Iteration, Report
+from railscope.agent.analysis.report_words import (
     equal_iterations,
     least_equal,
     median_of,
@@ -36,8 +36,8 @@ from agent.analysis.report_words import (
     unknown_by_reason,
     used_of_link,
 )
-from agent.analysis.sizes import cdf
-from agent.text_tables import printable_lines, table
+from railscope.agent.analysis.sizes import cdf
+from railscope.agent.text_tables import printable_lines, table
 
 MOST_ROWS: Final = 10
 _COLUMNS: Final = 100

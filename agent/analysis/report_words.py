@@ -8,12 +8,12 @@ from statistics import median
 
 import numpy as np
 
-from agent.analysis.measurements import BY_NUMBER
-from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
-from agent.analysis.report import has_times
-from agent.analysis.report_facts import NonUniformity, RailUse, Report, Unknown
-from agent.analysis.report_options import STRONG, WEAK
+from railscope.agent.analysis.measurements import BY_NUMBER
+from railscope.agent.analysis.pictures import ROLE_NAMES
+from railscope.agent.analysis.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
+from railscope.agent.analysis.report import has_times
+from railscope.agent.analysis.report_facts import NonUniformity, RailUse, Report, Unknown
+from railscope.agent.analysis.report_options import STRONG, WEAK
 
 
 def summary(report: Report) -> tuple[str, ...]:

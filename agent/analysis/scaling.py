@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.analysis.pictures import ROLE_NAMES
-from agent.analysis.quantities import size
-from agent.analysis.report_facts import Regularity, Report, Scaling
-from agent.analysis.report_options import STRONG, WEAK
+from railscope.agent.analysis.pictures import ROLE_NAMES
+from railscope.agent.analysis.quantities import size
+from railscope.agent.analysis.report_facts import Regularity, Report, Scaling
+from railscope.agent.analysis.report_options import STRONG, WEAK
 
 _OF_THE_BATCH: Final = ("tp", "pp", "ep")
 _ALIKE: Final = 0.05

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import ibis
 
-from agent.dataset.reader import Dataset
+from railscope.agent.dataset.reader import Dataset
 
 MOST_SIZES: Final = 1000
 """Of an operation; with more, they are put together."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import NOTHING, CountedCalls
-from agent.analysis.fact_columns import Sizes
-from agent.analysis.grouping import Integers, grouped
+from railscope.agent.analysis.calls import NOTHING, CountedCalls
+from railscope.agent.analysis.fact_columns import Sizes
+from railscope.agent.analysis.grouping import Integers, grouped
 
 
 @dataclass(frozen=True, slots=True, eq=False)

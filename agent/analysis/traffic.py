@@ -38,17 +38,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.calls import CountedCalls
-from agent.analysis.fact_columns import Pairs
-from agent.analysis.gpu_rails import find_rails
-from agent.analysis.gpus import Communicator, Gpus
-from agent.analysis.grouping import Integers, sums
-from agent.analysis.leaf_map import LeafMap
-from agent.analysis.report_facts import Traffic, Unknown
-from agent.dataset.reader import Dataset
-from agent.dataset.schema import UNNAMED_NODE
-from agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
-from probes.nccl.abi import DATA_TYPE_BYTES
+from railscope.agent.analysis.calls import CountedCalls
+from railscope.agent.analysis.fact_columns import Pairs
+from railscope.agent.analysis.gpu_rails import find_rails
+from railscope.agent.analysis.gpus import Communicator, Gpus
+from railscope.agent.analysis.grouping import Integers, sums
+from railscope.agent.analysis.leaf_map import LeafMap
+from railscope.agent.analysis.report_facts import Traffic, Unknown
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.ring_traffic import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 
 _ROOTED: Final = frozenset({"Broadcast", "Reduce", "Scatter", "Gather"})
 _DIRECT: Final = frozenset({"Send", "Recv", "PutSignal"})

@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.schema import SCHEMA_VERSION
-from agent.recording import FILE_SUFFIX
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.schema import SCHEMA_VERSION
+from railscope.agent.recording import FILE_SUFFIX
 
 
 def check_folder(folder: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from agent.dataset.schema import TABLES
-from agent.recording import ClockReading
-from probes.maps import Records
-from probes.nccl.abi import DataType, Op
-from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.recording import ClockReading
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
 
 Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.int64]

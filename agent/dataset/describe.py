@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.reader import Dataset, open_dataset
-from agent.dataset.schema import SCHEMA_VERSION, TABLES
-from agent.text_tables import printable
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
+from railscope.agent.text_tables import printable
 
 _MOST_ROWS: Final = 20
 

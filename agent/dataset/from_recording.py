@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from agent.dataset.files import DatasetError
-from agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
-from agent.dataset.writer import DatasetWriter
-from agent.recording import Recording
-from agent.recording_file import RecordingError, read_recording
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.recording import Recording
+from railscope.agent.recording_file import RecordingError, read_recording
 
 _UNKNOWN_NODE = "unknown"
 

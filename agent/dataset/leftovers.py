@@ -15,11 +15,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from agent.dataset.check import one_line
-from agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, node_folder, node_parts, part_of, whole_path
-from agent.dataset.recording_writer import EVENT_TABLES
-from agent.dataset.schema import TABLES
-from agent.dataset.writer import last_moment_ns, read_part, read_row, write_row
+from railscope.agent.dataset.check import one_line
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, node_folder, node_parts, part_of, whole_path
+from railscope.agent.dataset.recording_writer import EVENT_TABLES
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.dataset.writer import last_moment_ns, read_part, read_row, write_row
 
 _log = logging.getLogger("railscope.recordings")
 

@@ -16,9 +16,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import Part, part_name, part_of, written_whole
-from agent.dataset.schema import TABLES
-from agent.dataset.writer import DatasetWriter, read_part, writing_options
+from railscope.agent.dataset.files import Part, part_name, part_of, written_whole
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.dataset.writer import DatasetWriter, read_part, writing_options
 
 _TOGETHER: Final = 16
 _LARGE_BYTES: Final = 8 << 20

@@ -28,13 +28,13 @@ import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.check import check_folder, one_line, unreadable
-from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
-from agent.dataset.from_recording import convert_file
-from agent.dataset.leftovers import leftovers
-from agent.dataset.overlaps import overlaps
-from agent.dataset.replacement import not_counting
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
+from railscope.agent.dataset.check import check_folder, one_line, unreadable
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
+from railscope.agent.dataset.from_recording import convert_file
+from railscope.agent.dataset.leftovers import leftovers
+from railscope.agent.dataset.overlaps import overlaps
+from railscope.agent.dataset.replacement import not_counting
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
 
 __all__ = ("Dataset", "DatasetError", "check_folder", "open_dataset")
 

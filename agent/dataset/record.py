@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.dataset.check import check_folder
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.leftovers import settle
-from agent.dataset.recording_writer import RecordingRow, RecordingWriter
-from agent.dataset.size import Removed, SizeBound
-from agent.dataset.stream import DatasetStream, StreamTotals
-from agent.dataset.writer import DatasetWriter
-from agent.recording import read_clocks
-from probes.clock import Clock
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.dataset.check import check_folder
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.leftovers import settle
+from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWriter
+from railscope.agent.dataset.size import Removed, SizeBound
+from railscope.agent.dataset.stream import DatasetStream, StreamTotals
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.recording import read_clocks
+from railscope.probes.clock import Clock
 
 _log = logging.getLogger("railscope.recordings")
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from agent.dataset.conversion import (
+from railscope.agent.dataset.conversion import (
     DayTimes,
     calls_table,
     connection_keys,
@@ -26,12 +26,12 @@ from agent.dataset.conversion import (
     operations_table,
     rail_samples_table,
 )
-from agent.dataset.files import HOUR_NS
-from agent.dataset.schema import SCHEMA_VERSION
-from agent.dataset.writer import DatasetWriter
-from agent.label_numbers import number_of
-from agent.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
-from agent.snapshot import UNKNOWN
+from railscope.agent.dataset.files import HOUR_NS
+from railscope.agent.dataset.schema import SCHEMA_VERSION
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.label_numbers import number_of
+from railscope.agent.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
+from railscope.agent.snapshot import UNKNOWN
 
 EVENT_TABLES: Final = ("calls", "operations", "rail_samples", "link_events", "marks")
 """Tables that are written in parts, by name; their moment is `time_ns`, of operations `end_ns`."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.dataset.files import PARTIAL_SUFFIX, DatasetError, is_abandoned, make_folder, written_whole
-from agent.dataset.leftovers import remove_recordings
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, is_abandoned, make_folder, written_whole
+from railscope.agent.dataset.leftovers import remove_recordings
 
 _NAME: Final = "replaced-{:016x}.json"
 _NOTES: Final = "replaced-*.json"

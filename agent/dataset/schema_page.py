@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from agent.dataset import schema
-from agent.dataset.schema import SCHEMA_VERSION, TABLE_MEANINGS, TABLES
+from railscope.agent.dataset import schema
+from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLE_MEANINGS, TABLES
 
 _TYPES: Final = {"string": "text", "int64": "integer", "int32": "integer", "double": "number", "bool": "boolean"}
 

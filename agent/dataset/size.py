@@ -20,11 +20,11 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.check import one_line
-from agent.dataset.files import Part, node_folder, node_parts, part_of
-from agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
-from agent.dataset.schema import TABLES
-from agent.dataset.writer import last_moment_ns, read_row, write_row
+from railscope.agent.dataset.check import one_line
+from railscope.agent.dataset.files import Part, node_folder, node_parts, part_of
+from railscope.agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.dataset.writer import last_moment_ns, read_row, write_row
 
 _log = logging.getLogger("railscope.recordings")
 

@@ -19,12 +19,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from agent.dataset.check import one_line
-from agent.dataset.files import DatasetError
-from agent.dataset.merge import Merger
-from agent.dataset.recording_writer import Losses, RecordingWriter
-from agent.dataset.size import SizeBound
-from agent.recorder_feed import StreamPiece
+from railscope.agent.dataset.check import one_line
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.dataset.merge import Merger
+from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
+from railscope.agent.dataset.size import SizeBound
+from railscope.agent.recorder_feed import StreamPiece
 
 _log = logging.getLogger("railscope.recordings")
 

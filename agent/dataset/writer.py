@@ -11,8 +11,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.files import encodable, hour_folder, make_folder, part_name, written_whole
-from agent.dataset.schema import TABLES
+from railscope.agent.dataset.files import encodable, hour_folder, make_folder, part_name, written_whole
+from railscope.agent.dataset.schema import TABLES
 
 _COMPRESSION: Final = "zstd"
 _COMPRESSION_LEVEL: Final = 1

@@ -25,21 +25,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
-from agent.imports.facts import (
-    ImportedCall,
-    ImportedEnd,
-    ImportedKernel,
-    ImportedOperation,
-    Problems,
-)
-from agent.imports.json_stream import JsonStream, text, whole_number
-from agent.imports.kineto import NO_HOST, rank_of_name
-from agent.imports.protobuf import BrokenMessage, Value, double, fields, messages, signed, zigzag
-from agent.imports.sources import Source
-from agent.imports.target import ImportTarget
-from agent.imports.torch_names import kernel_name
-from probes.nccl.abi import Op
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
+from railscope.agent.imports.json_stream import JsonStream, text, whole_number
+from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.protobuf import BrokenMessage, Value, double, fields, messages, signed, zigzag
+from railscope.agent.imports.sources import Source
+from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.torch_names import kernel_name
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "chakra"
 _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = 4, 5, 6, 7

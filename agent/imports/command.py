@@ -13,10 +13,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from agent.imports.facts import FORMATS, ImportFailure
+from railscope.agent.imports.facts import FORMATS, ImportFailure
 
 if TYPE_CHECKING:
-    from agent.imports.runner import Imported
+    from railscope.agent.imports.runner import Imported
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -44,10 +44,10 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(parsed: Any, out: TextIO) -> int:
     """Import; returns 0, or 2 where nothing could be imported, with one line on standard error."""
     try:
-        from agent.dataset.files import DatasetError
-        from agent.imports.runner import import_paths
+        from railscope.agent.dataset.files import DatasetError
+        from railscope.agent.imports.runner import import_paths
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "agent":
+        if (error.name or "").split(".")[0] == "railscope":
             raise
         print(_NEEDS, file=sys.stderr)
         return COULD_NOT_RUN

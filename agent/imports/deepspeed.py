@@ -20,13 +20,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
-from agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
-from agent.imports.line_times import LineTimes
-from agent.imports.sources import Source, numbered_lines
-from agent.imports.target import ImportTarget
-from agent.imports.torch_names import UnknownName, operation
-from probes.nccl.abi import Op
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
+from railscope.agent.imports.line_times import LineTimes
+from railscope.agent.imports.sources import Source, numbered_lines
+from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.torch_names import UnknownName, operation
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "deepspeed"
 _MARK: Final = "comm op: "

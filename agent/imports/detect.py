@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from agent.imports import (
+from railscope.agent.imports import (
     chakra,
     deepspeed,
     execution_trace,
@@ -16,7 +16,7 @@ from agent.imports import (
     railscope_recording,
     torch_flight_recorder,
 )
-from agent.imports.sources import Source
+from railscope.agent.imports.sources import Source
 
 HEAD_BYTES: Final = 1 << 22
 """A log may begin with much that is not NCCL's."""

@@ -20,10 +20,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent.dataset.check import unreadable
-from agent.dataset.files import part_of, table_files
-from agent.imports.facts import ImportFailure
-from agent.imports.sources import Source
+from railscope.agent.dataset.check import unreadable
+from railscope.agent.dataset.files import part_of, table_files
+from railscope.agent.imports.facts import ImportFailure
+from railscope.agent.imports.sources import Source
 
 _KEY: Final = "railscope.imported"
 _DIGEST_BYTES: Final = 16

@@ -21,13 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, Problems
-from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from agent.imports.kineto import NO_HOST, rank_of_name
-from agent.imports.sources import Source
-from agent.imports.target import ImportTarget
-from agent.imports.torch_names import (
+from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, Problems
+from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
+from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.sources import Source
+from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.torch_names import (
     OP_OF,
     Group,
     Sizes,
@@ -38,7 +38,7 @@ from agent.imports.torch_names import (
     transfers,
     whole_numbers,
 )
-from probes.nccl.abi import Op
+from railscope.probes.nccl.abi import Op
 
 _NODE: Final = "record_param_comms"
 _TENSOR_TYPE: Final = re.compile(r"Tensor\(([^()]{1,60})\)")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from agent.dataset.files import part_of, table_files
-from agent.dataset.writer import read_part
+from railscope.agent.dataset.files import part_of, table_files
+from railscope.agent.dataset.writer import read_part
 
 _TAGGED: Final = re.compile(r"(?P<name>.*)@(?P<tag>[0-9a-f]{8})", re.DOTALL)
 _OF_NCCL: Final = re.compile(r"[0-9a-f]{16}(?:\..*)?", re.DOTALL)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.imports.sources import SourceStream
+from railscope.agent.imports.sources import SourceStream
 
 _READ_BYTES: Final = 1 << 20
 _LARGEST_ELEMENT: Final = 1 << 25

@@ -24,12 +24,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
-from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from agent.imports.sources import Source
-from agent.imports.target import ImportTarget
-from agent.imports.torch_names import (
+from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.imports.facts import (
+    MOST_RANKS,
+    ImportedCall,
+    ImportedEnd,
+    ImportedKernel,
+    ImportedOperation,
+    Problems,
+)
+from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
+from railscope.agent.imports.sources import Source
+from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.torch_names import (
     Group,
     Sizes,
     UnknownName,
@@ -41,7 +48,7 @@ from agent.imports.torch_names import (
     transfers,
     whole_numbers,
 )
-from probes.nccl.abi import Op
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "kineto"
 _HOST_SIDE: Final = "record_param_comms"

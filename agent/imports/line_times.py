@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
-from agent.imports.facts import Problems
+from railscope.agent.imports.facts import Problems
 
 _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII

@@ -19,18 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
-from agent.imports.facts import (
-    MOST_RANKS,
-    ImportedCall,
-    ImportedEnd,
-    ImportedOperation,
-    Problems,
-)
-from agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from agent.imports.sources import Source
-from agent.imports.target import ImportTarget
-from probes.nccl.abi import Op
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
+from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
+from railscope.agent.imports.sources import Source
+from railscope.agent.imports.target import ImportTarget
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "nccl-inspector"
 _KINDS: Final = ("coll", "p2p")

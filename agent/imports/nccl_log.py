@@ -27,13 +27,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
-from agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
-from agent.imports.line_times import LineTimes
-from agent.imports.nccl_log_communicators import Communicators, Process, comm_id_of
-from agent.imports.sources import Source, numbered_lines
-from agent.imports.target import ImportTarget
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
+from railscope.agent.imports.line_times import LineTimes
+from railscope.agent.imports.nccl_log_communicators import Communicators, Process, comm_id_of
+from railscope.agent.imports.sources import Source, numbered_lines
+from railscope.agent.imports.target import ImportTarget
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 
 FORMAT: Final = "nccl-log"
 _NAMED: Final = re.compile(r"(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]+):(\d{1,10}):(\d{1,10})$")

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from agent.imports.facts import ImportedConnection, ImportedEnd, Problems
-from agent.imports.target import ImportTarget
+from railscope.agent.imports.facts import ImportedConnection, ImportedEnd, Problems
+from railscope.agent.imports.target import ImportTarget
 
 _MOST_ENDS: Final = 1 << 18
 _COMM_ID: Final = re.compile(r"(?:0x)?[0-9a-fA-F]{1,16}")

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from agent.imports.sources import SourceStream
+from railscope.agent.imports.sources import SourceStream
 
 Value = int | bytes
 LARGEST_MESSAGE_BYTES: Final = 1 << 26

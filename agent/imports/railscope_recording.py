@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.dataset.files import DatasetError
-from agent.dataset.from_recording import convert_file
-from agent.imports.facts import Problems
-from agent.imports.sources import Source
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.dataset.from_recording import convert_file
+from railscope.agent.imports.facts import Problems
+from railscope.agent.imports.sources import Source
 
 FORMAT: Final = "railscope"
 

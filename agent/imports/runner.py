@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.dataset.files import table_files
-from agent.dataset.replacement import settle_replacements
-from agent.imports import (
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.replacement import settle_replacements
+from railscope.agent.imports import (
     chakra,
     deepspeed,
     execution_trace,
@@ -20,11 +20,11 @@ from agent.imports import (
     railscope_recording,
     torch_flight_recorder,
 )
-from agent.imports.detect import HEAD_BYTES, format_of
-from agent.imports.earlier import content_of
-from agent.imports.facts import FORMATS, ImportFailure, Problems
-from agent.imports.sources import Source, Sources
-from agent.imports.target import ImportedNode, ImportTarget
+from railscope.agent.imports.detect import HEAD_BYTES, format_of
+from railscope.agent.imports.earlier import content_of
+from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
+from railscope.agent.imports.sources import Source, Sources
+from railscope.agent.imports.target import ImportedNode, ImportTarget
 
 _SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
     kineto.FORMAT: kineto.said_by_name,

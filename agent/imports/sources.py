@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Final, cast
 
-from agent.imports.facts import ImportFailure, Problems, printable
+from railscope.agent.imports.facts import ImportFailure, Problems, printable
 
 LONGEST_LINE_BYTES: Final = 1 << 18
 _GZIP: Final = b"\x1f\x8b"

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from agent.dataset.files import encodable, node_folder
-from agent.dataset.leftovers import has_row, remove_recordings
-from agent.dataset.replacement import remove_replaced, replacing
-from agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
-from agent.dataset.writer import DatasetWriter
-from agent.imports.earlier import Content
-from agent.imports.facts import (
+from railscope.agent.dataset.files import encodable, node_folder
+from railscope.agent.dataset.leftovers import has_row, remove_recordings
+from railscope.agent.dataset.replacement import remove_replaced, replacing
+from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.imports.earlier import Content
+from railscope.agent.imports.facts import (
     ImportedCall,
     ImportedConnection,
     ImportedEnd,
@@ -31,7 +31,7 @@ from agent.imports.facts import (
     ImportedOperation,
     printable,
 )
-from agent.imports.job_names import tag_of, with_tag
+from railscope.agent.imports.job_names import tag_of, with_tag
 
 _BATCH_ROWS: Final = 1 << 16
 _MOST_ROWS: Final = 1 << 20

@@ -21,14 +21,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from agent.dataset.schema import UNNAMED_NODE
-from agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems, product
-from agent.imports.json_stream import JsonStream, text, whole_number
-from agent.imports.kineto import NO_HOST, rank_of_name
-from agent.imports.plain_pickle import PickleRefused, read_plain_pickle
-from agent.imports.sources import Source, read_whole
-from agent.imports.target import ImportTarget
-from agent.imports.torch_names import (
+from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems, product
+from railscope.agent.imports.json_stream import JsonStream, text, whole_number
+from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
+from railscope.agent.imports.sources import Source, read_whole
+from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.torch_names import (
     Group,
     Sizes,
     Transfer,
@@ -39,7 +39,7 @@ from agent.imports.torch_names import (
     transfers,
     whole_numbers,
 )
-from probes.nccl.abi import Op
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "torch-flight-recorder"
 _PICKLE: Final = b"\x80"

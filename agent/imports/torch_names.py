@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.dataset.schema import LARGEST_PAYLOAD_BYTES
-from agent.imports.json_stream import whole_number
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.imports.json_stream import whole_number
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 
 OP_OF: Final = {
     "allreduce": Op.AllReduce,

@@ -27,7 +27,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.model.shape import Shape, ShapeError
+from railscope.agent.model.shape import Shape, ShapeError
 
 DIMENSIONS: Final = ("pipeline", "data", "tensor")
 """The axes of a mapping, in their order."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.model.shape import ShapeError
-from agent.model.traffic import Traffic
+from railscope.agent.model.shape import ShapeError
+from railscope.agent.model.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from agent.model.shape import Mode, Shape
+from railscope.agent.model.shape import Mode, Shape
 
 
 def total_parameters(shape: Shape) -> int:

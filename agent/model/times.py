@@ -19,9 +19,9 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Final
 
-from agent.model.parameters import total_parameters
-from agent.model.shape import ELEMENT_BYTES, Shape, ShapeError
-from agent.model.volumes import allreduces_of_a_layer
+from railscope.agent.model.parameters import total_parameters
+from railscope.agent.model.shape import ELEMENT_BYTES, Shape, ShapeError
+from railscope.agent.model.volumes import allreduces_of_a_layer
 
 _FLOP_OF_PARAMETER_AND_TOKEN: Final = 6
 _RECOMPUTED_FLOP: Final = 2

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from agent.model.parameters import gradient_parameters, word_embedding_parameters
-from agent.model.shape import ELEMENT_BYTES, Mode, Shape
+from railscope.agent.model.parameters import gradient_parameters, word_embedding_parameters
+from railscope.agent.model.shape import ELEMENT_BYTES, Mode, Shape
 
 _ALLREDUCES_OF_A_LAYER: Final = 4
 """Two in the forward pass, after attention and after the feed-forward part, and two in the backward pass."""

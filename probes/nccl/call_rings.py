@@ -10,10 +10,10 @@ from typing import Final, Self
 
 import numpy as np
 
-from probes.libbpf import LoadedObject
-from probes.nccl.records import CALL_EVENT, CALL_SLOT
-from probes.ring import Ring
-from probes.slot_rings import SlotRings, rings_for
+from railscope.probes.libbpf import LoadedObject
+from railscope.probes.nccl.records import CALL_EVENT, CALL_SLOT
+from railscope.probes.ring import Ring
+from railscope.probes.slot_rings import SlotRings, rings_for
 
 _WAKEUPS_BYTES: Final = 4096  # as in call_slots.h
 

@@ -13,19 +13,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes import libbpf
-from probes.bpf_syscall import BPF_TRACE_UPROBE_SESSION, KernelRefusal, possible_cpus
-from probes.links import AttachKind, Links
-from probes.maps import Map, Records
-from probes.nccl import cuda_records
-from probes.nccl.abi import Op
-from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaPoints
-from probes.nccl.cuda_records import CudaStat
-from probes.nccl.internal_records import DISTRIBUTION
-from probes.nccl.library import ProbePoint
-from probes.nccl.programs import EnqueueTime, plain_attach_type
-from probes.nccl.readings import delete_where, distributions_by_op
-from probes.nccl.records import COMMUNICATOR_KEY, SLOT, STAT
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import BPF_TRACE_UPROBE_SESSION, KernelRefusal, possible_cpus
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.maps import Map, Records
+from railscope.probes.nccl import cuda_records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaPoints
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.internal_records import DISTRIBUTION
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.programs import EnqueueTime, plain_attach_type
+from railscope.probes.nccl.readings import delete_where, distributions_by_op
+from railscope.probes.nccl.records import COMMUNICATOR_KEY, SLOT, STAT
 
 _SESSION: Final = "cuda_session"
 _PAIR: Final = ("cuda_entry", "cuda_return")

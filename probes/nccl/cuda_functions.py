@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from probes.elf import Elf, Symbol
-from probes.nccl.cuda_records import CudaKind
-from probes.nccl.functions import ENQUEUE_CHECK
-from probes.nccl.library import ProbePoint
-from probes.nccl.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
+from railscope.probes.elf import Elf, Symbol
+from railscope.probes.nccl.cuda_records import CudaKind
+from railscope.probes.nccl.functions import ENQUEUE_CHECK
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
 
 _PER_THREAD: Final = 1 << 8
 

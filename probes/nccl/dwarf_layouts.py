@@ -1,6 +1,6 @@
 """Structure layouts from a library's debug information (DWARF), and the command that fills layouts.json with them.
 
-    python -m probes.nccl.dwarf_layouts nvidia_nccl_cu12-2.27.7-…whl libnccl.so.2 …
+    python -m railscope.probes.nccl.dwarf_layouts nvidia_nccl_cu12-2.27.7-…whl libnccl.so.2 …
 
 The published NCCL libraries carry complete debug information, so the offsets in the table are the compiler's own.  The
 command reads wheels or libraries and adds each build to the table; it takes about a quarter of a minute a library.  It
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from probes.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
-from probes.nccl.layout import COMM_FIELDS, TABLE, Layouts, Structure
+from railscope.probes.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
+from railscope.probes.nccl.layout import COMM_FIELDS, TABLE, Layouts, Structure
 
 if TYPE_CHECKING:
     from elftools.dwarf.die import DIE

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.nccl.layout import Structure
-from probes.nccl.records import NO_OFFSET, LifecycleKind
-from probes.process_memory import read_memory
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.records import NO_OFFSET, LifecycleKind
+from railscope.probes.process_memory import read_memory
 
 Records = npt.NDArray[Any]
 

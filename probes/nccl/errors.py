@@ -2,7 +2,7 @@
 
 They are on the calls that finalize, revoke, suspend, resume, abort or destroy a communicator: what each of them
 returned, and the asynchronous error that the communicator had by then.  These are few, so the probes may always stay.
-In between, `probes.nccl.error_records.stored_result` reads the same from outside.
+In between, `railscope.probes.nccl.error_records.stored_result` reads the same from outside.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from probes import libbpf
-from probes.bpf_syscall import KernelRefusal, possible_cpus
-from probes.elf import Elf
-from probes.links import AttachKind, Links
-from probes.maps import Map
-from probes.nccl.error_records import ERROR_EVENT, ERROR_LAYOUT, ErrorLayout, ErrorStat
-from probes.nccl.functions import END_FUNCTIONS
-from probes.nccl.library import ProbePoint
-from probes.nccl.records import SLOT, STAT
-from probes.ring import Ring
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import KernelRefusal, possible_cpus
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.maps import Map
+from railscope.probes.nccl.error_records import ERROR_EVENT, ERROR_LAYOUT, ErrorLayout, ErrorStat
+from railscope.probes.nccl.functions import END_FUNCTIONS
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.records import SLOT, STAT
+from railscope.probes.ring import Ring
 
 PROGRAMS: Final = ("async_error_entry", "async_error_return")
 """Programs of the object that `Internals` loads."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from probes.elf import EM_AARCH64, EM_X86_64
-from probes.nccl.abi import Op
-from probes.nccl.records import LifecycleKind
+from railscope.probes.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.records import LifecycleKind
 
 ENQUEUE_CHECK: Final = "_Z16ncclEnqueueCheckP8ncclInfo"
 """The one function that every collective and point-to-point call passes (2.18 to 2.32); not exported."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from probes.elf import Elf
-from probes.nccl.library import ProbePoint
-from probes.nccl.prologue import PROLOGUE_BYTES, probe_offset
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.prologue import PROLOGUE_BYTES, probe_offset
 
 
 class Level(IntEnum):

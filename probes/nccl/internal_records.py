@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.nccl.layout import Structure
-from probes.nccl.records import NO_OFFSET
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.records import NO_OFFSET
 
 Records = npt.NDArray[Any]
 

@@ -14,23 +14,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes import libbpf
-from probes.bpf_syscall import KernelRefusal, possible_cpus
-from probes.elf import Elf
-from probes.links import Links
-from probes.maps import Map, Records
-from probes.nccl import internal_records as layouts
-from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaEvents
-from probes.nccl.cuda_events import attach_types as cuda_attach_types
-from probes.nccl.error_records import ErrorLayout
-from probes.nccl.errors import PROGRAMS, Errors, error_points
-from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
-from probes.nccl.internal_records import InternalStat, NetworkKind
-from probes.nccl.programs import ARCHITECTURES, OBJECTS, NcclPrograms, constants, plain_attach_type
-from probes.nccl.readings import delete_where, distributions_by_op
-from probes.nccl.records import SLOT, STAT
-from probes.ring import Ring
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import KernelRefusal, possible_cpus
+from railscope.probes.elf import Elf
+from railscope.probes.links import Links
+from railscope.probes.maps import Map, Records
+from railscope.probes.nccl import internal_records as layouts
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaEvents
+from railscope.probes.nccl.cuda_events import attach_types as cuda_attach_types
+from railscope.probes.nccl.error_records import ErrorLayout
+from railscope.probes.nccl.errors import PROGRAMS, Errors, error_points
+from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
+from railscope.probes.nccl.programs import ARCHITECTURES, OBJECTS, NcclPrograms, constants, plain_attach_type
+from railscope.probes.nccl.readings import delete_where, distributions_by_op
+from railscope.probes.nccl.records import SLOT, STAT
+from railscope.probes.ring import Ring
 
 _RING_BYTES: Final = 1 << 19  # as in proxy_tables.h
 

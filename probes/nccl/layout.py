@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from probes.elf import Elf
+from railscope.probes.elf import Elf
 
 TABLE: Final = Path(__file__).with_name("layouts.json")
 HELPER_SECONDS: Final = 10.0
@@ -187,7 +187,7 @@ class Layouts:
         Raises:
             _HelperError: it could not be started or did not end in time.
         """
-        command = [sys.executable, "-m", "probes.nccl.unknown_build", source, str(elf.fileno()), nccl_version]
+        command = [sys.executable, "-m", "railscope.probes.nccl.unknown_build", source, str(elf.fileno()), nccl_version]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
         try:
             result = subprocess.run(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from probes.elf import Elf
-from probes.nccl import functions
-from probes.nccl.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
+from railscope.probes.elf import Elf
+from railscope.probes.nccl import functions
+from railscope.probes.nccl.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.elf import Elf, Segment
-from probes.elf_variables import Variable, variables
-from probes.nccl.internal_records import NetworkKind
-from probes.nccl.layout import Structure
-from probes.processes import MAX_MAPS_BYTES, FileKey, ProcessIdentity, identity_of
+from railscope.probes.elf import Elf, Segment
+from railscope.probes.elf_variables import Variable, variables
+from railscope.probes.nccl.internal_records import NetworkKind
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.processes import MAX_MAPS_BYTES, FileKey, ProcessIdentity, identity_of
 
 _INTERFACE_NAME: Final = re.compile(rb"(?!\.{1,2}\0)([!-.0-9;-~]{1,15})\0")
 """IFNAMSIZ is 16 with the NUL; no blank, slash or colon (`dev_valid_name` in net/core/dev.c)."""

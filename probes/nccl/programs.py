@@ -19,22 +19,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes import libbpf
-from probes.bpf_syscall import (
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import (
     BPF_TRACE_UPROBE_MULTI,
     BPF_TRACE_UPROBE_SESSION,
     KernelRefusal,
     possible_cpus,
 )
-from probes.links import AttachKind, Links, supports_multi, tells_processes_apart
-from probes.maps import Map, MappedArray, Records
-from probes.nccl import records
-from probes.nccl.call_rings import CallRings
-from probes.nccl.layout import CommLayout
-from probes.nccl.library import ProbePoints
-from probes.nccl.records import Stat
-from probes.nccl.tables import AggregateTable, CommunicatorTable
-from probes.ring import Ring
+from railscope.probes.links import AttachKind, Links, supports_multi, tells_processes_apart
+from railscope.probes.maps import Map, MappedArray, Records
+from railscope.probes.nccl import records
+from railscope.probes.nccl.call_rings import CallRings
+from railscope.probes.nccl.layout import CommLayout
+from railscope.probes.nccl.library import ProbePoints
+from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.tables import AggregateTable, CommunicatorTable
+from railscope.probes.ring import Ring
 
 _log = logging.getLogger("railscope.probes")
 
@@ -304,7 +304,7 @@ def _load(
     values = constants(settings, enqueue_time) + call_rings.constants
     if loader is Loader.BCC:
         # What runs another program and takes its answer is for those who need it: libbpf loads nearly everywhere.
-        from probes import bcc_loader
+        from railscope.probes import bcc_loader
 
         return bcc_loader.load(
             OBJECTS / "nccl.bpf.c",

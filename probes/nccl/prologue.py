@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from probes.elf import EM_X86_64
+from railscope.probes.elf import EM_X86_64
 
 _ENDBR64: Final = bytes.fromhex("f30f1efa")
 _NOP5: Final = bytes.fromhex("0f1f440000")

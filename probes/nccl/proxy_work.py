@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from probes.nccl.layout import Structure
-from probes.process_memory import read_memory
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.process_memory import read_memory
 
 _POINTER_BYTES = 8
 

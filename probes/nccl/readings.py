@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from probes.maps import Map, Records
-from probes.nccl.abi import Op
-from probes.nccl.internal_records import DISTRIBUTION
+from railscope.probes.maps import Map, Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_records import DISTRIBUTION
 
 
 def distributions_by_op(table: Map) -> dict[Op, Records]:

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from probes.nccl.error_records import COMMUNICATOR_MAGIC
-from probes.nccl.layout import Structure
-from probes.process_memory import read_memory
+from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.process_memory import read_memory
 
 FIRST_VERSION: Final = (2, 26)
 """The first that counts without a profiler."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes.maps import Map, Records
-from probes.nccl import records
+from railscope.probes.maps import Map, Records
+from railscope.probes.nccl import records
 
 _WORDS: Final = np.dtype([("owner", "<u8"), ("kind", "<u8")])
 """An AGGREGATE_KEY as a slot has it."""

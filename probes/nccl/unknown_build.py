@@ -1,6 +1,6 @@
 """The helper process that derives a communicator's layout from an NCCL build that the table does not know.
 
-    python -m probes.nccl.unknown_build {dwarf|accessors} FD VERSION
+    python -m railscope.probes.nccl.unknown_build {dwarf|accessors} FD VERSION
 
 It prints `null` or a JSON object with `source`, `size_bytes` and `offsets`.  A stranger's debug information may crash
 a parser, never end, or unpack to any size: the process has limits, and its death means "unknown".
@@ -23,9 +23,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from probes.elf import EM_X86_64, Elf, ElfError, Symbol
-from probes.nccl.dwarf_layouts import ConflictError, structures_in
-from probes.nccl.layout import ACCESSORS, COMM_FIELDS, Structure
+from railscope.probes.elf import EM_X86_64, Elf, ElfError, Symbol
+from railscope.probes.nccl.dwarf_layouts import ConflictError, structures_in
+from railscope.probes.nccl.layout import ACCESSORS, COMM_FIELDS, Structure
 
 _MEMORY_BYTES: Final = 2 << 30
 _CPU_SECONDS: Final = 5

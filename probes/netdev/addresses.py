@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, chosen_attributes, messages
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, chosen_attributes, messages
 
 _RTM_NEWADDR: Final = 20
 _RTM_GETADDR: Final = 22

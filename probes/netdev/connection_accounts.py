@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.netdev.counters import DeviceFailure, Flags, Values
-from probes.netdev.tcp_info import APPLICATION_LIMITED, OPTION_TIMESTAMPS, Rows, TcpTable, local_addresses
+from railscope.probes.netdev.counters import DeviceFailure, Flags, Values
+from railscope.probes.netdev.tcp_info import APPLICATION_LIMITED, OPTION_TIMESTAMPS, Rows, TcpTable, local_addresses
 
 MAXIMUM_CONNECTIONS: Final = 2_048
 """Of the processes, in one network namespace; more are left out, and that is said."""

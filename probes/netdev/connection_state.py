@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.addresses import read_addresses
-from probes.netdev.links import read_links
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket
-from probes.netdev.tcp_info import NETLINK_SOCK_DIAG, local_addresses, read_table
-from probes.socket_owners import SocketOwners
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.addresses import read_addresses
+from railscope.probes.netdev.links import read_links
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
+from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, local_addresses, read_table
+from railscope.probes.socket_owners import SocketOwners
 
 MOST_CONNECTIONS: Final = 4096
 _CLOSE_WAIT: Final = 8

@@ -26,8 +26,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
 
 _SIOCETHTOOL: Final = 0x8946
 _SIOCGIFINDEX: Final = 0x8933

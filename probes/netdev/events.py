@@ -15,8 +15,8 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from probes.netdev.links import RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK_MASK, Link, parse_link, read_links
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, messages
+from railscope.probes.netdev.links import RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK_MASK, Link, parse_link, read_links
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, messages
 
 _BATCH_LIMIT: Final = 1024
 """Datagrams handled by one call; more stay for the next, so that a storm of events cannot hold the daemon."""

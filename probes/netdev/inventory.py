@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from probes.netdev.bonds import bond_members, member_link
-from probes.netdev.ethtool import BYTES_PER_MEGABIT, PCI_ADDRESS, Ethtool
-from probes.netdev.links import ARPHRD_LOOPBACK, kind_of_undeclared, link_layer, read_links
-from probes.netdev.netlink import NetlinkSocket
+from railscope.probes.netdev.bonds import bond_members, member_link
+from railscope.probes.netdev.ethtool import BYTES_PER_MEGABIT, PCI_ADDRESS, Ethtool
+from railscope.probes.netdev.links import ARPHRD_LOOPBACK, kind_of_undeclared, link_layer, read_links
+from railscope.probes.netdev.netlink import NetlinkSocket
 
 UNKNOWN: Final = "unknown"
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from probes.netdev.bonds import LINK_UP
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, chosen_attributes, messages
+from railscope.probes.netdev.bonds import LINK_UP
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, chosen_attributes, messages
 
 RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.counters import CounterReading, DeviceFailure, Values, is_counter
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterReading, DeviceFailure, Values, is_counter
 
 _PROC_COLUMNS: Final = {
     "rx_bytes": 0,

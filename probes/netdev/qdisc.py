@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
-from probes.netdev.links import device_indexes
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterReading, CounterShape, DeviceFailure, Flags, Values
+from railscope.probes.netdev.links import device_indexes
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 _RTM_NEWQDISC: Final = 36
 _RTM_GETQDISC: Final = 38

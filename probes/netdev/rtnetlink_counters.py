@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from probes.beats import Answer, TableQuestion
-from probes.clock import Clock
-from probes.netdev.counters import CounterBlock, CounterReading, Values
-from probes.netdev.links import read_links
-from probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages
+from railscope.probes.beats import Answer, TableQuestion
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, Values
+from railscope.probes.netdev.links import read_links
+from railscope.probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages
 
 LINK_STATS_FIELDS: Final = (
     "rx_packets",

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from probes.clock import Clock
-from probes.namespaces import NamespaceDenied, NamespaceError, NetworkNamespace, run_inside
-from probes.netdev.counters import CounterSource
-from probes.netdev.events import LinkEvents
-from probes.netdev.inventory import Inventory, NetlinkInventory, ProcInventory, SysfsInventory
-from probes.netdev.procfs_counters import ProcNetDevCounters
-from probes.netdev.rtnetlink_counters import NetlinkCounters
-from probes.netdev.sysfs_counters import SysfsCounters
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceDenied, NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.netdev.counters import CounterSource
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.netdev.inventory import Inventory, NetlinkInventory, ProcInventory, SysfsInventory
+from railscope.probes.netdev.procfs_counters import ProcNetDevCounters
+from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
+from railscope.probes.netdev.sysfs_counters import SysfsCounters
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.counters import CounterReading, DeviceFailure, Values, is_counter
-from probes.netdev.inventory import device_folders
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterReading, DeviceFailure, Values, is_counter
+from railscope.probes.netdev.inventory import device_folders
 
 SYSFS_FIELDS: Final = (
     "rx_bytes",

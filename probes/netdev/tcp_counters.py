@@ -18,15 +18,20 @@ from typing import Final
 
 import numpy as np
 
-from probes.clock import Clock
-from probes.netdev.addresses import read_addresses
-from probes.netdev.connection_accounts import ACCOUNT_FIELDS, ConnectionAccounts, DeviceConnections, FoundConnections
-from probes.netdev.counters import CounterReading, DeviceFailure, Values
-from probes.netdev.links import device_indexes
-from probes.netdev.netlink import NetlinkSocket
-from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
-from probes.netdev.tcp_info import NETLINK_SOCK_DIAG, read_table
-from probes.socket_owners import SocketOwners
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.addresses import read_addresses
+from railscope.probes.netdev.connection_accounts import (
+    ACCOUNT_FIELDS,
+    ConnectionAccounts,
+    DeviceConnections,
+    FoundConnections,
+)
+from railscope.probes.netdev.counters import CounterReading, DeviceFailure, Values
+from railscope.probes.netdev.links import device_indexes
+from railscope.probes.netdev.netlink import NetlinkSocket
+from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
+from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, read_table
+from railscope.probes.socket_owners import SocketOwners
 
 PORT_FIELDS: Final = ("port_tx_bytes", "port_rx_bytes", "port_tx_packets", "port_rx_packets")
 """The device's own, whoever's traffic it was."""

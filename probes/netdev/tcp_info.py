@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.netdev.addresses import plain_address
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from railscope.probes.netdev.addresses import plain_address
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
 
 NETLINK_SOCK_DIAG: Final = 4
 TCP_SOCKETS: Final = 18

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from probes.clock import Clock
-from probes.nvlink.nvml import ALL_LINKS, SUCCESS, Fabric, FieldValues, Handle, NvmlError, NvmlSession
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.nvml import ALL_LINKS, SUCCESS, Fabric, FieldValues, Handle, NvmlError, NvmlSession
 
 MOST_LINKS: Final = 36
 """NVML_NVLINK_MAX_LINKS of the newest bindings."""

@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from probes.clock import Clock
-from probes.nvlink.nvml import SUCCESS, Handle, NvmlSession
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.nvml import SUCCESS, Handle, NvmlSession
 
 _LOOK_NS: Final = 250_000_000
 _PAUSE_SECONDS: Final = 0.002

@@ -22,21 +22,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.attributes import link_name
-from probes.beats import Answer, FilesQuestion
-from probes.clock import Clock
-from probes.netdev.counters import (
-    CounterBlock,
-    CounterReading,
-    CounterShape,
-    DeviceFailure,
-    Flags,
-    Values,
-)
-from probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
-from probes.rdma.kept_files import KeptFiles
-from probes.rdma.netlink import RdmaNetlink
-from probes.rdma.port import (
+from railscope.probes.attributes import link_name
+from railscope.probes.beats import Answer, FilesQuestion
+from railscope.probes.clock import Clock
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape, DeviceFailure, Flags, Values
+from railscope.probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
+from railscope.probes.rdma.kept_files import KeptFiles
+from railscope.probes.rdma.netlink import RdmaNetlink
+from railscope.probes.rdma.port import (
     RECEIVE,
     TRANSMIT,
     HwCounters,
@@ -47,7 +40,7 @@ from probes.rdma.port import (
     everything,
     pause_ns,
 )
-from probes.rdma.widths import WIDE
+from railscope.probes.rdma.widths import WIDE
 
 _LOOK_PERIOD_NS: Final = 900_000_000
 """Less than a second: who comes once a second, a little early, shall not come in vain."""

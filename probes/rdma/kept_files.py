@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from probes.beats import FilesQuestion
-from probes.netdev.counters import CounterShape, Values
-from probes.rdma.port import PortFiles
+from railscope.probes.beats import FilesQuestion
+from railscope.probes.netdev.counters import CounterShape, Values
+from railscope.probes.rdma.port import PortFiles
 
 _READ_BYTES: Final = 20
 """Of a number with more than 19 digits, which may not go into 64 bits, no line feed is read: it is not taken here."""

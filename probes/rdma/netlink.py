@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from probes.netdev.netlink import NETLINK_RDMA, MalformedNetlink, NetlinkSocket, attributes, messages
+from railscope.probes.netdev.netlink import NETLINK_RDMA, MalformedNetlink, NetlinkSocket, attributes, messages
 
 _NLDEV: Final = 5 << 10
 """RDMA_NL_NLDEV, in the upper bits of a message's type."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from probes.attributes import NotANumber, NotCounted, entries, open_attribute, read_counter
-from probes.rdma.widths import COUNTERS, HW_COUNTERS, WIDE, Width, width_of
+from railscope.probes.attributes import NotANumber, NotCounted, entries, open_attribute, read_counter
+from railscope.probes.rdma.widths import COUNTERS, HW_COUNTERS, WIDE, Width, width_of
 
 TRANSMIT: Final = "tx_bytes"
 RECEIVE: Final = "rx_bytes"

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.rdma.inventory import RdmaPort
-from probes.topology.nccl_xml import XmlTopology
-from probes.topology.paths import Place
-from probes.topology.pci import PciDevice, pci_device, pci_order, place_in_path
+from railscope.probes.rdma.inventory import RdmaPort
+from railscope.probes.topology.nccl_xml import XmlTopology
+from railscope.probes.topology.paths import Place
+from railscope.probes.topology.pci import PciDevice, pci_device, pci_order, place_in_path
 
 
 @dataclass(frozen=True, slots=True)

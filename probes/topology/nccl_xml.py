@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 from xml.parsers import expat
 
-from probes.netdev.ethtool import BYTES_PER_MEGABIT
-from probes.topology.paths import Place
-from probes.topology.pci import is_display, is_network, normal_address
+from railscope.probes.netdev.ethtool import BYTES_PER_MEGABIT
+from railscope.probes.topology.paths import Place
+from railscope.probes.topology.pci import is_display, is_network, normal_address
 
 MOST_BYTES: Final = 4 << 20
 MOST_ELEMENTS: Final = 65_536

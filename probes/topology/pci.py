@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.netdev.ethtool import PCI_ADDRESS
-from probes.topology.paths import Place
+from railscope.probes.netdev.ethtool import PCI_ADDRESS
+from railscope.probes.topology.paths import Place
 
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s", re.ASCII)

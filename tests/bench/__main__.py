@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from testbed.hosts import TestbedError
+from railscope.testbed.hosts import TestbedError
 from tests.bench import (
     agent_cost,
     collection_cost,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import probes
+from railscope import probes
 from tests.bench.cpu_time import cpu_seconds
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

@@ -28,16 +28,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from agent.ethernet import EthernetWatch
-from agent.nvlink_gpu import Gpu, GpuHistories
-from agent.rails import decide_rails, rail_facts
-from agent.rdma import RdmaWatch
-from agent.sampling import Sampler
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace
-from probes.netdev.sources import open_namespace
-from probes.nvlink.nvml import NvmlSession
-from testbed.hosts import Fabric
+from railscope.agent.ethernet import EthernetWatch
+from railscope.agent.nvlink_gpu import Gpu, GpuHistories
+from railscope.agent.rails import decide_rails, rail_facts
+from railscope.agent.rdma import RdmaWatch
+from railscope.agent.sampling import Sampler
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.netdev.sources import open_namespace
+from railscope.probes.nvlink.nvml import NvmlSession
+from railscope.testbed.hosts import Fabric
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.sampler_cost import namespace_of

@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from probes.clock import SystemClock
-from probes.netdev.netlink import NetlinkSocket
-from probes.netdev.tcp_counters import TcpCounters
-from probes.netdev.tcp_info import NETLINK_SOCK_DIAG, TCP_SOCKETS, question
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.netlink import NetlinkSocket
+from railscope.probes.netdev.tcp_counters import TcpCounters
+from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, TCP_SOCKETS, question
 from tests.bench.results import Line, figure, ratios
 from tests.bench.target import BenchError, Built
 

@@ -18,7 +18,7 @@ from typing import Final, Self
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.bench.quick_turns import RatedJob
 from tests.bench.target import BenchError
 from tests.nccl.build import Double

@@ -14,17 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from agent.dataset.files import table_files
-from agent.dataset.merge import Merger
-from agent.dataset.record import FLUSH_NS
-from agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
-from agent.dataset.size import SizeBound
-from agent.dataset.writer import DatasetWriter
-from agent.flight_recorder import FlightRecorder
-from agent.recording import KINDS
-from agent.snapshot import Snapshot
-from probes.clock import SystemClock
-from probes.maps import Records
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.merge import Merger
+from railscope.agent.dataset.record import FLUSH_NS
+from railscope.agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
+from railscope.agent.dataset.size import SizeBound
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.recording import KINDS
+from railscope.agent.snapshot import Snapshot
+from railscope.probes.clock import SystemClock
+from railscope.probes.maps import Records
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built

@@ -29,15 +29,15 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from agent.snapshot import Snapshot
-from dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
-from exporters.budget import SeriesBudget
-from exporters.families import families
-from exporters.http import MetricsServer, ServerSettings
-from exporters.metric import Family
-from probes import beats
-from probes.clock import SystemClock
-from probes.netdev.rtnetlink_counters import NetlinkCounters
+from railscope.agent.snapshot import Snapshot
+from railscope.dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
+from railscope.exporters.budget import SeriesBudget
+from railscope.exporters.families import families
+from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.exporters.metric import Family
+from railscope.probes import beats
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
 from tests.bench.target import BenchError
 
 PERIOD_NS: Final = 1_000_000

@@ -18,12 +18,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from agent.discovery import Discovery
-from agent.levels import Levels
-from probes.nccl.internal_functions import Level
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.agent.discovery import Discovery
+from railscope.agent.levels import Levels
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

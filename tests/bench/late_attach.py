@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.bench.many_communicators import ManyCommunicators, pause, resume
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

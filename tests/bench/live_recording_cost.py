@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.dataset.files import table_files
-from agent.dataset.record import FLUSH_NS, DatasetRecorder
-from agent.dataset.stream import THREAD_NAME
-from probes.clock import SystemClock
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.record import FLUSH_NS, DatasetRecorder
+from railscope.agent.dataset.stream import THREAD_NAME
+from railscope.probes.clock import SystemClock
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.bench.cpu_time import DISTURBED, Others, thread_time
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

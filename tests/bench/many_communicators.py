@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.bench.target import BenchError
 from tests.nccl.build import Double
 from tests.nccl.job import ENVIRONMENT

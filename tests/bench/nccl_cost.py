@@ -29,12 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.governor import name_of
-from agent.pace import CALM_NS, FOLLOWED_NS, STEADY_NS
-from probes.elf import Elf
-from probes.nccl.internal_functions import Level
-from probes.nccl.library import ProbePoints, probe_points
-from testbed.hosts import Fabric
+from railscope.agent.governor import name_of
+from railscope.agent.pace import CALM_NS, FOLLOWED_NS, STEADY_NS
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.counted_job import counted_job
 from tests.bench.cpu_time import DISTURBED, Others, process_time

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from probes.libbpf import LoadError
-from testbed.hosts import TestbedError
+from railscope.probes.libbpf import LoadError
+from railscope.testbed.hosts import TestbedError
 from tests.bench.results import Line, Omission
 from tests.bench.target import BenchError, Built
 from tests.nccl.build import BuildError

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from probes import libbpf
-from probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
-from probes.links import AttachKind, Links
-from probes.nccl.library import ProbePoints
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from probes.nccl.records import Stat
+from railscope.probes import libbpf
+from railscope.probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.library import ProbePoints
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import Stat
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.bpf_syscall import KernelRefusal
-from probes.calibration import Calibration, calibrate
-from probes.links import AttachKind
-from testbed.hosts import Fabric
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.calibration import Calibration, calibrate
+from railscope.probes.links import AttachKind
+from railscope.testbed.hosts import Fabric
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.cpu_time import DISTURBED, Others
 from tests.bench.probe_cost import empty_probe, empty_run_time

@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from agent.config import Config
-from agent.drain_pace import pause_ns
-from agent.levels import Levels
-from agent.program_settings import program_settings
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf
-from probes.libbpf import LoadError
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import InternalStat
-from probes.nccl.internals import Internals
-from probes.nccl.layout import CommLayout, Layouts
-from probes.nccl.library import ProbePoints, probe_points
-from probes.nccl.programs import NcclPrograms
-from probes.nccl.records import Stat
-from probes.ring import Ring
-from probes.slot_rings import SlotRings
+from railscope.agent.config import Config
+from railscope.agent.drain_pace import pause_ns
+from railscope.agent.levels import Levels
+from railscope.agent.program_settings import program_settings
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf
+from railscope.probes.libbpf import LoadError
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.records import Stat
+from railscope.probes.ring import Ring
+from railscope.probes.slot_rings import SlotRings
 from tests.bench.target import BenchError
 
 

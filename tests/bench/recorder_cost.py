@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from agent.flight_recorder import FlightRecorder
-from agent.recording import KINDS
-from agent.recording_store import save
-from agent.snapshot import Snapshot
-from probes.clock import SystemClock
-from probes.maps import Records
-from probes.netdev.counters import CounterReading
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.recording import KINDS
+from railscope.agent.recording_store import save
+from railscope.agent.snapshot import Snapshot
+from railscope.probes.clock import SystemClock
+from railscope.probes.maps import Records
+from railscope.probes.netdev.counters import CounterReading
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built

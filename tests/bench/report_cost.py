@@ -23,11 +23,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from agent.dataset.schema import TABLES
-from agent.dataset.writer import DatasetWriter
-from agent.model.mapping import default_mapping
-from agent.model.shape import Mode, Shape
-from agent.model.volumes import stage_volumes
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.volumes import stage_volumes
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built
@@ -103,8 +103,9 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 def _report(folder: Path) -> tuple[float, int]:
     """Seconds, and the most resident bytes, of one `railscope report`."""
     program = (
-        "import sys; from argparse import ArgumentParser; from agent.analysis.report_command import run_report; "
-        "from agent.analysis.report_options import add_report_arguments; parser = ArgumentParser(); "
+        "import sys; from argparse import ArgumentParser; "
+        "from railscope.agent.analysis.report_command import run_report; "
+        "from railscope.agent.analysis.report_options import add_report_arguments; parser = ArgumentParser(); "
         "add_report_arguments(parser); sys.exit(run_report(parser.parse_args(), sys.stdout))"
     )
     began_s = time.perf_counter()

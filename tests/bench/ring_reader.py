@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from probes import libbpf
-from probes.nccl.call_rings import CallRings
-from probes.nccl.programs import ProgramSettings
-from probes.slot_rings import SlotRings
+from railscope.probes import libbpf
+from railscope.probes.nccl.call_rings import CallRings
+from railscope.probes.nccl.programs import ProgramSettings
+from railscope.probes.slot_rings import SlotRings
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader, Reader, Reading

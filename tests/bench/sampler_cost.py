@@ -24,13 +24,14 @@ from typing import Final
 
 from pyroute2 import IPRoute
 
-from agent.sampling import Sampler
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace, run_inside
-from probes.netdev.counters import CounterSource
-from probes.netdev.sources import open_namespace
-from probes.rdma.counters import RdmaCounters
-from testbed.hosts import NAMESPACES_DIRECTORY, Fabric
+from railscope.agent.sampling import Sampler
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace, run_inside
+from railscope.probes.netdev.counters import CounterSource
+from railscope.probes.netdev.sources import open_namespace
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 from tests.bench.cpu_time import DISTURBED, Others, ThreadTime, thread_time
 from tests.bench.results import Bound, Line, figure, ratios
 from tests.bench.results import Target as Limit

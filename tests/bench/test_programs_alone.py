@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.levels import Levels
-from probes.nccl.internal_functions import Level
-from probes.nccl.records import Stat
-from testbed.hosts import Fabric
+from railscope.agent.levels import Levels
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.records import Stat
+from railscope.testbed.hosts import Fabric
 from tests.bench.programs_alone import ProgramsAlone
 from tests.bench.target import BenchError, Target, build
 from tests.nccl.build import build as build_double

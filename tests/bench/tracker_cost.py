@@ -19,20 +19,20 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from agent.completion import Completion
-from agent.config import Config
-from agent.correlation import Correlator, ExpectedBytes, PortTotals, WireTotals
-from agent.ledger import Sockets
-from agent.observer import Observer
-from agent.rail_ledgers import PortAndConnections, RailLedgers, evidence_of
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import Histogram
-from agent.stall_watch import LOOK_NS
-from probes.maps import Records
-from probes.nccl import records
-from probes.nccl.abi import Op
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import (
+from railscope.agent.completion import Completion
+from railscope.agent.config import Config
+from railscope.agent.correlation import Correlator, ExpectedBytes, PortTotals, WireTotals
+from railscope.agent.ledger import Sockets
+from railscope.agent.observer import Observer
+from railscope.agent.rail_ledgers import PortAndConnections, RailLedgers, evidence_of
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import Histogram
+from railscope.agent.stall_watch import LOOK_NS
+from railscope.probes.maps import Records
+from railscope.probes.nccl import records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import (
     COMPLETION_EVENT,
     CONNECTION,
     CONNECTION_KEY,
@@ -43,11 +43,11 @@ from probes.nccl.internal_records import (
     InternalStat,
     NetworkKind,
 )
-from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import LifecycleKind, Stat
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import LifecycleKind, Stat
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.bench.cpu_time import cpu_seconds
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.pace import CALM_NS
-from testbed.hosts import Fabric
-from testbed.job import LIBRARY, Job, JobOptions
+from railscope.agent.pace import CALM_NS
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.bench.counted_job import share_cores
 from tests.bench.cpu_time import DISTURBED, Others
 from tests.bench.nccl_cost import at_rest

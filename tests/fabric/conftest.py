@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 
 
 @pytest.fixture(scope="module")

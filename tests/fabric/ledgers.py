@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess, metrics_of
 
 ORIGINS: Final = frozenset({"collective", "overhead", "retransmission", "foreign", "unseen", "offload"})

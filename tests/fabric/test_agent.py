@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions, RankReport
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions, RankReport
 from tests.fabric.agent_process import RAILSCOPE, AgentProcess
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
@@ -188,7 +188,7 @@ def programs_of(pid: int) -> set[int]:
 
 _LIST_PROGRAMS = """
 import struct
-from probes.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.bpf_syscall import KernelRefusal, bpf
 program = 0
 while True:
     attributes = bytearray(struct.pack("<III", program, 0, 0))

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.analysis.calls import count_calls
-from agent.analysis.composition import composition_of
-from agent.analysis.gpus import find_gpus
-from agent.analysis.groups import Groups, find_groups
-from agent.analysis.report_facts import Composition, Traffic
-from agent.analysis.traffic import find_traffic
-from agent.dataset.from_recording import convert_file
-from agent.dataset.reader import open_dataset
-from agent.model.mapping import Mapping, custom_mapping, default_mapping
-from agent.model.shape import Mode, Shape
-from agent.model.traffic import traffic
-from agent.model.volumes import stage_volumes
-from testbed.hosts import Fabric
-from testbed.job import GptShape, Job, JobOptions, RankReport
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.composition import composition_of
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.groups import Groups, find_groups
+from railscope.agent.analysis.report_facts import Composition, Traffic
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.from_recording import convert_file
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.traffic import traffic
+from railscope.agent.model.volumes import stage_volumes
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.experts import expert_bytes
 

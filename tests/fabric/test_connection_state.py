@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from probes.clock import SystemClock
-from probes.netdev.connection_state import ConnectionState, ProcessConnections
-from testbed.faults import Fault, FilteredRail, LinkDown
-from testbed.hosts import Fabric
-from testbed.namespaces import entered, tcp_socket
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.connection_state import ConnectionState, ProcessConnections
+from railscope.testbed.faults import Fault, FilteredRail, LinkDown
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.namespaces import entered, tcp_socket
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 

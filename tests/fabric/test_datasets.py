@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.dataset.reader import Dataset, open_dataset
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import RAILSCOPE
 from tests.fabric.test_recordings import Calls, said
 

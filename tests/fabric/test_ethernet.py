@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.ethernet import EthernetWatch
-from agent.ethernet_facts import RailEthernet
-from agent.rails import RailDecision, decide_rails
-from agent.sampling import Sampler
-from agent.snapshot import RailTcp
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace, network_namespace, run_inside
-from probes.netdev.inventory import NetlinkInventory
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.agent.ethernet import EthernetWatch
+from railscope.agent.ethernet_facts import RailEthernet
+from railscope.agent.rails import RailDecision, decide_rails
+from railscope.agent.sampling import Sampler
+from railscope.agent.snapshot import RailTcp
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace, network_namespace, run_inside
+from railscope.probes.netdev.inventory import NetlinkInventory
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.fabric.talkers import SEND, SERVE, Talker
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]

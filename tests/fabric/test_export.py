@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.export import run_export
-from agent.recording_file import read_recording
-from agent.timeline_recording import RecordingFile, timelines
-from exporters.perfetto import write_trace
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.agent.export import run_export
+from railscope.agent.recording_file import read_recording
+from railscope.agent.timeline_recording import RecordingFile, timelines
+from railscope.exporters.perfetto import write_trace
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import RAILSCOPE
 from tests.fabric.test_recordings import said
 from tests.unit.test_perfetto import parsed

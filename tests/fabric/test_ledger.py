@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.ledgers import PortCounters, ledgers, settled
 from tests.fabric.talkers import SEND, SERVE, Talker

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.model.mapping import default_mapping
-from agent.model.shape import Shape
-from agent.model.traffic import traffic
-from agent.peer_bytes import CALL, OTHER, RING
-from testbed.hosts import Fabric
-from testbed.job import GptShape, Job, JobOptions, RankReport
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Shape
+from railscope.agent.model.traffic import traffic
+from railscope.agent.peer_bytes import CALL, OTHER, RING
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.experts import expert_bytes
 

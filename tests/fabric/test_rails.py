@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.rail_watch import RailWatch
-from agent.sampler_state import SourceResult
-from agent.snapshot import RailFacts
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace, network_namespace
-from testbed.hosts import Fabric
+from railscope.agent.rail_watch import RailWatch
+from railscope.agent.sampler_state import SourceResult
+from railscope.agent.snapshot import RailFacts
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace, network_namespace
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.talkers import SEND, SERVE, Talker
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.recording import Recording
-from agent.recording_file import read_recording
-from probes.nccl.abi import op_name
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions, RankReport
+from railscope.agent.recording import Recording
+from railscope.agent.recording_file import read_recording
+from railscope.probes.nccl.abi import op_name
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions, RankReport
 from tests.fabric.agent_process import RAILSCOPE, AgentProcess
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]

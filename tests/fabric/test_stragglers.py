@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions, Moments
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions, Moments
 from tests.fabric.agent_process import AgentProcess
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]

@@ -11,18 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.faults import (
-    Fault,
-    FilteredRail,
-    ForeignTraffic,
-    Killed,
-    LinkDown,
-    SlowRail,
-    Starved,
-    Stopped,
-)
-from testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host, TestbedError
-from testbed.namespaces import entered, tcp_socket
+from railscope.testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
+from railscope.testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host, TestbedError
+from railscope.testbed.namespaces import entered, tcp_socket
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import NAMESPACES_DIRECTORY, OWNERS_DIRECTORY, Fabric, TestbedError, remove_leftovers
+from railscope.testbed.hosts import OWNERS_DIRECTORY, Fabric, TestbedError, remove_leftovers
+from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
 import sys, time
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 with Fabric(hosts=1, rails=1) as fabric:
     print(fabric.suffix, flush=True)
     time.sleep(60)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from testbed.hosts import Fabric, RailCounters, TestbedError
-from testbed.job import Job, JobOptions, Moments, RankReport, SkippedCall
+from railscope.testbed.hosts import Fabric, RailCounters, TestbedError
+from railscope.testbed.job import Job, JobOptions, Moments, RankReport, SkippedCall
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -243,8 +243,8 @@ def test_a_job_survives_a_rail_that_is_down_for_a_moment(two_hosts: Fabric) -> N
 def test_ranks_die_with_whoever_started_them(two_hosts: Fabric, tmp_path: Path) -> None:
     program = """
 import sys, time
-from testbed.hosts import Host
-from testbed.job import Job, JobOptions
+from railscope.testbed.hosts import Host
+from railscope.testbed.job import Job, JobOptions
 host = Host(0, sys.argv[1], ("rail0", "rail1"), ("10.77.0.1", "10.77.1.1"))
 with Job([host], JobOptions("inference", seconds=300, ranks_per_host=2)) as job:
     print(*job.pids, flush=True)

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import Job, JobOptions
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import RAILSCOPE, AgentProcess
 from tests.unit.pseudo_terminal import PseudoTerminal
 

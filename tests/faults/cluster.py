@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host
+from railscope.testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host
 from tests.faults.web import Sample, WebError, get, instant_query, samples_of
 
 RAILSCOPE: Final = Path(sys.executable).with_name("railscope")

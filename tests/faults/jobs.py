@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from testbed.job import Job as WorkloadJob
+from railscope.testbed.job import Job as WorkloadJob
 from tests.faults.cluster import Cluster
 from tests.faults.scenarios import Library, Load
 from tests.nccl.build import build

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from agent.demo import gpt_shape
-from testbed.job import Moments, SkippedCall
+from railscope.agent.demo import gpt_shape
+from railscope.testbed.job import Moments, SkippedCall
 from tests.faults.scenarios import (
     AFTER_SECONDS,
     CRAWL_MBIT,

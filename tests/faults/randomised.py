@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from testbed.job import Moments, SkippedCall
+from railscope.testbed.job import Moments, SkippedCall
 from tests.faults.scenarios import CRAWL_MBIT, Kind, Library, Load, Scenario, control, fault
 
 _KINDS: Final = (

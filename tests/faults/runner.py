@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
-from testbed.hosts import TestbedError
+from railscope.testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
+from railscope.testbed.hosts import TestbedError
 from tests.faults.cluster import Cluster, ClusterError, until
 from tests.faults.jobs import RunningJob, job
 from tests.faults.observation import Observation, Verdict, expectation

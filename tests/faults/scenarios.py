@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from testbed.job import GptShape, JobOptions, Moments, SkippedCall
+from railscope.testbed.job import GptShape, JobOptions, Moments, SkippedCall
 
 AFTER_SECONDS: Final = 6
 AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from testbed.namespaces import tcp_socket
+from railscope.testbed.namespaces import tcp_socket
 
 TIMEOUT_SECONDS: Final = 10.0
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from probes.nccl.dwarf_layouts import structures_in
+from railscope.probes.nccl.dwarf_layouts import structures_in
 from tests.gpu.unpack import MANIFEST, PRODUCT, source_digest
 from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 
@@ -64,7 +64,7 @@ def make_kit(kit: Path = KIT, repository: Path = REPOSITORY) -> int:
         work = Path(folder) / "kit"
         for name in ("wheels", "debs", "stamps"):
             (work / name).mkdir(parents=True)
-        _project_wheel(repository, Path(folder) / "source", work / "wheels")
+        project_wheel(repository, Path(folder) / "source", work / "wheels")
         _run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
             *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON_VERSION),
@@ -96,11 +96,11 @@ def _built(repository: Path) -> Iterable[Path]:
     yield repository / "testbed/bin/librailscope-workload.so"
 
 
-def _project_wheel(repository: Path, source: Path, wheels: Path) -> None:
+def project_wheel(repository: Path, source: Path, wheels: Path) -> None:
     """Build the wheel from a copy: a folder `build` of former builds would bring back modules that are gone."""
     for name in PRODUCT:
         shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(repository / name, source)
     _run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),

@@ -29,7 +29,7 @@ from typing import Final
 
 import psutil
 
-from testbed.hosts import remove_leftovers
+from railscope.testbed.hosts import remove_leftovers
 from tests.fabric.agent_process import AgentProcess
 from tests.gpu.rails import TwoHosts
 from tests.gpu.ranks import Ranks
@@ -95,7 +95,7 @@ class Lane:
 
 def agent_command() -> tuple[str, ...]:
     """`railscope` of whatever PYTHONPATH has: the kit's."""
-    return (sys.executable, "-P", "-m", "agent.cli")
+    return (sys.executable, "-P", "-m", "railscope.agent.cli")
 
 
 @dataclass(frozen=True, slots=True)

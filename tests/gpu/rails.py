@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from testbed.hosts import Fabric, Host, TestbedError
+from railscope.testbed.hosts import Fabric, Host, TestbedError
 
 RAILS: Final = 2
 

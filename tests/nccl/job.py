@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from testbed.hosts import Host
-from testbed.job import GptShape, Moments, SkippedCall, moment_arguments
+from railscope.testbed.hosts import Host
+from railscope.testbed.job import GptShape, Moments, SkippedCall, moment_arguments
 from tests.nccl.build import Double
 
 ENVIRONMENT: Final = {

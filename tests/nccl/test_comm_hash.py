@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from probes.elf import Elf
-from probes.nccl.comm_hash import comm_hash
-from probes.nccl.layout import Layouts
-from probes.nccl.library import probe_points
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import LifecycleKind
-from testbed.hosts import Fabric
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.library import probe_points
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import LifecycleKind
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.library import NCCL_VERSION

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from probes.nccl.abi import Op
-from probes.ring_wakeups import RingWakeups
-from testbed.hosts import Fabric
+from railscope.probes.nccl.abi import Op
+from railscope.probes.ring_wakeups import RingWakeups
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

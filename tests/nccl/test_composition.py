@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.analysis.calls import count_calls
-from agent.analysis.gpus import find_gpus
-from agent.analysis.groups import find_groups
-from agent.analysis.traffic import find_traffic
-from agent.dataset.from_recording import convert_file
-from agent.dataset.reader import open_dataset
-from agent.model.mapping import default_mapping
-from agent.model.shape import Shape
-from agent.model.traffic import traffic
-from testbed.hosts import Fabric
-from testbed.job import GptShape
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.groups import find_groups
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.dataset.from_recording import convert_file
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Shape
+from railscope.agent.model.traffic import traffic
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import GptShape
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

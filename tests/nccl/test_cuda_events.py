@@ -16,18 +16,18 @@ from typing import BinaryIO
 
 import pytest
 
-from agent.cuda import CudaCompletion
-from probes.elf import Elf
-from probes.nccl.abi import Op
-from probes.nccl.cuda_records import CudaStat
-from probes.nccl.internal_functions import Level, internal_points
-from probes.nccl.internal_records import layout_record
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.library import probe_points
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from probes.processes import PROCFS, ProcessIdentity, identity_of
-from testbed.hosts import Fabric
+from railscope.agent.cuda import CudaCompletion
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.library import probe_points
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.processes import PROCFS, ProcessIdentity, identity_of
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import FLAGS, KERNEL_SOURCES, SOURCES, BuildError, Double, build
 from tests.nccl.job import CallResult, Job, JobError
 from tests.nccl.library import OLDER_NCCL_VERSION, LibraryMissing, nccl_library

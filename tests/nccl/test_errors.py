@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.comm_events import CommEvents
-from probes.elf import Elf
-from probes.links import AttachKind
-from probes.nccl.abi import DataType
-from probes.nccl.error_records import (
+from railscope.agent.comm_events import CommEvents
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.abi import DataType
+from railscope.probes.nccl.error_records import (
     ErrorLayout,
     ErrorSource,
     ErrorStat,
@@ -23,13 +23,13 @@ from probes.nccl.error_records import (
     error_layout,
     stored_result,
 )
-from probes.nccl.errors import Errors, error_points
-from probes.nccl.functions import END_FUNCTIONS
-from probes.nccl.internals import Internals
-from probes.nccl.layout import CommLayout, Layouts, Structure
-from probes.nccl.library import ProbePoint, ProbePoints, probe_points
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from testbed.hosts import Fabric
+from railscope.probes.nccl.errors import Errors, error_points
+from railscope.probes.nccl.functions import END_FUNCTIONS
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import CommLayout, Layouts, Structure
+from railscope.probes.nccl.library import ProbePoint, ProbePoints, probe_points
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.library import nccl_library

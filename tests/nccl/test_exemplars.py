@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from agent.recording_file import read_recording
-from agent.same_operations import same_operations
-from agent.timeline_recording import RecordingFile, timelines
-from exporters.perfetto import write_trace
-from testbed.hosts import Fabric
+from railscope.agent.recording_file import read_recording
+from railscope.agent.same_operations import same_operations
+from railscope.agent.timeline_recording import RecordingFile, timelines
+from railscope.exporters.perfetto import write_trace
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

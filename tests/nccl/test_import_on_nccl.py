@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.dataset.reader import Dataset, open_dataset
-from agent.imports.runner import Imported, import_paths
-from testbed.hosts import Fabric
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.imports.runner import Imported, import_paths
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 

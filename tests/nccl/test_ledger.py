@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.ledgers import PortCounters, ledgers, settled
 from tests.fabric.talkers import SEND, SERVE, Talker

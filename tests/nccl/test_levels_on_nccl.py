@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.completion import Completion
-from probes.elf import Elf
-from probes.nccl.abi import op_name
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.library import probe_points
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import Stat
-from probes.processes import ProcessIdentity
-from testbed.hosts import Fabric, Host
+from railscope.agent.completion import Completion
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.abi import op_name
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.library import probe_points
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import Stat
+from railscope.probes.processes import ProcessIdentity
+from railscope.testbed.hosts import Fabric, Host
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 from tests.nccl.library import nccl_library

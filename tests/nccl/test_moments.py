@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import Moments, SkippedCall
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Moments, SkippedCall
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

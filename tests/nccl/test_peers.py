@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.recording_file import read_recording
-from testbed.hosts import Fabric
+from railscope.agent.recording_file import read_recording
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from agent.communicators import ObservedProcess
-from agent.jobs import JobFacts
-from agent.rail_bytes import HandedOver, RailBytes
-from probes.elf import Elf
-from probes.namespaces import network_namespace
-from probes.nccl.internal_functions import Level, internal_points
-from probes.nccl.internal_records import NetworkKind, layout_record
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.net_devices import DeviceArrays, NetDevice, NetDeviceError, device_arrays, net_devices
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
-from testbed.hosts import Fabric
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.jobs import JobFacts
+from railscope.agent.rail_bytes import HandedOver, RailBytes
+from railscope.probes.elf import Elf
+from railscope.probes.namespaces import network_namespace
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import NetworkKind, layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.net_devices import DeviceArrays, NetDevice, NetDeviceError, device_arrays, net_devices
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
+from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 

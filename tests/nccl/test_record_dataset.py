@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.dataset.reader import open_dataset
-from testbed.hosts import Fabric
+from railscope.agent.dataset.reader import open_dataset
+from railscope.testbed.hosts import Fabric
 from tests.fabric.test_datasets import recorder
 from tests.nccl.build import Double
 from tests.nccl.job import Job

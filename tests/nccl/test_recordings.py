@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.recording_file import read_recording
-from probes.nccl.abi import Op
-from testbed.hosts import Fabric
+from railscope.agent.recording_file import read_recording
+from railscope.probes.nccl.abi import Op
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from probes import bcc_loader
-from testbed.hosts import Fabric
+from railscope.probes import bcc_loader
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

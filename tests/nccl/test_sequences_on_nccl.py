@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Fabric
-from testbed.job import SkippedCall
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import SkippedCall
 from tests.fabric.agent_process import AgentProcess
 from tests.faults.cluster import Agent, Cluster, until
 from tests.nccl.build import Double

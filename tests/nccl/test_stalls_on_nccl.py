@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.hosts import Fabric
+from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job

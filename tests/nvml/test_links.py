@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from probes.nvlink.links import GpuLinks, GpuReading, LinkReading
-from probes.nvlink.nvml import ALL_LINKS, NvmlError, NvmlMissing, NvmlSession
-from probes.nvlink.refresh import refresh_seconds
+from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
+from railscope.probes.nvlink.nvml import ALL_LINKS, NvmlError, NvmlMissing, NvmlSession
+from railscope.probes.nvlink.refresh import refresh_seconds
 from tests.nvml.stub import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.nvlink import NvlinkWatch
-from agent.snapshot import Snapshot
-from exporters.http import MetricsServer, ServerSettings
-from probes.clock import SystemClock
+from railscope.agent.nvlink import NvlinkWatch
+from railscope.agent.snapshot import Snapshot
+from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.probes.clock import SystemClock
 from tests.nvml.stub import Stub, link_lines
 from tests.unit.nodes import healthy
 from tests.unit.pseudo_terminal import PseudoTerminal

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agent import nvlink, nvlink_gpu
-from agent.doctor_nvlink import check_nvlink
-from agent.nvlink import NvlinkState, NvlinkWatch
-from agent.snapshot import NvlinkFacts
-from probes.clock import SystemClock
+from railscope.agent import nvlink, nvlink_gpu
+from railscope.agent.doctor_nvlink import check_nvlink
+from railscope.agent.nvlink import NvlinkState, NvlinkWatch
+from railscope.agent.snapshot import NvlinkFacts
+from railscope.probes.clock import SystemClock
 from tests.nvml.stub import DRIVER_NOT_LOADED, GPU_IS_LOST, Stub, build_stub, link_lines
 
 PERIOD_SECONDS = 0.01
@@ -186,7 +186,8 @@ def test_another_process_reads_a_scripted_library(tmp_path: Path) -> None:
     script.write_text("\n".join(["gpus 1", *link_lines(0, range(18)), "fabric 0 3 0", ""]))
     build_stub(tmp_path)
     program = (
-        "from pathlib import Path; from probes.clock import SystemClock; from agent.doctor_nvlink import check_nvlink\n"
+        "from pathlib import Path; from railscope.probes.clock import SystemClock; "
+        "from railscope.agent.doctor_nvlink import check_nvlink\n"
         "for finding in check_nvlink(Path('/sys'), SystemClock()): print(finding.status, finding.what)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
@@ -200,7 +201,16 @@ def test_a_gpu_that_fails_shows_in_its_own_collector_and_every_other_source_goes
     script.write_text("\n".join([*lines, ""]))
     build_stub(tmp_path)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
-    command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", "2s", "--no-collector.collective"]
+    command = [
+        sys.executable,
+        "-m",
+        "railscope.agent.cli",
+        "agent",
+        "--once",
+        "--once.settle",
+        "2s",
+        "--no-collector.collective",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     success = dict(re.findall(r'^railscope_collector_success\{collector="(.*)"\} (.*)$', done.stdout, re.M))
     assert success["nvlink gpu0"] == "0"
@@ -217,7 +227,16 @@ def test_a_gpu_that_hangs_is_named_by_a_single_look_which_ends_all_the_same(tmp_
     script.write_text("\n".join(["gpus 2", *link_lines(0, [0]), *link_lines(1, [0]), "hang 0", ""]))
     build_stub(tmp_path)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
-    command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", "0s", "--no-collector.collective"]
+    command = [
+        sys.executable,
+        "-m",
+        "railscope.agent.cli",
+        "agent",
+        "--once",
+        "--once.settle",
+        "0s",
+        "--no-collector.collective",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
     (line,) = [line for line in done.stderr.splitlines() if "not read within" in line]
     assert 'within 5 s: nvlink gpu0"' in line

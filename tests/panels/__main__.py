@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
-from dashboards import build
+from railscope.agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
+from railscope.dashboards import build
 from tests.panels.bundle import ICONS, PanelsError, bundle, install
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Question, draw, small

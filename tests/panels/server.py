@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from dashboards import build
+from railscope.dashboards import build
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>railscope</title>

@@ -11,9 +11,9 @@ import pytest
 if os.environ.get("RAILSCOPE_TEST_PANELS") != "1":
     pytest.skip("Grafana's component packages are 500 MB: run 'make test-panels'", allow_module_level=True)
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from testbed.faults import Stopped
-from testbed.job import Job, JobOptions
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.testbed.faults import Stopped
+from railscope.testbed.job import Job, JobOptions
 from tests.panels.bundle import ICONS, bundle
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Drawn, Question, draw

@@ -18,8 +18,8 @@ import pytest
 if os.environ.get("RAILSCOPE_TEST_PANELS") != "1":
     pytest.skip("Grafana's component packages are 500 MB: run 'make test-panels'", allow_module_level=True)
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from dashboards import build, documents, rules_files
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.dashboards import build, documents, rules_files
 from tests.panels.bundle import ICONS, bundle
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Drawn, PanelSeen, Question, draw

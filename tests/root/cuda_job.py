@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probes.elf import Elf
-from probes.links import AttachKind
-from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaEvents
-from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, cuda_points, library_points
-from probes.nccl.cuda_records import CudaStat
-from probes.nccl.functions import ENQUEUE_CHECK
-from probes.nccl.internal_records import LAYOUT
-from probes.nccl.internals import Internals
-from probes.nccl.layout import CommLayout
-from probes.nccl.library import probe_points
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaEvents
+from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, cuda_points, library_points
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.functions import ENQUEUE_CHECK
+from railscope.probes.nccl.internal_records import LAYOUT
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import CommLayout
+from railscope.probes.nccl.library import probe_points
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
 from tests.root.caller import Caller
 from tests.root.probe_targets import GARBAGE, assemble
 

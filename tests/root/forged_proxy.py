@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from agent.completion import Completion
-from probes.elf import Elf
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.internal_functions import InternalPoints, Level, internal_points
-from probes.nccl.internal_records import layout_record
-from probes.nccl.internals import Internals, Progress
-from probes.nccl.layout import Structure
-from probes.nccl.programs import NcclPrograms
+from railscope.agent.completion import Completion
+from railscope.probes.elf import Elf
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_functions import InternalPoints, Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.internals import Internals, Progress
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.programs import NcclPrograms
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import FLOAT32, Target, all_reduce
 

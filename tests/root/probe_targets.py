@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import pytest
 
-from probes.elf import Elf
-from probes.links import AttachKind, Links
-from probes.maps import Records
-from probes.nccl.abi import DataType, Op
-from probes.nccl.functions import ENQUEUE_CHECK
-from probes.nccl.layout import CommLayout, Layouts
-from probes.nccl.library import ProbePoints, probe_points
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.functions import ENQUEUE_CHECK
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
 from tests.root.caller import Caller
 
 MODES: Final = [

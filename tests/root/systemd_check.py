@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from agent.recording_file import read_recording
-from testbed.job import LIBRARY
+from railscope.agent.recording_file import read_recording
+from railscope.testbed.job import LIBRARY
 
 SEEN: Final = Path("/seen.json")
 UNIT: Final = Path("/etc/systemd/system/railscope.service")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent.config import Config
-from agent.daemon import Daemon
-from probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.probes.mmap_events import MmapEvents, MmapEventsError
 from tests.root.probe_targets import Target
 
 pytestmark = pytest.mark.root

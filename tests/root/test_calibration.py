@@ -10,12 +10,20 @@ from typing import Final
 import capstone
 import pytest
 
-from probes import calibration
-from probes.bpf_syscall import KernelRefusal
-from probes.calibration import CODE, DEFAULT_TRAP_NS, LOOP_OFFSET, Calibration, CalibrationError, Source, calibrate
-from probes.elf import EM_AARCH64, EM_X86_64
-from probes.links import AttachKind, Links
-from probes.nccl.prologue import probe_offset
+from railscope.probes import calibration
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.calibration import (
+    CODE,
+    DEFAULT_TRAP_NS,
+    LOOP_OFFSET,
+    Calibration,
+    CalibrationError,
+    Source,
+    calibrate,
+)
+from railscope.probes.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.prologue import probe_offset
 
 _DISASSEMBLERS: Final = {
     "x86_64": (capstone.CS_ARCH_X86, capstone.CS_MODE_64),

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from agent import discovery
-from agent.discovery import Discovery
-from probes.bpf_syscall import KernelRefusal
-from probes.links import Links
-from probes.nccl.functions import ENQUEUE_CHECK
-from probes.nccl.layout import CommLayout
-from probes.nccl.library import ProbePoints
-from probes.processes import PROCFS
+from railscope.agent import discovery
+from railscope.agent.discovery import Discovery
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.links import Links
+from railscope.probes.nccl.functions import ENQUEUE_CHECK
+from railscope.probes.nccl.layout import CommLayout
+from railscope.probes.nccl.library import ProbePoints
+from railscope.probes.processes import PROCFS
 from tests.root.caller import Caller
 from tests.root.nccl_variants import LateCaller, library
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from agent.config import Config
-from agent.doctor import run_doctor
-from agent.doctor_probes import MODES, trial_settings, try_mode
-from probes.bpf_syscall import KernelRefusal
-from probes.libbpf import LoadError
-from probes.links import AttachKind
-from probes.nccl.programs import EnqueueTime, NcclPrograms
-from testbed.hosts import Fabric
-from testbed.job import LIBRARY, Job, JobOptions
+from railscope.agent.config import Config
+from railscope.agent.doctor import run_doctor
+from railscope.agent.doctor_probes import MODES, trial_settings, try_mode
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.nccl.library import NCCL_VERSION, LibraryMissing, copy_with_another_build_id, nccl_library
 
 pytestmark = pytest.mark.root
@@ -128,7 +128,7 @@ def test_a_version_that_does_not_tell_of_completion_and_a_build_that_is_not_list
     assert "when operations are complete is not seen: it has none of the functions" in of_old["what"]
     assert (of_old["status"], of_old["remedy"]) == ("note", "")
     assert "is known of listed builds only, and it is none of them" in of_stranger["what"]
-    assert "probes.nccl.dwarf_layouts" in of_stranger["remedy"]
+    assert "railscope.probes.nccl.dwarf_layouts" in of_stranger["remedy"]
 
 
 def test_attaching_is_not_tried_where_it_would_touch_the_job() -> None:
@@ -188,8 +188,8 @@ def test_without_rights_the_doctor_says_what_is_missing_and_ends_with_1() -> Non
         pytest.skip(f"{closed[0]} is closed to other users: run the tests from a checkout that others may enter")
     script = (
         "import io, os, sys\n"
-        "from agent.config import Config\n"
-        "from agent.doctor import run_doctor\n"
+        "from railscope.agent.config import Config\n"
+        "from railscope.agent.doctor import run_doctor\n"
         # Once as root, so that everything is imported: the interpreter may lie where only root can read.
         "run_doctor(Config(), as_json=True, out=io.StringIO())\n"
         f"os.setgroups([]); os.setresgid(*[{NOBODY}] * 3); os.setresuid(*[{NOBODY}] * 3)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.job import LIBRARY
+from railscope.testbed.job import LIBRARY
 from tests.fabric.agent_process import AgentProcess
 from tests.root.caller import Caller
 from tests.root.nccl_variants import COUNT, FLOAT32, log_of

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from probes.elf import Elf
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
-from probes.nccl.internal_records import InternalStat, NetworkKind
-from probes.nccl.layout import Layouts, Structure
-from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
+from railscope.probes.nccl.layout import Layouts, Structure
+from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
 from tests.nccl.library import LIBRARIES, nccl_library
 from tests.root.forged_proxy import COUNT, NET, OTHER, PAYLOAD_BYTES, Probed, forged, probed
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from probes.nccl import internal_records as records
-from probes.nccl.internals import _COMMUNICATOR_KEY, Internals
-from probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl import internal_records as records
+from railscope.probes.nccl.internals import _COMMUNICATOR_KEY, Internals
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
 
 pytestmark = pytest.mark.root
 

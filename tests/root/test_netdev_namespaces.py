@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from agent.rails import decide_rails, netns_labels
-from agent.sampling import Sampler
-from probes.clock import SystemClock
-from probes.namespaces import (
+from railscope.agent.rails import decide_rails, netns_labels
+from railscope.agent.sampling import Sampler
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import (
     NamespaceDenied,
     NetworkNamespace,
     named_namespaces,
     network_namespace,
     run_inside,
 )
-from probes.netdev.counters import CounterReading
-from probes.netdev.events import LinkChange, LinkEvent
-from probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.events import LinkChange, LinkEvent
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 
 pytestmark = pytest.mark.root
 

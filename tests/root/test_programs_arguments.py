@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
-from probes.elf import Elf, Symbol
-from probes.links import AttachKind
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
-from probes.nccl.functions import COLLECTIVE_FUNCTIONS
-from probes.nccl.layout import Layouts
-from probes.nccl.library import ProbePoints, probe_points
-from probes.nccl.programs import EnqueueTime
-from probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.elf import Elf, Symbol
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+from railscope.probes.nccl.functions import COLLECTIVE_FUNCTIONS
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.probes.nccl.programs import EnqueueTime
+from railscope.probes.nccl.records import LifecycleKind, Stat
 from tests.root.probe_targets import (
     GARBAGE,
     MODES,

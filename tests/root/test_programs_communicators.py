@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from probes.elf import Elf
-from probes.links import AttachKind
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.layout import Layouts
-from probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.records import LifecycleKind, Stat
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import (
     FLOAT32,

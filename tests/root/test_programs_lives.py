@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probes.nccl.functions import INIT_FUNCTIONS
-from probes.nccl.layout import CommLayout, Layouts
-from probes.nccl.programs import NcclPrograms
-from probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.functions import INIT_FUNCTIONS
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.records import LifecycleKind
 from tests.root.caller import MAGIC, forge_communicator
 from tests.root.probe_targets import (
     Target,

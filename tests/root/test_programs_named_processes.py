@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.doctor_libraries import LeashedAttacher
-from probes.links import AttachKind, tells_processes_apart
-from probes.nccl.abi import Op
-from probes.nccl.layout import Layouts
-from probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from probes.nccl.records import Stat
+from railscope.agent.doctor_libraries import LeashedAttacher
+from railscope.probes.links import AttachKind, tells_processes_apart
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import Stat
 from tests.fabric.agent_process import AgentProcess
 from tests.root.probe_targets import FLOAT32, Count, Target, all_reduce_only, attached, counted, target
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probes.nccl.abi import DataType, Op
-from probes.nccl.layout import Layouts
-from probes.nccl.programs import EnqueueTime, NcclPrograms
-from probes.nccl.records import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
+from railscope.probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.records import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
 from tests.nccl.library import REPOSITORY
 from tests.root.probe_targets import (
     FLOAT32,

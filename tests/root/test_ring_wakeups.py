@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-import agent.ring_drain
-from agent.config import Config
-from agent.daemon import Daemon
-from probes.clock import SystemClock
-from probes.nccl.programs import Loader
-from probes.ring_wakeups import RingWakeups
-from probes.slot_rings import SlotRings
+from railscope.agent import ring_drain
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.probes.clock import SystemClock
+from railscope.probes.nccl.programs import Loader
+from railscope.probes.ring_wakeups import RingWakeups
+from railscope.probes.slot_rings import SlotRings
 from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded, on_processor
 
 RING_BYTES = 64 << 10
@@ -56,7 +56,7 @@ def test_a_ring_wakes_its_reader_when_half_of_it_waits(testbed: Target, loader: 
 
 def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     never_ns = 3600 * 10**9
-    monkeypatch.setattr(agent.ring_drain, "pause_ns", lambda *_, **__: never_ns)
+    monkeypatch.setattr(ring_drain, "pause_ns", lambda *_, **__: never_ns)
     config = Config(
         pids=(testbed.caller.pid,),
         collectors=frozenset({"collective"}),

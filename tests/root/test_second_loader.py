@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from probes import bcc_loader
-from probes.bpf_syscall import KernelRefusal, bpf
-from probes.libbpf import LoadError
-from probes.links import AttachKind
-from probes.nccl import programs as programs_module
-from probes.nccl.abi import DataType
-from probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
-from probes.nccl.records import Stat
+from railscope.probes import bcc_loader
+from railscope.probes.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl import programs as programs_module
+from railscope.probes.nccl.abi import DataType
+from railscope.probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import Stat
 from tests.fabric.agent_process import RAILSCOPE
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded
 

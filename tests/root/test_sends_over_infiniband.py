@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from probes.elf import Elf
-from probes.nccl.internal_functions import Level, internal_points
-from probes.nccl.internal_records import InternalStat, NetworkKind, layout_record
-from probes.nccl.internals import Internals
-from probes.nccl.layout import TABLE, Layouts, Structure
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import InternalStat, NetworkKind, layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import TABLE, Layouts, Structure
 from tests.root.caller import Caller
 from tests.root.probe_targets import assemble, loaded, on_x86_64, target
 

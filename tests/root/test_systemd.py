@@ -48,8 +48,8 @@ INTERPRETER: Final = (
 )
 COMMAND: Final = f"""#!{INTERPRETER}
 import sys
-sys.path.insert(0, {str(CHECKOUT)!r})
-from agent.cli import main
+sys.path.insert(0, {str(CHECKOUT / ".venv/tree")!r})
+from railscope.agent.cli import main
 sys.exit(main())
 """
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agent.config import Config
-from agent.doctor import run_doctor
-from probes.nccl.abi import DATA_TYPE_BYTES
-from testbed.job import LIBRARY as TESTBED_LIBRARY
+from railscope.agent.config import Config
+from railscope.agent.doctor import run_doctor
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES
+from railscope.testbed.job import LIBRARY as TESTBED_LIBRARY
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.library import NCCL_VERSION, nccl_library
 from tests.root.caller import Caller

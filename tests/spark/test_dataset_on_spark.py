@@ -14,12 +14,12 @@ pytest.importorskip("pyspark", reason="Spark is 400 MB: run 'make test-spark'")
 if shutil.which("java") is None:
     pytest.skip("Spark needs Java: run 'make test-spark'", allow_module_level=True)
 
-from agent.analysis.engines import engine
-from agent.analysis.report_options import SPARK
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.from_recording import write_dataset
-from agent.dataset.reader import Dataset, open_dataset
-from agent.dataset.schema import TABLES
+from railscope.agent.analysis.engines import engine
+from railscope.agent.analysis.report_options import SPARK
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.from_recording import write_dataset
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.dataset.schema import TABLES
 from tests.unit.recordings import recording
 
 # Sockets and files of Spark's Python side are closed when its process ends.

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
-from testbed.faults import Fault, LinkDown, Stopped
-from testbed.hosts import TestbedError
-from testbed.job import Job, JobOptions
+from railscope.testbed.faults import Fault, LinkDown, Stopped
+from railscope.testbed.hosts import TestbedError
+from railscope.testbed.job import Job, JobOptions
 from tests.faults.cluster import AGENT_PORT, ClusterError
 from tests.faults.web import WebError
 from tests.stack.stack import Pace, Stack

@@ -13,11 +13,11 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-from agent.snapshot import Snapshot
-from exporters.families import families
-from exporters.metric import Family
-from exporters.selection import Selection
-from exporters.text import Format, Renderer
+from railscope.agent.snapshot import Snapshot
+from railscope.exporters.families import families
+from railscope.exporters.metric import Family
+from railscope.exporters.selection import Selection
+from railscope.exporters.text import Format, Renderer
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")

@@ -17,7 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.job import Job, JobOptions
+from railscope.testbed.job import Job, JobOptions
 from tests.stack.stack import Pace, Stack
 
 

@@ -13,7 +13,7 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from testbed.namespaces import tcp_socket
+from railscope.testbed.namespaces import tcp_socket
 
 _CHUNK_BYTES: Final = 1 << 16
 _PATIENCE_SECONDS: Final = 5.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
+from railscope.agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
 
 
 def tool(name: str, package: str = "prometheus") -> str:

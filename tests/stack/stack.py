@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from dashboards import rules_files
-from testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric
+from railscope.dashboards import rules_files
+from railscope.testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric
 from tests.faults.cluster import (
     AGENT_PORT,
     PROMETHEUS_PORT,

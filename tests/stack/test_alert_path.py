@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from testbed.faults import LinkDown, Stopped
-from testbed.job import Job
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.testbed.faults import LinkDown, Stopped
+from railscope.testbed.job import Job
 from tests.faults.cluster import until
 from tests.faults.scenarios import AGENT, Load
 from tests.stack.prometheus import alert_annotations, tool

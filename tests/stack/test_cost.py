@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from agent.snapshot import Snapshot
-from dashboards import cost, rules_files
-from dashboards.typical_node import typical_node
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.snapshot import Snapshot
+from railscope.dashboards import cost, rules_files
+from railscope.dashboards.typical_node import typical_node
 from tests.stack.agents import served
 from tests.stack.prometheus import prometheus, until
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusStore, Sample
-from dashboards import build, documents, expressions, rules_files
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore, Sample
+from railscope.dashboards import build, documents, expressions, rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards import rules_files
+from railscope.dashboards import rules_files
 from tests.stack.prometheus import tool
 from tests.stack.stack import ALERTMANAGER_PORT, WEBHOOK_PORT, lay_out
 

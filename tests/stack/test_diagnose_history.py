@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from agent.diagnose import Question, as_text, diagnose
-from agent.fleet_reader import read_fleet
-from agent.prometheus_query import Endpoint, PrometheusStore, moment_of
-from agent.verdict_words import Verdict
+from railscope.agent.diagnose import Question, as_text, diagnose
+from railscope.agent.fleet_reader import read_fleet
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore, moment_of
+from railscope.agent.verdict_words import Verdict
 from tests.stack import fleet as fleet_module
 from tests.stack.fleet import SimulatedFleet
 from tests.stack.prometheus import prometheus, tool

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from dashboards import rules_files
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.dashboards import rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until
 from tests.stack.stack import DEPLOY

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.prometheus_query import Endpoint, PrometheusStore
-from testbed.hosts import NAMESPACES_DIRECTORY, OWNERS_DIRECTORY
+from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.testbed.hosts import OWNERS_DIRECTORY
+from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 from tests.stack.prometheus import tool, until
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.stack, pytest.mark.slow]

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Final, Self
 
-from testbed.namespaces import tcp_socket
+from railscope.testbed.namespaces import tcp_socket
 
 FIRING: Final = "firing"
 RESOLVED: Final = "resolved"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.rdma.inventory import read_ports
-from probes.topology.machine import Gpu, Nic, gpus_of_pci, nics_of_rdma
-from probes.topology.pci import pci_devices
+from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.topology.machine import Gpu, Nic, gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.pci import pci_devices
 
 GPU_CLASS, VGA_CLASS, INFINIBAND_CLASS, ETHERNET_CLASS, BRIDGE_CLASS = (
     "0x030200",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from agent.fleet_facts import Fleet, Rank
-from agent.fleet_reader import read_fleet
-from agent.prometheus_query import Sample, Series
+from railscope.agent.fleet_facts import Fleet, Rank
+from railscope.agent.fleet_reader import read_fleet
+from railscope.agent.prometheus_query import Sample, Series
 
 NOW = 1_000_000.0
 COMM = "00000000000000aa"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from probes.bpf_syscall import KernelRefusal
-from probes.maps import Records
-from probes.nccl import records
-from probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.nccl import records
+from railscope.probes.nccl.records import LifecycleKind, Stat
 
 CPUS = 2
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from agent.dataset.files import table_files
-from agent.dataset.recording_writer import Losses, RecordingRow
-from agent.dataset.writer import read_part
-from agent.recording import KINDS, ClockReading, Recording
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.recording_writer import Losses, RecordingRow
+from railscope.agent.dataset.writer import read_part
+from railscope.agent.recording import KINDS, ClockReading, Recording
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 NO_LOSSES = Losses(0, 0)

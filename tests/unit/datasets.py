@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import ibis
 
-from agent.dataset.reader import Dataset, open_dataset
-from agent.dataset.writer import DatasetWriter
-from agent.model.mapping import Mapping as RankMapping
-from agent.model.shape import Mode, Shape
-from agent.model.volumes import stage_volumes
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.model.mapping import Mapping as RankMapping
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.volumes import stage_volumes
 
 BEGAN_NS: Final = 1_790_000_000_000_000_000
 """When every such recording begins: 2026-09-21, time of day."""

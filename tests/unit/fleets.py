@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from agent.fleet_facts import Agent, BriefStall, Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
-from agent.fleet_sequences import Position
-from agent.verdict_words import Finding, verdict_of
+from railscope.agent.fleet_facts import Agent, BriefStall, Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from railscope.agent.fleet_sequences import Position
+from railscope.agent.verdict_words import Finding, verdict_of
 
 NOW: Final = 1_000_000.0
 COMM: Final = "00000000000000aa"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent.model.mapping import Mapping
-from agent.model.shape import Mode, Shape
-from agent.model.volumes import stage_volumes
+from railscope.agent.model.mapping import Mapping
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.volumes import stage_volumes
 from tests.unit.datasets import SECOND_NS, JobDataset
 
 MIB = 1 << 20

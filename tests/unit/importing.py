@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from agent.dataset.files import table_files
-from agent.dataset.reader import Dataset, open_dataset
-from agent.imports.runner import Imported, import_paths
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.imports.runner import Imported, import_paths
 
 SAMPLES: Final = Path(__file__).parent / "data" / "imports"
 Row = dict[str, Any]

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agent.levels import Levels
-from probes.bpf_syscall import KernelRefusal
-from probes.elf import Elf
-from probes.links import Links
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.error_records import ERROR_EVENT, ErrorLayout
-from probes.nccl.internal_functions import InternalPoints, Level
-from probes.nccl.internal_records import DISTRIBUTION, InternalStat
-from probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from probes.nccl.layout import Layouts
-from probes.processes import ProcessIdentity
+from railscope.agent.levels import Levels
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf
+from railscope.probes.links import Links
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.error_records import ERROR_EVENT, ErrorLayout
+from railscope.probes.nccl.internal_functions import InternalPoints, Level
+from railscope.probes.nccl.internal_records import DISTRIBUTION, InternalStat
+from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.processes import ProcessIdentity
 
 BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
 EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.model.shape import Shape
+from railscope.agent.model.shape import Shape
 
 GPT_3B = Shape(
     layers=54,

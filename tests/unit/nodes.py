@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.snapshot import NvlinkFacts, RailFacts, Snapshot
-from exporters.communicator_page import communicators_json
-from exporters.families import families
-from exporters.node_view import NodeView, node_view
-from exporters.scraped import NodeScrape, node_scrape
-from exporters.stall_page import stalls_json
-from exporters.text import Format, Renderer
+from railscope.agent.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.exporters.communicator_page import communicators_json
+from railscope.exporters.families import families
+from railscope.exporters.node_view import NodeView, node_view
+from railscope.exporters.scraped import NodeScrape, node_scrape
+from railscope.exporters.stall_page import stalls_json
+from railscope.exporters.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot
 
 STEP_SECONDS = 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.recording import (
+from railscope.agent.recording import (
     KINDS,
     ClockReading,
     Mark,
@@ -15,8 +15,8 @@ from agent.recording import (
     RecordedStall,
     Recording,
 )
-from probes.maps import Records
-from probes.nccl.abi import Op
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
 
 SECOND_NS = 1_000_000_000
 BEGAN_NS = 1_000 * SECOND_NS

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.analysis.fact_columns import Pairs, Sizes, SizeUse
-from agent.analysis.report_facts import (
+from railscope.agent.analysis.fact_columns import Pairs, Sizes, SizeUse
+from railscope.agent.analysis.report_facts import (
     Anomaly,
     BandwidthRow,
     CommunicatorUse,
@@ -27,10 +27,10 @@ from agent.analysis.report_facts import (
     Traffic,
     Unknown,
 )
-from agent.model.mapping import default_mapping
-from agent.model.shape import Mode, Shape
-from agent.model.traffic import traffic
-from agent.model.volumes import stage_volumes
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.traffic import traffic
+from railscope.agent.model.volumes import stage_volumes
 
 BEGAN = 1_790_000_000.0
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.communicators import Communicator, ObservedProcess
-from agent.jobs import JobFacts
-from agent.stall_facts import ProcessFacts, RailSigns, Stall
-from agent.stall_sources import Known
-from agent.stall_watch import LOOK_NS, StallWatch
-from agent.stalls import StallLimits
-from probes.maps import Records
-from probes.nccl.abi import DataType, Op
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import (
+from railscope.agent.communicators import Communicator, ObservedProcess
+from railscope.agent.jobs import JobFacts
+from railscope.agent.stall_facts import ProcessFacts, RailSigns, Stall
+from railscope.agent.stall_sources import Known
+from railscope.agent.stall_watch import LOOK_NS, StallWatch
+from railscope.agent.stalls import StallLimits
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import (
     CONNECTION,
     CONNECTION_KEY,
     HISTORY,
@@ -28,10 +28,10 @@ from probes.nccl.internal_records import (
     OPERATION_KEY,
     NetworkKind,
 )
-from probes.nccl.internals import Sent
-from probes.nccl.proxy_work import ProxyWorkLayout
-from probes.nccl.records import CALL_EVENT, COMMUNICATOR, COMMUNICATOR_KEY
-from probes.processes import ProcessIdentity
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout
+from railscope.probes.nccl.records import CALL_EVENT, COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.processes import ProcessIdentity
 
 COMM_HASH = 0xABCD
 START_NS = 1_000_000_000_000

@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from probes.netdev.addresses import plain_address
-from probes.netdev.connection_accounts import ACCOUNT_FIELDS, MAXIMUM_CONNECTIONS, DeviceConnections
-from probes.netdev.counters import DeviceFailure
-from probes.netdev.netlink import MalformedNetlink, attributes, messages
+from railscope.probes.netdev.addresses import plain_address
+from railscope.probes.netdev.connection_accounts import ACCOUNT_FIELDS, MAXIMUM_CONNECTIONS, DeviceConnections
+from railscope.probes.netdev.counters import DeviceFailure
+from railscope.probes.netdev.netlink import MalformedNetlink, attributes, messages
 
 OFFSETS = {
     "unanswered_retransmissions": (2, "B"),

@@ -42,20 +42,33 @@ sys.exit(cli.main(["agent", *words, *sys.argv[2:]]))
 _UNWANTED = frozenset(
     {
         # OpenSSL, passwords: without a web configuration file there are none.
-        *("ssl", "_ssl", "_hashlib", "bcrypt", "hmac", "exporters.web_config", "exporters.web_tls"),
+        *("ssl", "_ssl", "_hashlib", "bcrypt", "hmac", "railscope.exporters.web_config", "railscope.exporters.web_tls"),
         # What Python's own HTTP server and its list of packages would bring.
         *("http.server", "http.client", "email", "html.entities", "mimetypes", "importlib.metadata", "csv", "tempfile"),
         # A configuration file, an error in the words of one.
-        *("yaml", "tomllib", "difflib", "agent.config_file"),
+        *("yaml", "tomllib", "difflib", "railscope.agent.config_file"),
         # What writes a recording, before there is one.
-        *("zipfile", "agent.recording_file"),
+        *("zipfile", "railscope.agent.recording_file"),
         # numpy's masked arrays, which its median loads; all characters' properties, which a name as text does.
         *("numpy.ma", "unicodedata", "stringprep"),
         # Other commands.
-        *("agent.analysis", "agent.dataset", "agent.diagnose_options", "agent.doctor", "agent.estimate_options"),
-        *("agent.export_options", "agent.imports", "dashboards", "testbed", "exporters.top_options", "exporters.top"),
+        *(
+            "railscope.agent.analysis",
+            "railscope.agent.dataset",
+            "railscope.agent.diagnose_options",
+            "railscope.agent.doctor",
+            "railscope.agent.estimate_options",
+        ),
+        *(
+            "railscope.agent.export_options",
+            "railscope.agent.imports",
+            "railscope.dashboards",
+            "railscope.testbed",
+            "railscope.exporters.top_options",
+            "railscope.exporters.top",
+        ),
         # The other loader, which runs a program of its own.
-        *("probes.bcc_loader", "probes.bcc_source", "probes.bcc_helper"),
+        *("railscope.probes.bcc_loader", "railscope.probes.bcc_source", "railscope.probes.bcc_helper"),
         # For tests and for other loaders only.
         *("pyroute2", "elftools", "capstone", "prometheus_client", "pynvml", "pyarrow", "asyncio"),
     }
@@ -77,5 +90,5 @@ def test_an_agent_that_was_scraped_has_not_loaded_what_only_others_need(
     )
     answer, *modules = done.stdout.splitlines()
     assert (done.returncode, answer) == (0, "HTTP/1.1 200"), done.stderr
-    assert {"agent.daemon", "numpy", "exporters.http"} <= set(modules)
+    assert {"railscope.agent.daemon", "numpy", "railscope.exporters.http"} <= set(modules)
     assert _UNWANTED & set(modules) == set()

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.analysis.bursts import BurstCalendar, find_bursts
-from agent.analysis.bursts_command import add_bursts_arguments, as_text, run_bursts
-from agent.analysis.rail_bursts import Rhythm, by_chance, find_rhythm
-from agent.dataset.reader import open_dataset
+from railscope.agent.analysis.bursts import BurstCalendar, find_bursts
+from railscope.agent.analysis.bursts_command import add_bursts_arguments, as_text, run_bursts
+from railscope.agent.analysis.rail_bursts import Rhythm, by_chance, find_rhythm
+from railscope.agent.dataset.reader import open_dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, SECOND, ddp, inference
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.calls import count_calls
-from agent.analysis.communicator_words import carries, telling
-from agent.analysis.composition import find_composition
-from agent.analysis.gpus import find_gpus
-from agent.analysis.ops import find_communicators
-from agent.analysis.report import report_of
-from agent.analysis.report_facts import CommunicatorUse, OpUse, PeerLink
-from agent.analysis.report_html import html_text
-from agent.analysis.report_text import as_text
-from agent.analysis.report_words import summary
-from agent.dataset.reader import Dataset
-from agent.model.mapping import default_mapping
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.communicator_words import carries, telling
+from railscope.agent.analysis.composition import find_composition
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.ops import find_communicators
+from railscope.agent.analysis.report import report_of
+from railscope.agent.analysis.report_facts import CommunicatorUse, OpUse, PeerLink
+from railscope.agent.analysis.report_html import html_text
+from railscope.agent.analysis.report_text import as_text
+from railscope.agent.analysis.report_words import summary
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.model.mapping import default_mapping
 from tests.unit.datasets import JobDataset, gpt_job
 from tests.unit.model_shapes import GPT_3B
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.calls import count_calls
-from agent.analysis.composition import find_composition
-from agent.analysis.gpus import find_gpus
-from agent.analysis.report_facts import Composition, Role, Unknown
-from agent.model.mapping import default_mapping
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.composition import find_composition
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.report_facts import Composition, Role, Unknown
+from railscope.agent.model.mapping import default_mapping
 from tests.unit.datasets import JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, ddp_job, inference_job, moe_job
 from tests.unit.model_shapes import GPT_3B

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.calls import count_calls
-from agent.analysis.gpus import find_gpus
-from agent.analysis.group_names import role_of_name
-from agent.analysis.groups import Groups, find_groups
-from agent.model.mapping import custom_mapping, default_mapping
-from agent.model.shape import Shape
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.group_names import role_of_name
+from railscope.agent.analysis.groups import Groups, find_groups
+from railscope.agent.model.mapping import custom_mapping, default_mapping
+from railscope.agent.model.shape import Shape
 from tests.unit.datasets import JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, ddp_job, fsdp_job, inference_job, moe_job, pipeline_job
 from tests.unit.model_shapes import GPT_3B

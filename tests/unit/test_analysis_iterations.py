@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.gpus import find_gpus
-from agent.analysis.iterations import find_iterations
-from agent.analysis.report_facts import Iteration, Regularity, Unknown
-from agent.model.mapping import default_mapping
-from agent.model.shape import Shape
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.iterations import find_iterations
+from railscope.agent.analysis.report_facts import Iteration, Regularity, Unknown
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Shape
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 from tests.unit.timed_jobs import MS, ddp, inference, moe, pipeline
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent.analysis.report import ReportOptions, make_report
-from agent.analysis.report_facts import Report
-from agent.analysis.report_html import html_text
-from agent.analysis.report_json import as_json
-from agent.analysis.report_text import as_text
-from agent.dataset.files import DatasetError
+from railscope.agent.analysis.report import ReportOptions, make_report
+from railscope.agent.analysis.report_facts import Report
+from railscope.agent.analysis.report_html import html_text
+from railscope.agent.analysis.report_json import as_json
+from railscope.agent.analysis.report_text import as_text
+from railscope.agent.dataset.files import DatasetError
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset
 
 OPTIONS = ReportOptions(memory_bytes=1 << 29)

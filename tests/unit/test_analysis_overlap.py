@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.gpus import find_gpus
-from agent.analysis.iterations import find_iterations
-from agent.analysis.overlap import find_overlap
-from agent.analysis.report_facts import Iteration, Unknown
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.iterations import find_iterations
+from railscope.agent.analysis.overlap import find_overlap
+from railscope.agent.analysis.report_facts import Iteration, Unknown
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 

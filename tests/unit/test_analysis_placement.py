@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.assignment import best_assignment
-from agent.analysis.calls import count_calls
-from agent.analysis.demands import (
+from railscope.agent.analysis.assignment import best_assignment
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.demands import (
     Demands,
     Flows,
     RingDemand,
@@ -27,18 +27,18 @@ from agent.analysis.demands import (
     observed_payloads,
     predicted_traffic,
 )
-from agent.analysis.gpus import find_gpus
-from agent.analysis.grid import find_mapping
-from agent.analysis.groups import find_groups
-from agent.analysis.place_answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
-from agent.analysis.place_command import run_place
-from agent.analysis.place_options import add_place_arguments
-from agent.analysis.traffic import find_traffic
-from agent.model.mapping import Mapping, custom_mapping, default_mapping
-from agent.model.nodes import Nodes
-from agent.model.shape import Mode, Shape
-from agent.model.traffic import traffic
-from agent.model.volumes import stage_volumes
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.grid import find_mapping
+from railscope.agent.analysis.groups import find_groups
+from railscope.agent.analysis.place_answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
+from railscope.agent.analysis.place_command import run_place
+from railscope.agent.analysis.place_options import add_place_arguments
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
+from railscope.agent.model.nodes import Nodes
+from railscope.agent.model.shape import Mode, Shape
+from railscope.agent.model.traffic import traffic
+from railscope.agent.model.volumes import stage_volumes
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, inference_job
 from tests.unit.model_shapes import GPT_3B, shapes

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from agent.analysis import size_classes
-from agent.analysis.gpus import find_gpus
-from agent.analysis.iterations import find_iterations
-from agent.analysis.receives import find_receives
-from agent.analysis.report_facts import ReceiveUse, Unknown
-from agent.dataset.reader import Dataset
+from railscope.agent.analysis import size_classes
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.iterations import find_iterations
+from railscope.agent.analysis.receives import find_receives
+from railscope.agent.analysis.report_facts import ReceiveUse, Unknown
+from railscope.agent.dataset.reader import Dataset
 from tests.unit.datasets import JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 

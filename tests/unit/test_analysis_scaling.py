@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.report import ReportOptions, make_report, make_runs
-from agent.analysis.report_facts import Regularity
-from agent.analysis.report_html import html_text
-from agent.analysis.report_text import as_text
-from agent.analysis.scaling import Run, find_scaling, run_of, unlike
-from agent.model.mapping import default_mapping
-from agent.model.shape import Shape
+from railscope.agent.analysis.report import ReportOptions, make_report, make_runs
+from railscope.agent.analysis.report_facts import Regularity
+from railscope.agent.analysis.report_html import html_text
+from railscope.agent.analysis.report_text import as_text
+from railscope.agent.analysis.scaling import Run, find_scaling, run_of, unlike
+from railscope.agent.model.mapping import default_mapping
+from railscope.agent.model.shape import Shape
 from tests.unit.datasets import SECOND_NS, JobDataset, gpt_job
 
 SMALL = ReportOptions(memory_bytes=500_000_000)

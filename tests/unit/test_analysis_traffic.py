@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.calls import count_calls
-from agent.analysis.gpus import find_gpus
-from agent.analysis.leaf_map import read_leaf_map
-from agent.analysis.report_facts import Traffic, Unknown
-from agent.analysis.traffic import find_traffic
-from agent.config_file import ConfigError
-from agent.model.mapping import Mapping, custom_mapping, default_mapping
-from agent.model.nodes import Nodes
-from agent.model.shape import Shape
-from agent.model.traffic import traffic
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.leaf_map import read_leaf_map
+from railscope.agent.analysis.report_facts import Traffic, Unknown
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.config_file import ConfigError
+from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
+from railscope.agent.model.nodes import Nodes
+from railscope.agent.model.shape import Shape
+from railscope.agent.model.traffic import traffic
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 
 SHAPE = Shape(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from probes import bcc_loader
-from probes.bcc_helper import NO_BCC
-from probes.libbpf import LoadError
+from railscope.probes import bcc_loader
+from railscope.probes.bcc_helper import NO_BCC
+from railscope.probes.libbpf import LoadError
 
 SOURCE = """
 char _license[] SEC("license") = "GPL";

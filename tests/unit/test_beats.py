@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes import beats
-from probes.beats import Asked, BeatThread, FilesQuestion, Heard, TableQuestion
-from probes.clock import SystemClock
-from probes.netdev.netlink import NLMSG_DONE, NLMSG_ERROR, NetlinkSocket
-from probes.netdev.rtnetlink_counters import NetlinkCounters, parse_alike
+from railscope.probes import beats
+from railscope.probes.beats import Asked, BeatThread, FilesQuestion, Heard, TableQuestion
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.netlink import NLMSG_DONE, NLMSG_ERROR, NetlinkSocket
+from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters, parse_alike
 from tests.unit.counter_files import showing
 
 MILLISECOND = 1_000_000

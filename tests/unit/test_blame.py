@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.blame import blame_for
-from agent.stall_facts import (
+from railscope.agent.blame import blame_for
+from railscope.agent.stall_facts import (
     Blame,
     Cause,
     Elsewhere,
@@ -21,7 +21,7 @@ from agent.stall_facts import (
     RailSigns,
     RankFacts,
 )
-from probes.process_state import Condition
+from railscope.probes.process_state import Condition
 
 NOW_NS = 10**12
 MIB = 1 << 20

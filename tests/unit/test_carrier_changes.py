@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.carrier_changes import CarrierChanges
-from probes.netdev.inventory import NetworkDevice
+from railscope.agent.carrier_changes import CarrierChanges
+from railscope.probes.netdev.inventory import NetworkDevice
 
 SECOND_NS = 1_000_000_000
 ETH0 = NetworkDevice("eth0", 2, 1, "physical", "Ethernet", "", "", None, True, True, None, None, "", (), 41)

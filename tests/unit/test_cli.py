@@ -11,8 +11,8 @@ from importlib import metadata
 
 import pytest
 
-from agent import cli
-from agent.cli import main
+from railscope.agent import cli
+from railscope.agent.cli import main
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import close_look
-from agent.close_look import READ_PERIOD_NS, CloseLook
-from agent.communicators import ObservedProcess
-from agent.jobs import JobFacts
-from agent.snapshot import RailFacts
-from probes.clock import Clock
-from probes.namespaces import NetworkNamespace
-from probes.netdev.connection_state import ConnectionState
-from probes.processes import ProcessIdentity
+from railscope.agent import close_look
+from railscope.agent.close_look import READ_PERIOD_NS, CloseLook
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.jobs import JobFacts
+from railscope.agent.snapshot import RailFacts
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.netdev.connection_state import ConnectionState
+from railscope.probes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import rail
 from tests.unit.stall_world import SimulatedClock
 from tests.unit.test_connection_state import QUIET

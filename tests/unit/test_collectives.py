@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.collectives import Collectives
-from agent.communicators import ObservedProcess
-from agent.completion import Completion
-from agent.jobs import JobFacts
-from agent.snapshot import CommunicatorFacts, Snapshot
-from probes.namespaces import NetworkNamespace
-from probes.nccl.comm_hash import two_lane_hash
-from probes.nccl.internal_functions import Level
-from probes.nccl.records import LifecycleKind
-from probes.processes import ProcessIdentity
+from railscope.agent.collectives import Collectives
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.completion import Completion
+from railscope.agent.jobs import JobFacts
+from railscope.agent.snapshot import CommunicatorFacts, Snapshot
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.nccl.comm_hash import two_lane_hash
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.processes import ProcessIdentity
 from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 

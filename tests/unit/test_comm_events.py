@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.comm_events import CommError, CommEvents, error_name
-from probes.maps import Records
-from probes.nccl import error_records
-from probes.nccl.error_records import (
+from railscope.agent.comm_events import CommError, CommEvents, error_name
+from railscope.probes.maps import Records
+from railscope.probes.nccl import error_records
+from railscope.probes.nccl.error_records import (
     ERROR_EVENT,
     ErrorSource,
     ErrorStat,
@@ -21,8 +21,8 @@ from probes.nccl.error_records import (
     error_layout,
     stored_result,
 )
-from probes.nccl.layout import Structure
-from probes.nccl.records import LIFECYCLE_EVENT, NO_OFFSET, LifecycleKind
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.records import LIFECYCLE_EVENT, NO_OFFSET, LifecycleKind
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import compare, constants, enumeration
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.nccl.comm_hash import UNIQUE_ID_BYTES, comm_hash, djb2a_hash, two_lane_hash
+from railscope.probes.nccl.comm_hash import UNIQUE_ID_BYTES, comm_hash, djb2a_hash, two_lane_hash
 
 ID = bytes(range(UNIQUE_ID_BYTES))
 UNIQUE_IDS = st.binary(min_size=UNIQUE_ID_BYTES, max_size=UNIQUE_ID_BYTES)

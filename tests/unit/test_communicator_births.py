@@ -10,9 +10,9 @@ import logging
 import numpy as np
 import pytest
 
-from agent.communicators import Communicators
-from probes.nccl.error_records import Result
-from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
+from railscope.agent.communicators import Communicators
+from railscope.probes.nccl.error_records import Result
+from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
 from tests.unit.collectives_kernel import SimulatedTable
 
 

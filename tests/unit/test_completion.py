@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.completion import Completion
-from agent.cuda import CudaCompletion
-from agent.snapshot import Snapshot
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaProgress
-from probes.nccl.internal_functions import Level
-from probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
-from probes.nccl.internals import EmptyRun, Progress, Sent
+from railscope.agent.completion import Completion
+from railscope.agent.cuda import CudaCompletion
+from railscope.agent.snapshot import Snapshot
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaProgress
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
+from railscope.probes.nccl.internals import EmptyRun, Progress, Sent
 from tests.unit.level_programs import SimulatedPrograms
 from tests.unit.test_cuda_completion import SimulatedPrograms as SimulatedCuda
 from tests.unit.test_rail_bytes import RAIL0, SOCKET, Node

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
-from agent.config_keys import ConfigError
-from agent.configured import Remark, patterns_without_device, pids_without_nccl, require_processes
-from agent.observer import Observer
-from agent.rails import parse_rail_patterns
-from probes.clock import SystemClock
+from railscope.agent.config import Config
+from railscope.agent.config_keys import ConfigError
+from railscope.agent.configured import Remark, patterns_without_device, pids_without_nccl, require_processes
+from railscope.agent.observer import Observer
+from railscope.agent.rails import parse_rail_patterns
+from railscope.probes.clock import SystemClock
 
 PROCFS = Path("/proc")
 NO_PROCESS = 2**22 - 1

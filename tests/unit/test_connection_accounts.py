@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.netdev import connection_accounts
-from probes.netdev.connection_accounts import ACCOUNT_FIELDS, ConnectionAccounts
-from probes.netdev.netlink import MalformedNetlink
-from probes.netdev.tcp_info import TcpTable, local_addresses, parse_table
+from railscope.probes.netdev import connection_accounts
+from railscope.probes.netdev.connection_accounts import ACCOUNT_FIELDS, ConnectionAccounts
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.tcp_info import TcpTable, local_addresses, parse_table
 from tests.unit import tcp_reference
 from tests.unit.netdev_messages import attribute, done, message
 from tests.unit.tcp_reference import LEAST_INFO_BYTES, OFFSETS, TcpInfo

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.netdev.connection_state import ConnectionState, _chosen_ports
+from railscope.probes.netdev.connection_state import ConnectionState, _chosen_ports
 
 QUIET = ConnectionState(
     pid=5,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.correlation import (
+from railscope.agent.correlation import (
     Correlator,
     DirectionWire,
     ExpectedBytes,
@@ -18,8 +18,8 @@ from agent.correlation import (
     WireTotals,
     expected_bytes,
 )
-from agent.wire import Placement
-from probes.nccl.abi import Op
+from railscope.agent.wire import Placement
+from railscope.probes.nccl.abi import Op
 
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1000 * MILLISECOND_NS

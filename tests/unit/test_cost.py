@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import cli
-from agent.ethernet_rules import use_of
-from dashboards import cost, cost_text, typical_node
-from exporters.catalogue import METRICS
-from exporters.families import families
-from exporters.selection import Selection
-from exporters.text import Format, Renderer
-from probes.netdev.ethtool_stats import StatisticUse
+from railscope.agent import cli
+from railscope.agent.ethernet_rules import use_of
+from railscope.dashboards import cost, cost_text, typical_node
+from railscope.exporters.catalogue import METRICS
+from railscope.exporters.families import families
+from railscope.exporters.selection import Selection
+from railscope.exporters.text import Format, Renderer
+from railscope.probes.netdev.ethtool_stats import StatisticUse
 from tests.unit.golden_metrics import golden_file
 
 ROOT = Path(__file__).parents[2]

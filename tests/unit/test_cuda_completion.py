@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.cuda import LOOK_AGAIN_AFTER, CudaCompletion
-from probes.bpf_syscall import KernelRefusal
-from probes.links import Links
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.cuda_events import CudaProgress
-from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, CudaPoints
-from probes.nccl.cuda_records import CudaStat
-from probes.nccl.internal_functions import Level
-from probes.nccl.library import ProbePoint
-from probes.processes import PROCFS, ProcessIdentity, identity_of
+from railscope.agent.cuda import LOOK_AGAIN_AFTER, CudaCompletion
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.links import Links
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaProgress
+from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, CudaPoints
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.processes import PROCFS, ProcessIdentity, identity_of
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
 PUSH = b"\x55" + b"\xc3" * 15
@@ -47,7 +47,7 @@ def closing_together(monkeypatch: pytest.MonkeyPatch) -> None:
         for log in {id(links.log): links.log for links in closed}.values():
             log.append("-" + " and ".join(links.name for links in closed))
 
-    monkeypatch.setattr("agent.cuda.close_together", close)
+    monkeypatch.setattr("railscope.agent.cuda.close_together", close)
 
 
 @dataclass(slots=True)

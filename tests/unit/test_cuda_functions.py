@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from probes.elf import Elf, ElfError
-from probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, CudaPoints, cuda_points, library_points
-from probes.nccl.cuda_records import CudaKind
+from railscope.probes.elf import Elf, ElfError
+from railscope.probes.nccl.cuda_functions import (
+    LIBRARY_PROGRAMS,
+    CudaInterface,
+    CudaPoints,
+    cuda_points,
+    library_points,
+)
+from railscope.probes.nccl.cuda_records import CudaKind
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
 PUSH = b"\x55" + b"\xc3" * 15

@@ -13,15 +13,15 @@ from typing import cast
 
 import pytest
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.observer import Observer
-from agent.recording import RecordedStall, Recording
-from agent.snapshot import Snapshot
-from agent.stall_watch import LOOK_NS
-from probes.bpf_syscall import KernelRefusal
-from probes.netdev.events import LinkEvents
-from probes.processes import ProcessIdentity
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.observer import Observer
+from railscope.agent.recording import RecordedStall, Recording
+from railscope.agent.snapshot import Snapshot
+from railscope.agent.stall_watch import LOOK_NS
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes import ProcessIdentity
 from tests.unit.recordings import recording
 from tests.unit.stall_world import SimulatedClock
 

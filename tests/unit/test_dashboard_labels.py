@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dashboards import build
+from railscope.dashboards import build
 
 
 def test_a_stall_counts_ranks_without_fractions_and_its_legends_leave_out_what_a_rank_tells() -> None:

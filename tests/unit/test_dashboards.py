@@ -22,12 +22,12 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from agent import cli
-from agent.jobs import JobFacts
-from dashboards import build, check, documents, expressions, rules_files
-from dashboards.command import run_dashboards
-from dashboards.publish import holds
-from exporters.catalogue import METRICS
+from railscope.agent import cli
+from railscope.agent.jobs import JobFacts
+from railscope.dashboards import build, check, documents, expressions, rules_files
+from railscope.dashboards.command import run_dashboards
+from railscope.dashboards.publish import holds
+from railscope.exporters.catalogue import METRICS
 from tests.unit.grafana_server import PASSWORD, TOKEN, FakeGrafana, serving
 
 ROOT: Final = Path(__file__).parents[2]
@@ -236,10 +236,10 @@ def test_build_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFix
 def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("dashboards.", "grafana_foundation_sdk"))]:
-        if name != "dashboards.command":
+    for name in [name for name in sys.modules if name.startswith(("railscope.dashboards.", "grafana_foundation_sdk"))]:
+        if name != "railscope.dashboards.command":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(importlib.import_module("dashboards"), "build", raising=False)
+    monkeypatch.delattr(importlib.import_module("railscope.dashboards"), "build", raising=False)
     monkeypatch.setitem(sys.modules, "grafana_foundation_sdk", None)
     monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.builders.dashboard", None)
     monkeypatch.setitem(sys.modules, "grafana_foundation_sdk.cog.encoder", None)

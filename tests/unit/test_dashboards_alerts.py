@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dashboards import alerts, rules_files
+from railscope.dashboards import alerts, rules_files
 
 
 def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.dataset.conversion import DayTimes
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.from_recording import convert_file, write_dataset
-from agent.dataset.reader import open_dataset
-from agent.dataset.schema import TABLES
-from agent.dataset.writer import read_part
-from agent.recording import KINDS, ClockReading, Recording
-from agent.recording_store import save
-from probes.maps import Records
-from probes.nccl.abi import DataType, Op
-from probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
-from probes.nccl.records import LifecycleKind
+from railscope.agent.dataset.conversion import DayTimes
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.from_recording import convert_file, write_dataset
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.schema import TABLES
+from railscope.agent.dataset.writer import read_part
+from railscope.agent.recording import KINDS, ClockReading, Recording
+from railscope.agent.recording_store import save
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from railscope.probes.nccl.records import LifecycleKind
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 U8 = st.integers(0, 255)

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, written_whole
-from agent.dataset.leftovers import leftovers, settle
-from agent.dataset.reader import open_dataset
-from agent.dataset.recording_writer import RecordingWriter
-from agent.dataset.writer import DatasetWriter
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, written_whole
+from railscope.agent.dataset.leftovers import leftovers, settle
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.recording_writer import RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS
 

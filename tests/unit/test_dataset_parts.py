@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.dataset.files import PARTIAL_SUFFIX, node_parts, part_name, table_files
-from agent.dataset.merge import Merger
-from agent.dataset.reader import open_dataset
-from agent.dataset.recording_writer import RecordingWriter
-from agent.dataset.writer import DatasetWriter
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, node_parts, part_name, table_files
+from railscope.agent.dataset.merge import Merger
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.recording_writer import RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
 
 
@@ -103,7 +103,7 @@ def test_a_merge_that_was_stopped_before_it_had_removed_the_parts_counts_no_call
 
 
 def test_large_parts_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.dataset.merge._LARGE_BYTES", 1000)
+    monkeypatch.setattr("railscope.agent.dataset.merge._LARGE_BYTES", 1000)
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     merger = Merger(writer.writer)
     for number in range(20):

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.dataset import recording_writer
-from agent.dataset.files import table_files
-from agent.dataset.reader import open_dataset
-from agent.dataset.recording_writer import Losses, RecordingWriter
-from agent.dataset.writer import DatasetWriter
-from agent.recording import Mark
-from probes.nccl.records import LifecycleKind
+from railscope.agent.dataset import recording_writer
+from railscope.agent.dataset.files import table_files
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.recording import Mark
+from railscope.probes.nccl.records import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, records, stall
 

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent.dataset.describe import describe_dataset
-from agent.dataset.files import DatasetError, table_files
-from agent.dataset.from_recording import write_dataset
-from agent.dataset.reader import open_dataset
-from agent.dataset.schema import SCHEMA_VERSION, TABLES
-from agent.dataset.schema_page import schema_page
-from agent.dataset.writer import DatasetWriter, read_part
-from agent.recording_store import save
+from railscope.agent.dataset.describe import describe_dataset
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.from_recording import write_dataset
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
+from railscope.agent.dataset.schema_page import schema_page
+from railscope.agent.dataset.writer import DatasetWriter, read_part
+from railscope.agent.recording_store import save
 from tests.unit.datasets import JobDataset
 from tests.unit.recordings import recording
 

@@ -10,20 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import Config
-from agent.daemon import Daemon
-from agent.dataset.reader import open_dataset
-from agent.dataset.record import DatasetRecorder, describe_losses, describe_silence, prepare, recorders_config
-from agent.dataset.recording_writer import RecordingRow, RecordingWriter
-from agent.dataset.stream import StreamTotals
-from agent.dataset.writer import DatasetWriter
-from agent.flight_recorder import FlightRecorder
-from agent.rails import RailDecision
-from agent.record_ring import RecordRing
-from agent.recorder_feed import RecorderFeed, StreamPiece
-from agent.recording import KINDS
-from agent.snapshot import Snapshot
-from probes.clock import SystemClock
+from railscope.agent.config import Config
+from railscope.agent.daemon import Daemon
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.record import (
+    DatasetRecorder,
+    describe_losses,
+    describe_silence,
+    prepare,
+    recorders_config,
+)
+from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWriter
+from railscope.agent.dataset.stream import StreamTotals
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.rails import RailDecision
+from railscope.agent.record_ring import RecordRing
+from railscope.agent.recorder_feed import RecorderFeed, StreamPiece
+from railscope.agent.recording import KINDS
+from railscope.agent.snapshot import Snapshot
+from railscope.probes.clock import SystemClock
 from tests.unit.dataset_pieces import ROW
 from tests.unit.recordings import SECOND_NS, records
 from tests.unit.stall_world import SimulatedClock

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from agent.dataset.files import DatasetError
-from agent.dataset.record import describe_losses
-from agent.dataset.recording_writer import RecordingWriter
-from agent.dataset.size import SizeBound
-from agent.dataset.stream import DatasetStream
-from agent.dataset.writer import DatasetWriter
-from agent.flight_recorder import Piece
-from agent.recorder_feed import StreamPiece
-from agent.recording import KINDS
+from railscope.agent.dataset.files import DatasetError
+from railscope.agent.dataset.record import describe_losses
+from railscope.agent.dataset.recording_writer import RecordingWriter
+from railscope.agent.dataset.size import SizeBound
+from railscope.agent.dataset.stream import DatasetStream
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.flight_recorder import Piece
+from railscope.agent.recorder_feed import StreamPiece
+from railscope.agent.recording import KINDS
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, sequences
 from tests.unit.recordings import stall
 
@@ -54,7 +54,7 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
         return put(self, table, rows, hour_ns, part)
 
     monkeypatch.setattr(DatasetWriter, "put", full)
-    monkeypatch.setattr("agent.dataset.stream._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("railscope.agent.dataset.stream._AGAIN_SECONDS", 0.01)
     stream = DatasetStream(writer, None)
     stream.take(given_piece(0))
     while not stream.ready:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.analysis.datasets_of import as_datasets
-from agent.cli import main
-from agent.dataset.reader import DatasetError
+from railscope.agent.analysis.datasets_of import as_datasets
+from railscope.agent.cli import main
+from railscope.agent.dataset.reader import DatasetError
 from tests.unit.test_estimate import options
 
 

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from agent.demo import OwnStalls, communicator_lines
-from agent.snapshot import CommunicatorFacts
-from agent.stall_facts import Stall
-from agent.stall_watch import StallWatch
+from railscope.agent.demo import OwnStalls, communicator_lines
+from railscope.agent.snapshot import CommunicatorFacts
+from railscope.agent.stall_facts import Stall
+from railscope.agent.stall_watch import StallWatch
 from tests.unit.exporters_snapshots import communicator, stall
 
 

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from agent import doctor
-from agent.config import Config
-from agent.doctor import Examination, as_json_text, as_text, run_doctor
-from agent.doctor_findings import Finding, LibraryReport, RailReport, Status, guarded
-from agent.doctor_host import CAPABILITIES, devices, kernel, pid_namespace, privileges, settings
-from agent.doctor_probes import Trial, check_probes, configured_settings
-from agent.doctor_rails import check_rails
-from probes.clock import SystemClock
-from probes.libbpf import LoadError
-from probes.links import AttachKind
-from probes.mmap_events import MmapEventsError
-from probes.namespaces import NamespaceDenied
-from probes.nccl.programs import EnqueueTime
-from probes.processes import MappedFileError
+from railscope.agent import doctor
+from railscope.agent.config import Config
+from railscope.agent.doctor import Examination, as_json_text, as_text, run_doctor
+from railscope.agent.doctor_findings import Finding, LibraryReport, RailReport, Status, guarded
+from railscope.agent.doctor_host import CAPABILITIES, devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor_probes import Trial, check_probes, configured_settings
+from railscope.agent.doctor_rails import check_rails
+from railscope.probes.clock import SystemClock
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.mmap_events import MmapEventsError
+from railscope.probes.namespaces import NamespaceDenied
+from railscope.probes.nccl.programs import EnqueueTime
+from railscope.probes.processes import MappedFileError
 
 BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH, DAC_OVERRIDE = 39, 38, 21, 19, 2, 1
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
-from agent.doctor_findings import Finding
-from agent.doctor_libraries import check_libraries
-from probes.libbpf import LoadError
-from probes.nccl.programs import NcclPrograms
-from probes.processes import MappedFileError, Mapping, open_mapped_file
+from railscope.agent.config import Config
+from railscope.agent.doctor_findings import Finding
+from railscope.agent.doctor_libraries import check_libraries
+from railscope.probes.libbpf import LoadError
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.processes import MappedFileError, Mapping, open_mapped_file
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import SimulatedProcfs
 
@@ -52,7 +52,7 @@ def test_a_library_whose_layout_alone_is_unknown_says_what_is_lost_and_how_to_li
     assert f"{library}: NCCL 2.97.1, in 1 process, " in finding.what
     assert "communicators have no identity" in finding.what
     assert "listed builds only" not in finding.what
-    assert "python -m probes.nccl.dwarf_layouts LIBRARY" in finding.remedy
+    assert "python -m railscope.probes.nccl.dwarf_layouts LIBRARY" in finding.remedy
 
 
 def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
@@ -63,7 +63,7 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
             raise MappedFileError(f"{secret}, mapped by process {pid}, may not be opened: give railscope CAP_X")
         return open_mapped_file(root, pid, mapping)
 
-    monkeypatch.setattr("agent.discovery.open_mapped_file", within_rights)
+    monkeypatch.setattr("railscope.agent.discovery.open_mapped_file", within_rights)
     library, secret = tmp_path / "libnccl.so.2", tmp_path / "secret.so"
     for path in (library, secret):
         path.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)

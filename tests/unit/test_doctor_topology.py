@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cli import main
-from agent.config import Config
-from agent.doctor import Examination, as_json_text, as_text
-from agent.doctor_findings import RailReport
-from agent.doctor_rails import check_rails
-from agent.doctor_topology import WIDTH, PortReport, TopologyReport, check_topology, picture, report, topology_of_file
-from agent.rail_map import map_rails
-from probes.clock import SystemClock
+from railscope.agent.cli import main
+from railscope.agent.config import Config
+from railscope.agent.doctor import Examination, as_json_text, as_text
+from railscope.agent.doctor_findings import RailReport
+from railscope.agent.doctor_rails import check_rails
+from railscope.agent.doctor_topology import (
+    WIDTH,
+    PortReport,
+    TopologyReport,
+    check_topology,
+    picture,
+    report,
+    topology_of_file,
+)
+from railscope.agent.rail_map import map_rails
+from railscope.probes.clock import SystemClock
 from tests.trees import rdma
 from tests.trees.pci import SimulatedMachine, behind_switch, dgx_h100, p4d, p5, without_gpus, workstation
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent import ethernet
-from agent.ethernet import EthernetWatch
-from agent.rails import RailDecision, decide_rails
-from agent.sampling import Sampler
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace, network_namespace
-from probes.netdev.counters import CounterReading
-from probes.netdev.inventory import SysfsInventory
+from railscope.agent import ethernet
+from railscope.agent.ethernet import EthernetWatch
+from railscope.agent.rails import RailDecision, decide_rails
+from railscope.agent.sampling import Sampler
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace, network_namespace
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.inventory import SysfsInventory
 from tests.unit.netdev_messages import SteppedClock
 
 SECOND_NS = 1_000_000_000

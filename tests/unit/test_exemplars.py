@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from agent.completion import DURATION_BOUNDS
-from agent.exemplars import Exemplars
-from agent.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
-from exporters import catalogue
-from exporters.metric import Family
-from exporters.protobuf import ProtobufRenderer
-from exporters.text import Format, Renderer
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.internal_records import BUCKETS, COMPLETION_EVENT
+from railscope.agent.completion import DURATION_BOUNDS
+from railscope.agent.exemplars import Exemplars
+from railscope.agent.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.exporters import catalogue
+from railscope.exporters.metric import Family
+from railscope.exporters.protobuf import ProtobufRenderer
+from railscope.exporters.text import Format, Renderer
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_records import BUCKETS, COMPLETION_EVENT
 from tests.unit.exporters_snapshots import communicator
 from tests.unit.metric_families import labels_of, read_families
 

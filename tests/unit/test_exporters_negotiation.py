@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exporters.negotiation import accepts_gzip, metrics_format
-from exporters.protobuf import Protobuf
-from exporters.text import Format
+from railscope.exporters.negotiation import accepts_gzip, metrics_format
+from railscope.exporters.protobuf import Protobuf
+from railscope.exporters.text import Format
 from tests.unit.http_agent import PROMETHEUS_2, PROMETHEUS_NATIVE, PROTOBUF
 
 

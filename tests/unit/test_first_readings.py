@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.first_readings import PATIENCE_SECONDS, await_first_readings
+from railscope.agent.first_readings import PATIENCE_SECONDS, await_first_readings
 from tests.trees.rdma import mlx5_roce_8rails
 from tests.unit.netdev_messages import SteppedClock
 
@@ -59,7 +59,17 @@ def test_what_never_answers_is_named_and_left_out(caplog: pytest.LogCaptureFixtu
 
 def test_the_command_prints_what_counters_show_however_little_it_settles(tmp_path: Path) -> None:
     sysfs = mlx5_roce_8rails(tmp_path).sysfs
-    command = [sys.executable, "-m", "agent.cli", "agent", "--once", "--once.settle", "0s", "--path.sysfs", str(sysfs)]
+    command = [
+        sys.executable,
+        "-m",
+        "railscope.agent.cli",
+        "agent",
+        "--once",
+        "--once.settle",
+        "0s",
+        "--path.sysfs",
+        str(sysfs),
+    ]
     done = subprocess.run(
         [*command, "--no-collector.collective"], capture_output=True, text=True, check=True, timeout=60
     )

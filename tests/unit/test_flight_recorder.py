@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent import recording
-from agent.flight_recorder import FlightRecorder
-from agent.rails import RailDecision
-from agent.recording import KINDS, Recording, read_clocks
-from agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
-from probes.clock_error import ClockError, clock_error
-from probes.maps import Records
-from probes.netdev.counters import CounterBlock, CounterReading, CounterShape
-from probes.netdev.inventory import NetworkDevice
+from railscope.agent import recording
+from railscope.agent.flight_recorder import FlightRecorder
+from railscope.agent.rails import RailDecision
+from railscope.agent.recording import KINDS, Recording, read_clocks
+from railscope.agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.probes.clock_error import ClockError, clock_error
+from railscope.probes.maps import Records
+from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape
+from railscope.probes.netdev.inventory import NetworkDevice
 from tests.unit.exporters_snapshots import communicator, rail
 from tests.unit.recordings import SECOND_NS, stall
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.governor import (
+from railscope.agent.governor import (
     COMFORT,
     FIRST_WAIT_NS,
     FORGET_AFTER_NS,
@@ -22,10 +22,10 @@ from agent.governor import (
     Measured,
     available_level,
 )
-from agent.overhead import Hits, Interval, cost_ns
-from probes.calibration import Calibration, Source
-from probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
-from probes.nccl.library import ProbePoint
+from railscope.agent.overhead import Hits, Interval, cost_ns
+from railscope.probes.calibration import Calibration, Source
+from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from railscope.probes.nccl.library import ProbePoint
 
 CALIBRATION = Calibration(600.0, Source.MEASURED)
 SECOND_NS = 1_000_000_000

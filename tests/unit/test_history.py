@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.history import Histories
-from probes.nccl.abi import Op
-from probes.nccl.internal_records import HISTORY, HISTORY_KEY
+from railscope.agent.history import Histories
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY
 
 SECOND_NS = 1_000_000_000
 MS = 1_000_000

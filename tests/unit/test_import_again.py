@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from agent.dataset.files import DatasetError, node_parts, table_files
-from agent.dataset.reader import open_dataset
-from agent.dataset.replacement import replacing
-from agent.dataset.writer import DatasetWriter, read_row, write_row
-from agent.imports import target
-from agent.imports.facts import ImportFailure
+from railscope.agent.dataset.files import DatasetError, node_parts, table_files
+from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.dataset.replacement import replacing
+from railscope.agent.dataset.writer import DatasetWriter, read_row, write_row
+from railscope.agent.imports import target
+from railscope.agent.imports.facts import ImportFailure
 from tests.unit.importing import SAMPLES, Result, imported, written
 from tests.unit.test_import_nccl_log import call, init
 
@@ -188,7 +188,7 @@ def test_what_cannot_remove_the_earlier_import_is_there_itself_and_the_next_one_
         raise PermissionError
 
     with monkeypatch.context() as patched:
-        patched.setattr("agent.dataset.replacement.remove_recordings", stuck)
+        patched.setattr("railscope.agent.dataset.replacement.remove_recordings", stuck)
         with pytest.raises(PermissionError):
             imported(tmp_path, file)
     assert len(table_files(tmp_path / "dataset", "calls")) == 2
@@ -199,11 +199,11 @@ def test_what_cannot_remove_the_earlier_import_is_there_itself_and_the_next_one_
 
 
 KILLED_AT = {
-    "the first row is there": ("agent.dataset.writer.DatasetWriter.put", "rest[0] == 'recordings'", "after"),
-    "all rows are there": ("agent.imports.target.ImportTarget._write_recordings", "True", "after"),
-    "the new ones count": ("agent.dataset.replacement.remove_recordings", "rest[1]", "before"),
+    "the first row is there": ("railscope.agent.dataset.writer.DatasetWriter.put", "rest[0] == 'recordings'", "after"),
+    "all rows are there": ("railscope.agent.imports.target.ImportTarget._write_recordings", "True", "after"),
+    "the new ones count": ("railscope.agent.dataset.replacement.remove_recordings", "rest[1]", "before"),
     "the first old row is gone": ("pathlib.Path.unlink", "'recordings/' in str(self)", "after"),
-    "the old ones are gone": ("agent.dataset.replacement.remove_recordings", "rest[1]", "after"),
+    "the old ones are gone": ("railscope.agent.dataset.replacement.remove_recordings", "rest[1]", "after"),
 }
 """What is called at that moment, when it is that moment, and whether before or after the call."""
 
@@ -211,7 +211,7 @@ KILLED = """
 import os, signal, sys
 from importlib import import_module
 from pathlib import Path
-from agent.imports.runner import import_paths
+from railscope.agent.imports.runner import import_paths
 
 place, condition, when, folder, *files = sys.argv[1:]
 parts = place.split(".")

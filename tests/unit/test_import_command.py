@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.dataset.writer import DatasetWriter
-from agent.imports import target
-from agent.imports.command import add_import_arguments, run_import
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.imports import target
+from railscope.agent.imports.command import add_import_arguments, run_import
 from tests.unit.importing import SAMPLES, written
 
 
@@ -79,7 +79,7 @@ def test_more_problems_than_are_shown_are_counted(tmp_path: Path) -> None:
 
 
 def test_two_imports_into_one_folder_are_one_dataset(tmp_path: Path) -> None:
-    from agent.dataset.reader import open_dataset
+    from railscope.agent.dataset.reader import open_dataset
 
     for rank in (0, 1):
         name = "nccl_trace_rank_0" if rank == 0 else "nccl_trace_rank_1.json"
@@ -130,7 +130,7 @@ def test_an_import_that_fails_leaves_no_rows_behind(tmp_path: Path, monkeypatch:
 def test_without_pyarrow_it_says_what_to_install_and_help_needs_none() -> None:
     script = (
         "import sys; sys.modules['pyarrow'] = None; sys.modules['ibis'] = None\n"
-        "import argparse; from agent.imports.command import add_import_arguments, run_import\n"
+        "import argparse; from railscope.agent.imports.command import add_import_arguments, run_import\n"
         "parser = argparse.ArgumentParser(); add_import_arguments(parser); parser.format_help()\n"
         "sys.exit(run_import(parser.parse_args(['x', '-o', 'y']), sys.stdout))\n"
     )

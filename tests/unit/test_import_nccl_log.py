@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.calls import count_calls
-from agent.analysis.gpus import find_gpus
-from agent.analysis.traffic import find_traffic
-from agent.imports.facts import ImportFailure
+from railscope.agent.analysis.calls import count_calls
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.imports.facts import ImportFailure
 from tests.unit.importing import SAMPLES, imported, written
 
 

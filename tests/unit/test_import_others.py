@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.imports import target
-from agent.imports.deepspeed import ranks_of_bandwidths
-from agent.imports.facts import ImportFailure
-from agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
-from agent.recording_file import write_recording
+from railscope.agent.imports import target
+from railscope.agent.imports.deepspeed import ranks_of_bandwidths
+from railscope.agent.imports.facts import ImportFailure
+from railscope.agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
+from railscope.agent.recording_file import write_recording
 from tests.unit.importing import SAMPLES, imported, written
 from tests.unit.recordings import recording
 
@@ -157,7 +157,7 @@ def test_a_recording_of_railscopes_own_goes_into_the_dataset(tmp_path: Path) -> 
 
 
 def test_a_damaged_recording_is_one_line_to_the_user(tmp_path: Path) -> None:
-    from agent.dataset.files import DatasetError
+    from railscope.agent.dataset.files import DatasetError
 
     with pytest.raises(DatasetError, match="this is no recording of railscope"):
         imported(tmp_path, written(tmp_path, "railscope-1.npz", b"PK\x03\x04" + b"\0" * 100))

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.analysis.gpus import find_gpus
-from agent.imports.plain_pickle import PickleRefused, read_plain_pickle
-from agent.imports.torch_names import (
+from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
+from railscope.agent.imports.torch_names import (
     Sizes,
     Transfer,
     UnknownName,
@@ -25,7 +25,7 @@ from agent.imports.torch_names import (
     transfers,
     whole_numbers,
 )
-from probes.nccl.abi import DataType, Op
+from railscope.probes.nccl.abi import DataType, Op
 from tests.unit.importing import SAMPLES, Result, imported, written
 
 BASE_NS = 1_700_000_000_000_000_000

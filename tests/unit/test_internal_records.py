@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from probes.nccl import internal_records
-from probes.nccl.internal_records import LAYOUT, SIZES, InternalStat, NetworkKind, layout_record
-from probes.nccl.layout import TABLE, Layouts
-from probes.nccl.records import NO_OFFSET
+from railscope.probes.nccl import internal_records
+from railscope.probes.nccl.internal_records import LAYOUT, SIZES, InternalStat, NetworkKind, layout_record
+from railscope.probes.nccl.layout import TABLE, Layouts
+from railscope.probes.nccl.records import NO_OFFSET
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import asserted, compare, enumeration
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from agent import ethernet
-from agent.config import Config
-from agent.ethernet import EthernetWatch
-from agent.observer import Observer
-from agent.rails import decide_rails
-from agent.sampling import Sampler
-from exporters.families import families
-from exporters.selection import Selection
-from exporters.text import Format, Renderer
-from probes.clock import SystemClock
-from probes.namespaces import network_namespace
-from probes.netdev.inventory import SysfsInventory
+from railscope.agent import ethernet
+from railscope.agent.config import Config
+from railscope.agent.ethernet import EthernetWatch
+from railscope.agent.observer import Observer
+from railscope.agent.rails import decide_rails
+from railscope.agent.sampling import Sampler
+from railscope.exporters.families import families
+from railscope.exporters.selection import Selection
+from railscope.exporters.text import Format, Renderer
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import network_namespace
+from railscope.probes.netdev.inventory import SysfsInventory
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree, break_kind, break_open, write
 from tests.unit.golden_metrics import kept
 

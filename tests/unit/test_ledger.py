@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ledger import Account, Evidence, HeaderSizes, Sockets
-from agent.snapshot import DirectionLedger
+from railscope.agent.ledger import Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.snapshot import DirectionLedger
 
 NOTHING = Evidence(0, 0, sockets=Sockets(0, 0, 0, 0, 0))
 MEGABYTE = 1_000_000

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.completion import Completion
-from agent.governor import START
-from agent.level_control import LevelControl
-from probes.bpf_syscall import KernelRefusal
-from probes.calibration import ASSUMED
-from probes.nccl.internal_functions import InternalPoints, Level
-from probes.nccl.internal_records import InternalStat
-from probes.nccl.library import ProbePoint
-from probes.nccl.records import Stat
+from railscope.agent.completion import Completion
+from railscope.agent.governor import START
+from railscope.agent.level_control import LevelControl
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.calibration import ASSUMED
+from railscope.probes.nccl.internal_functions import InternalPoints, Level
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.records import Stat
 from tests.unit.level_programs import BUILD_ID, EVERYTHING, SimulatedLibrary, SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
@@ -165,7 +165,7 @@ def test_on_a_host_without_a_free_core_a_hit_costs_more(caplog: pytest.LogCaptur
 def real_library(monkeypatch: pytest.MonkeyPatch, build_id: str | None = BUILD_ID) -> Iterator[SimulatedLibrary]:
     """A file that can be opened, with every function that is probed."""
     points = {name: ProbePoint(name, 64, 0) for name in EVERYTHING}
-    monkeypatch.setattr("agent.levels.internal_points", lambda *_: InternalPoints(points))
+    monkeypatch.setattr("railscope.agent.levels.internal_points", lambda *_: InternalPoints(points))
     descriptor = os.open("/proc/self/exe", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield SimulatedLibrary(descriptor=descriptor, build_id=build_id)

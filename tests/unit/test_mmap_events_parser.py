@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes import mmap_events
-from probes.bpf_syscall import KernelRefusal
-from probes.mmap_events import MmapEvent, MmapEvents, MmapEventsError, online_cpus, parse_records, unwrapped
+from railscope.probes import mmap_events
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.mmap_events import MmapEvent, MmapEvents, MmapEventsError, online_cpus, parse_records, unwrapped
 
 EVENT = MmapEvent(
     pid=10,

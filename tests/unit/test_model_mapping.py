@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.mapping import Mapping, custom_mapping, default_mapping, ordered_mapping, parse_mapping
-from agent.model.shape import Shape, ShapeError
+from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping, ordered_mapping, parse_mapping
+from railscope.agent.model.shape import Shape, ShapeError
 from tests.unit.model_shapes import GPT_3B, shapes
 
 SMALL = replace(GPT_3B, pipeline=2, tensor=1, data=2)

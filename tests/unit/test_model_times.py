@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.shape import Shape, ShapeError
-from agent.model.times import Rates, r_bubble_without_dp, times
+from railscope.agent.model.shape import Shape, ShapeError
+from railscope.agent.model.times import Rates, r_bubble_without_dp, times
 from tests.unit.model_shapes import GPT_3B, shapes
 
 PAPERS = Rates(6e9, 5e9, 1.25e9, 71e12, 0.3)

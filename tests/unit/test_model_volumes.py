@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.parameters import rank_parameters, total_parameters
-from agent.model.shape import Mode, Shape, ShapeError
-from agent.model.volumes import stage_volumes
+from railscope.agent.model.parameters import rank_parameters, total_parameters
+from railscope.agent.model.shape import Mode, Shape, ShapeError
+from railscope.agent.model.volumes import stage_volumes
 from tests.unit.model_shapes import GPT_3B, shapes
 
 

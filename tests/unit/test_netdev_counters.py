@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.netdev.counters import CounterReading
-from probes.netdev.procfs_counters import ProcNetDevCounters, parse_proc_net_dev
-from probes.netdev.sysfs_counters import SYSFS_FIELDS, SysfsCounters
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.procfs_counters import ProcNetDevCounters, parse_proc_net_dev
+from railscope.probes.netdev.sysfs_counters import SYSFS_FIELDS, SysfsCounters
 from tests.unit.netdev_messages import SteppedClock
 
 HEAD = (

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.netdev.events import LinkChange, LinkEvent, LinkTable
-from probes.netdev.links import Link, parse_links, read_links
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
-from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_statistics
+from railscope.probes.netdev.events import LinkChange, LinkEvent, LinkTable
+from railscope.probes.netdev.links import Link, parse_links, read_links
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, attributes, messages
+from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_statistics
 from tests.unit.netdev_messages import RTM_DELLINK, attribute, done, link, message, statistics
 
 RX_BYTES = LINK_STATS_FIELDS.index("rx_bytes")

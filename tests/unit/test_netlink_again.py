@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probes.netdev.netlink import NetlinkSocket
+from railscope.probes.netdev.netlink import NetlinkSocket
 from tests.unit.netdev_messages import NLMSG_DONE, RTM_NEWSTATS, message
 
 GET_STATISTICS, GET_LINKS = 94, 18

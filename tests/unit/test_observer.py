@@ -10,16 +10,16 @@ from typing import cast
 
 import pytest
 
-from agent.completion import Completion
-from agent.config import Config
-from agent.observer import Observer
-from agent.snapshot import Snapshot
-from agent.stall_watch import StallWatch
-from probes.clock import SystemClock
-from probes.nccl.internal_functions import Level
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import LifecycleKind
-from probes.processes import ProcessIdentity
+from railscope.agent.completion import Completion
+from railscope.agent.config import Config
+from railscope.agent.observer import Observer
+from railscope.agent.snapshot import Snapshot
+from railscope.agent.stall_watch import StallWatch
+from railscope.probes.clock import SystemClock
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.processes import ProcessIdentity
 from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from agent.config import Config
-from agent.observer import Observer
-from agent.snapshot import CommunicatorFacts
-from probes.clock import SystemClock
-from probes.links import Links
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from probes.nccl.records import LifecycleKind
-from probes.processes import ProcessIdentity
+from railscope.agent.config import Config
+from railscope.agent.observer import Observer
+from railscope.agent.snapshot import CommunicatorFacts
+from railscope.probes.clock import SystemClock
+from railscope.probes.links import Links
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedPrograms
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import SimulatedProcfs

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.communicators import Communicator
-from agent.operation_times import OperationTimes, bus_factor
-from agent.snapshot import CompletedTotal, RankTimes
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.internal_records import HISTORY, HISTORY_KEY, UNKNOWN_SIZE
+from railscope.agent.communicators import Communicator
+from railscope.agent.operation_times import OperationTimes, bus_factor
+from railscope.agent.snapshot import CompletedTotal, RankTimes
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY, UNKNOWN_SIZE
 
 Row = tuple[int, int, int, int, int, int]
 """Instance, op, size bucket, operations, ns, bytes."""

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.overhead import BUSY_FACTOR, PROGRAMS, Hits, Interval, Overhead, busy_factor, cost_ns
-from probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
-from probes.nccl.internal_records import InternalStat, NetworkKind
-from probes.nccl.internals import Sent
-from probes.nccl.records import Stat
+from railscope.agent.overhead import BUSY_FACTOR, PROGRAMS, Hits, Interval, Overhead, busy_factor, cost_ns
+from railscope.probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
+from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.records import Stat
 from tests.unit.netdev_messages import SteppedClock
 
 CALIBRATION = Calibration(REFERENCE_TRAP_NS, Source.MEASURED)

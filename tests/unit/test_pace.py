@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pace import FOLLOWED_NS, STEADY_NS, Pace
+from railscope.agent.pace import FOLLOWED_NS, STEADY_NS, Pace
 
 SECOND_NS = 1_000_000_000
 

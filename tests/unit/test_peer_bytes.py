@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.accounting import CallCount, CallKind
-from agent.collectives import Collectives
-from agent.communicators import Communicator, ObservedProcess
-from agent.jobs import JobFacts
-from agent.peer_bytes import CALL, OTHER, RING, PeerBytes
-from agent.ring_traffic import all_reduce_bytes
-from agent.snapshot import PeerTotal, Snapshot
-from probes.namespaces import NetworkNamespace
-from probes.nccl.abi import Op
-from probes.nccl.records import LifecycleKind
-from probes.processes import ProcessIdentity
+from railscope.agent.accounting import CallCount, CallKind
+from railscope.agent.collectives import Collectives
+from railscope.agent.communicators import Communicator, ObservedProcess
+from railscope.agent.jobs import JobFacts
+from railscope.agent.peer_bytes import CALL, OTHER, RING, PeerBytes
+from railscope.agent.ring_traffic import all_reduce_bytes
+from railscope.agent.snapshot import PeerTotal, Snapshot
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 COMM = 0xC0FFEE

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.export import run_export
-from agent.export_options import add_export_arguments
-from agent.recording import ClockReading, RecordedCommunicator, Recording
-from agent.recording_file import RecordingError
-from agent.recording_store import save
-from agent.same_operations import same_operations
-from agent.timeline_recording import RecordingFile, timelines
-from exporters.perfetto import write_trace
-from probes.nccl.abi import Op
-from probes.nccl.records import LifecycleKind
+from railscope.agent.export import run_export
+from railscope.agent.export_options import add_export_arguments
+from railscope.agent.recording import ClockReading, RecordedCommunicator, Recording
+from railscope.agent.recording_file import RecordingError
+from railscope.agent.recording_store import save
+from railscope.agent.same_operations import same_operations
+from railscope.agent.timeline_recording import RecordingFile, timelines
+from railscope.exporters.perfetto import write_trace
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.records import LifecycleKind
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 from tests.unit.traces import ReadTrace, read_trace
 
@@ -456,7 +456,7 @@ def test_without_the_perfetto_package_export_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(recording(), tmp_path / "one.npz")
-    monkeypatch.delitem(sys.modules, "exporters.perfetto_packets", raising=False)
+    monkeypatch.delitem(sys.modules, "railscope.exporters.perfetto_packets", raising=False)
     monkeypatch.setitem(sys.modules, "perfetto", None)
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
     with pytest.raises(RecordingError, match=r"need the perfetto package: run '.* install .railscope.traces."):

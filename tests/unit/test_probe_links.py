@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
-from agent.program_settings import program_settings
-from probes.links import tells_processes_apart
+from railscope.agent.config import Config
+from railscope.agent.program_settings import program_settings
+from railscope.probes.links import tells_processes_apart
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
-from agent.ethernet_facts import rail_queue
-from agent.sampling import Sampler
-from probes.clock import SystemClock
-from probes.netdev.counters import CounterReading
-from probes.netdev.netlink import MalformedNetlink
-from probes.netdev.qdisc import DeviceQueue, QueueCounters, QueueDiscipline, parse_queues, queue_reading
+from railscope.agent.ethernet_facts import rail_queue
+from railscope.agent.sampling import Sampler
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.qdisc import DeviceQueue, QueueCounters, QueueDiscipline, parse_queues, queue_reading
 from tests.unit.netdev_messages import SteppedClock, attribute, done, link, message
 
 ROOT, INGRESS = 0xFFFFFFFF, 0xFFFFFFF1

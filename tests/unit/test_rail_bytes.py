@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.communicators import ObservedProcess
-from agent.jobs import JobFacts
-from agent.rail_bytes import MOST_TRIES, HandedOver, RailBytes, SentRail
-from agent.snapshot import UNKNOWN
-from probes.namespaces import NetworkNamespace
-from probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
-from probes.nccl.internals import Sent
-from probes.nccl.net_devices import NetDevice, NetDeviceError
-from probes.processes import ProcessIdentity
+from railscope.agent.communicators import ObservedProcess
+from railscope.agent.jobs import JobFacts
+from railscope.agent.rail_bytes import MOST_TRIES, HandedOver, RailBytes, SentRail
+from railscope.agent.snapshot import UNKNOWN
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.net_devices import NetDevice, NetDeviceError
+from railscope.probes.processes import ProcessIdentity
 
 SOCKET, IB = NetworkKind.SOCKET, NetworkKind.IB
 RAIL0, RAIL1 = NetDevice(SOCKET, 0, "rail0", None), NetDevice(SOCKET, 1, "rail1", None)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.correlation import DirectionWire, RailWire
-from agent.ledger import Evidence, Sockets
-from agent.rail_ledgers import (
+from railscope.agent.correlation import DirectionWire, RailWire
+from railscope.agent.ledger import Evidence, Sockets
+from railscope.agent.rail_ledgers import (
     PortAndConnections,
     RailEvidence,
     RailLedgers,
@@ -22,11 +22,11 @@ from agent.rail_ledgers import (
     port_and_connections,
     rdma_evidence,
 )
-from agent.rdma_rails import RdmaRails
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import Histogram, RailFacts, RailLedger
-from probes.clock import SystemClock
-from probes.netdev.tcp_counters import TCP_FIELDS
+from railscope.agent.rdma_rails import RdmaRails
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import Histogram, RailFacts, RailLedger
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.tcp_counters import TCP_FIELDS
 from tests.trees.rdma import mlx5_roce_8rails
 
 NO_RATES = Histogram((1.0,), (0, 0), 0.0)

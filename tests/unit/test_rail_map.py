@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.rail_map import MappedNic, map_rails
-from agent.rails import parse_rail_patterns
-from probes.topology.ib_hca import parse_hca_list
-from probes.topology.machine import Gpu, Nic, gpus_of_topology, nics_of_topology
-from probes.topology.nccl_xml import parse_topology, read_topology
-from probes.topology.paths import PathType, Place
+from railscope.agent.rail_map import MappedNic, map_rails
+from railscope.agent.rails import parse_rail_patterns
+from railscope.probes.topology.ib_hca import parse_hca_list
+from railscope.probes.topology.machine import Gpu, Nic, gpus_of_topology, nics_of_topology
+from railscope.probes.topology.nccl_xml import parse_topology, read_topology
+from railscope.probes.topology.paths import PathType, Place
 from tests.trees.pci import (
     DGX_H100_NICS,
     SimulatedMachine,

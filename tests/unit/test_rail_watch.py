@@ -12,17 +12,17 @@ from typing import cast
 import numpy as np
 import pytest
 
-from agent import rail_watch
-from agent.ethernet_facts import RailEthernet
-from agent.rail_watch import RailWatch
-from agent.rails import RdmaPorts, RdmaRail
-from probes.clock import SystemClock
-from probes.namespaces import NetworkNamespace
-from probes.netdev.counters import CounterReading
-from probes.netdev.events import LinkChange, LinkEvent, LinkEvents
-from probes.netdev.inventory import NetworkDevice
-from probes.netdev.netlink import MalformedNetlink
-from probes.netdev.sources import DeviceSources
+from railscope.agent import rail_watch
+from railscope.agent.ethernet_facts import RailEthernet
+from railscope.agent.rail_watch import RailWatch
+from railscope.agent.rails import RdmaPorts, RdmaRail
+from railscope.probes.clock import SystemClock
+from railscope.probes.namespaces import NetworkNamespace
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.events import LinkChange, LinkEvent, LinkEvents
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.sources import DeviceSources
 
 NETNS = 7
 

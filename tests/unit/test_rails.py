@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.ethernet_facts import RailEthernet, ethernet_counters
-from agent.rails import (
+from railscope.agent.ethernet_facts import RailEthernet, ethernet_counters
+from railscope.agent.rails import (
     RailDecision,
     RdmaPorts,
     RdmaRail,
@@ -21,11 +21,11 @@ from agent.rails import (
     rail_facts,
     socket_interface_matches,
 )
-from agent.sampler_state import DeviceTotals
-from agent.snapshot import Histogram
-from agent.totals import RATE_BOUNDS
-from probes.netdev.ethtool_stats import DeviceStatistics
-from probes.netdev.inventory import NetworkDevice
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.snapshot import Histogram
+from railscope.agent.totals import RATE_BOUNDS
+from railscope.probes.netdev.ethtool_stats import DeviceStatistics
+from railscope.probes.netdev.inventory import NetworkDevice
 
 
 def device(

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.netdev.counters import CounterReading
-from probes.rdma.counters import RdmaCounters
-from probes.rdma.netlink import RdmaNetlink
-from probes.rdma.port import COUNTERS_LIMIT, Wanted, everything, only_bytes
-from probes.rdma.widths import Width
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.netlink import RdmaNetlink
+from railscope.probes.rdma.port import COUNTERS_LIMIT, Wanted, everything, only_bytes
+from railscope.probes.rdma.widths import Width
 from tests.trees import rdma
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree, break_kind, break_open
 from tests.unit.netdev_messages import SteppedClock

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.netdev.counters import CounterReading, CounterShape
-from probes.rdma.counters import RdmaCounters
-from probes.rdma.kept_files import KeptFiles
-from probes.rdma.port import PortFiles
+from railscope.probes.netdev.counters import CounterReading, CounterShape
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.kept_files import KeptFiles
+from railscope.probes.rdma.port import PortFiles
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, write
 from tests.unit.counter_files import showing

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.counter_rules import CounterRule, rule_of
-from agent.rdma import BYTES_KEY, COUNTERS_KEY, PortFacts, RdmaWatch
-from agent.sampling import Sampler
-from probes.rdma.widths import COUNTERS, HW_COUNTERS, Width, width_of
+from railscope.agent.counter_rules import CounterRule, rule_of
+from railscope.agent.rdma import BYTES_KEY, COUNTERS_KEY, PortFacts, RdmaWatch
+from railscope.agent.sampling import Sampler
+from railscope.probes.rdma.widths import COUNTERS, HW_COUNTERS, Width, width_of
 from tests.trees import rdma
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree
 from tests.unit.netdev_messages import SteppedClock

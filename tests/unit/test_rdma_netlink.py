@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2.netlink import nla, nlmsg
 
-from probes.netdev.netlink import NETLINK_RDMA, MalformedNetlink, NetlinkSocket, messages
-from probes.rdma.netlink import NLDEV_GET, NLDEV_STAT_GET, RdmaNetlink, parse_devices, parse_port_counters
+from railscope.probes.netdev.netlink import NETLINK_RDMA, MalformedNetlink, NetlinkSocket, messages
+from railscope.probes.rdma.netlink import NLDEV_GET, NLDEV_STAT_GET, RdmaNetlink, parse_devices, parse_port_counters
 from tests.unit.netdev_messages import attribute, message
 
 NESTED = 0x8000

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.rdma.counters import RdmaCounters
-from probes.rdma.inventory import RdmaPort, read_ports
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.inventory import RdmaPort, read_ports
 from tests.unit.netdev_messages import SteppedClock
 
 RECORDED = Path(__file__).parents[3] / "shared/data/node_exporter-sys.ttar"

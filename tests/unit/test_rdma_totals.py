@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampler_state import DeviceTotals
-from agent.sampling import Sampler
-from agent.shaped_totals import ShapedTotals, totals_for
-from agent.totals import Totals
-from probes.netdev.counters import CounterReading, CounterShape
+from railscope.agent.sampler_state import DeviceTotals
+from railscope.agent.sampling import Sampler
+from railscope.agent.shaped_totals import ShapedTotals, totals_for
+from railscope.agent.totals import Totals
+from railscope.probes.netdev.counters import CounterReading, CounterShape
 from tests.unit.netdev_messages import SteppedClock
 
 FIELDS = ("tx_bytes", "rx_bytes", "link_downed", "out_of_sequence", "sent_pkts")

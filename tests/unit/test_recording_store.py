@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent import recording_file, recording_store
-from agent.recording import Mark, Recording
-from agent.recording_file import Sink, read_recording, write_recording
-from agent.recording_store import RecordingStore, WriteResult, make_room, name_of, save
+from railscope.agent import recording_file, recording_store
+from railscope.agent.recording import Mark, Recording
+from railscope.agent.recording_file import Sink, read_recording, write_recording
+from railscope.agent.recording_store import RecordingStore, WriteResult, make_room, name_of, save
 from tests.unit.recordings import REALTIME_NS, SECOND_NS, recording
 
 Results = list[tuple[str, WriteResult]]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.recording import ClockReading, RecordedStall, Recording
-from agent.recording_store import RecordingStore, WriteResult
-from agent.recordings import Recordings, recorded_stall, settling_ns
-from agent.stall_facts import Blame, Cause, Stall
+from railscope.agent.recording import ClockReading, RecordedStall, Recording
+from railscope.agent.recording_store import RecordingStore, WriteResult
+from railscope.agent.recordings import Recordings, recorded_stall, settling_ns
+from railscope.agent.stall_facts import Blame, Cause, Stall
 from tests.unit.recordings import SECOND_NS, recording, stall
 
 

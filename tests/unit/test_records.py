@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes import slot_rings
-from probes.nccl import programs, records
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
-from probes.nccl.call_rings import CallRings
-from probes.nccl.layout import CommLayout
-from probes.nccl.programs import EnqueueTime, ProgramSettings
+from railscope.probes import slot_rings
+from railscope.probes.nccl import programs, records
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
+from railscope.probes.nccl.call_rings import CallRings
+from railscope.probes.nccl.layout import CommLayout
+from railscope.probes.nccl.programs import EnqueueTime, ProgramSettings
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import asserted, compare, constants, enumeration
 

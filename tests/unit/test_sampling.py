@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampler_state import DeviceTotals, SourceResult
-from agent.sampling import Sampler
-from agent.totals import RATE_BOUNDS
-from probes.clock import SystemClock
-from probes.netdev.counters import CounterReading, DeviceFailure
-from probes.netdev.rtnetlink_counters import NetlinkCounters
+from railscope.agent.sampler_state import DeviceTotals, SourceResult
+from railscope.agent.sampling import Sampler
+from railscope.agent.totals import RATE_BOUNDS
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.counters import CounterReading, DeviceFailure
+from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
 from tests.unit.netdev_messages import SteppedClock
 
 MILLISECOND = 1_000_000

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampler_state import DeviceTotals, SourceResult
-from agent.sampling import Sampler
-from probes import beats
-from probes.beats import FilesQuestion, Question, TableQuestion
-from probes.clock import SystemClock
-from probes.netdev.counters import CounterBlock, CounterReading
-from probes.netdev.rtnetlink_counters import NetlinkCounters
-from probes.rdma.counters import RdmaCounters
+from railscope.agent.sampler_state import DeviceTotals, SourceResult
+from railscope.agent.sampling import Sampler
+from railscope.probes import beats
+from railscope.probes.beats import FilesQuestion, Question, TableQuestion
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.counters import CounterBlock, CounterReading
+from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
+from railscope.probes.rdma.counters import RdmaCounters
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree
 

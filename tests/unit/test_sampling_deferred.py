@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.sampler_state import DeviceTotals, SourceResult
-from agent.sampling import Sampler
-from agent.totals import Totals
-from probes.beats import Answer
-from probes.netdev.counters import CounterBlock, CounterReading
-from probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics
+from railscope.agent.sampler_state import DeviceTotals, SourceResult
+from railscope.agent.sampling import Sampler
+from railscope.agent.totals import Totals
+from railscope.probes.beats import Answer
+from railscope.probes.netdev.counters import CounterBlock, CounterReading
+from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics
 from tests.unit.netdev_messages import SteppedClock, done, message, statistics
 
 MILLISECOND = 1_000_000

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sequences import Reckoning, Sequences
-from probes.nccl import records
-from probes.nccl.error_records import COMMUNICATOR_MAGIC
-from probes.nccl.layout import Layouts, Structure
-from probes.nccl.sequence_numbers import FUNCTIONS, Launched, SequenceLayout, read_launched, sequence_layout
+from railscope.agent.sequences import Reckoning, Sequences
+from railscope.probes.nccl import records
+from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC
+from railscope.probes.nccl.layout import Layouts, Structure
+from railscope.probes.nccl.sequence_numbers import FUNCTIONS, Launched, SequenceLayout, read_launched, sequence_layout
 from tests.unit.collectives_kernel import SimulatedTable
 
 LAYOUT = SequenceLayout(

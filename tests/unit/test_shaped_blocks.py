@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.shaped_totals import ShapedTotals
-from probes.netdev.counters import CounterBlock, CounterShape
+from railscope.agent.shaped_totals import ShapedTotals
+from railscope.probes.netdev.counters import CounterBlock, CounterShape
 from tests.unit.test_rdma_totals import FIELDS, MAXIMA, SATURATING
 
 MILLISECOND = 1_000_000

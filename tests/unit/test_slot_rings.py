@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agent.ring_drain
-from agent.drain_pace import AIM
-from probes.ring import Ring
-from probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
+from railscope.agent import ring_drain
+from railscope.agent.drain_pace import AIM
+from railscope.probes.ring import Ring
+from railscope.probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
 
 RECORD = np.dtype([("time_ns", "<u8"), ("number", "<u8"), ("more", "<u8", (5,))])
 SLOT_BYTES = 64
@@ -152,8 +152,8 @@ def test_what_comes_between_the_two_looks_holds_up_what_may_follow_it() -> None:
 
 
 def test_writers_that_were_preempted_before_they_took_a_slot_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.slot_rings.MOST_AT_ONCE", 2)
-    monkeypatch.setattr("probes.slot_rings._FEWEST_OF_A_RING", 1)
+    monkeypatch.setattr("railscope.probes.slot_rings.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1)
     with opened() as (writers, reader):
         for time_ns in (13, 12, 11, 10):
             writers.write(0, time_ns, time_ns)
@@ -214,8 +214,8 @@ def test_whenever_threads_stop_and_wherever_they_go_on_what_each_did_is_read_onc
     taken: list[int] = []
     with (
         opened(4, position=position) as (writers, reader),
-        patch("probes.slot_rings.MOST_AT_ONCE", most),
-        patch("probes.slot_rings._FEWEST_OF_A_RING", 1),
+        patch("railscope.probes.slot_rings.MOST_AT_ONCE", most),
+        patch("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1),
     ):
         for now_ns, (thread, ring) in enumerate(steps, start=1):
             if thread == len(threads):
@@ -233,14 +233,14 @@ def test_whenever_threads_stop_and_wherever_they_go_on_what_each_did_is_read_onc
 
 
 def test_the_agent_goes_on_reading_while_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.slot_rings.MOST_AT_ONCE", 8)
-    monkeypatch.setattr("probes.slot_rings._FEWEST_OF_A_RING", 1)
+    monkeypatch.setattr("railscope.probes.slot_rings.MOST_AT_ONCE", 8)
+    monkeypatch.setattr("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1)
     taken: list[int] = []
     recorded: list[int] = []
     with opened() as (writers, reader):
         for number in range(SLOTS):
             writers.write(0, number, number)
-        found = agent.ring_drain.empty(
+        found = ring_drain.empty(
             reader,
             lambda records: taken.extend(records["number"].tolist()),
             lambda records: recorded.extend(records["number"].tolist()),

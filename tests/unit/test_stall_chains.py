@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agent.stall_chains import Ranks, waiting_elsewhere
-from agent.stall_facts import InFlight, ProcessFacts, RankFacts
+from railscope.agent.stall_chains import Ranks, waiting_elsewhere
+from railscope.agent.stall_facts import InFlight, ProcessFacts, RankFacts
 
 PROCESSES = 8
 RUNS = ProcessFacts("running", 1_500_000_000, 0.0, 0.0, 0, 0)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from probes.nccl.abi import Op
+from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import AFTER_S, LOOK_S, STOPPED, World, steady
 
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from agent.stall_watch import LOOK_NS
-from probes.bpf_syscall import KernelRefusal
+from railscope.agent.stall_watch import LOOK_NS
+from railscope.probes.bpf_syscall import KernelRefusal
 from tests.unit.stall_world import (
     AFTER_S,
     LOOK_S,

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.stall_facts import Cause
-from agent.stall_watch import LOOK_NS
-from probes.nccl.abi import Op
+from railscope.agent.stall_facts import Cause
+from railscope.agent.stall_watch import LOOK_NS
+from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import LOOK_S, RUNNING, World, steady
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.stall_facts import Cause, ProcessFacts, Stall
-from probes.nccl.abi import Op
+from railscope.agent.stall_facts import Cause, ProcessFacts, Stall
+from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import AFTER_S, FLOOR_S, LOOK_S, MOVING, RAILS, STANDING, STOPPED, Rank, World
 
 Place = tuple[str, int]

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.stall_facts import Cause, Stall
-from probes.nccl.abi import Op
+from railscope.agent.stall_facts import Cause, Stall
+from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     COMPUTING,
     LOOK_S,

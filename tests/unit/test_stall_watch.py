@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.snapshot import UNKNOWN
-from agent.stall_facts import Cause
-from probes.nccl.abi import Op
-from probes.nccl.records import CALL_EVENT
+from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.stall_facts import Cause
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.records import CALL_EVENT
 from tests.unit.stall_world import (
     AFTER_S,
     COMM_HASH,

@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.stall_facts import Blame, Cause, Evidence, InFlight, OwnHistory, ProcessFacts, RailSigns, RankFacts, Stall
-from agent.stalls import StallLimits, Stalls
+from railscope.agent.stall_facts import (
+    Blame,
+    Cause,
+    Evidence,
+    InFlight,
+    OwnHistory,
+    ProcessFacts,
+    RailSigns,
+    RankFacts,
+    Stall,
+)
+from railscope.agent.stalls import StallLimits, Stalls
 
 SECOND_NS = 1_000_000_000
 LIMITS = StallLimits()

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.stored_errors import StoredErrors
-from probes.maps import Records
-from probes.nccl.error_records import COMMUNICATOR_MAGIC, ErrorLayout
-from probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.agent.stored_errors import StoredErrors
+from railscope.probes.maps import Records
+from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC, ErrorLayout
+from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
 
 LAYOUT = ErrorLayout(comm_async_result=8, comm_proxy_state=None, state_async_result=None)
 KNOWN, STRANGE = 3, 4

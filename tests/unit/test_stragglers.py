@@ -10,12 +10,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.communicators import Communicator
-from agent.snapshot import RankArrivals
-from agent.stragglers import WINDOW, Stragglers
-from probes.maps import Records
-from probes.nccl.abi import Op
-from probes.nccl.records import CALL_EVENT
+from railscope.agent.communicators import Communicator
+from railscope.agent.snapshot import RankArrivals
+from railscope.agent.stragglers import WINDOW, Stragglers
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.records import CALL_EVENT
 
 Call = tuple[int, int, int]
 """Instance, number, time in ns."""

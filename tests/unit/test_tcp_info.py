@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.clock import SystemClock
-from probes.netdev.addresses import LocalAddress, parse_addresses, plain_address
-from probes.netdev.connection_accounts import (
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.addresses import LocalAddress, parse_addresses, plain_address
+from railscope.probes.netdev.connection_accounts import (
     ACCOUNT_FIELDS,
     MAXIMUM_CONNECTIONS,
     ConnectionAccounts,
     FoundConnections,
 )
-from probes.netdev.netlink import MalformedNetlink, NetlinkSocket
-from probes.netdev.tcp_counters import TCP_FIELDS, TcpCounters
-from probes.netdev.tcp_info import (
+from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
+from railscope.probes.netdev.tcp_counters import TCP_FIELDS, TcpCounters
+from railscope.probes.netdev.tcp_info import (
     APPLICATION_LIMITED,
     NETLINK_SOCK_DIAG,
     TcpTable,
@@ -35,7 +35,7 @@ from probes.netdev.tcp_info import (
     question,
     read_table,
 )
-from probes.socket_owners import SocketOwners, socket_inodes
+from railscope.probes.socket_owners import SocketOwners, socket_inodes
 from tests.unit.netdev_messages import SteppedClock, attribute, done, message
 from tests.unit.tcp_reference import OFFSETS, TcpInfo
 

@@ -12,8 +12,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 
-from probes.nccl.abi import DATA_TYPE_BYTES, DataType
-from testbed.job import LIBRARY
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
+from railscope.testbed.job import LIBRARY
 from tests.unit.testbed_library import FLOAT32, INVALID_ARGUMENT, OK, SUM, load, ranks, size
 
 COLLECTIVES: Final = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import Host, TestbedError
-from testbed.job import DRIVER, GptShape, Job, JobOptions, OperationCount, RailBytes, RankReport
+from railscope.testbed.hosts import Host, TestbedError
+from railscope.testbed.job import DRIVER, GptShape, Job, JobOptions, OperationCount, RailBytes, RankReport
 
 ENDLESS = ["--pattern", "ddp", "--seconds", "1", "--id-file", "x"]
 HOST = Host(0, "nowhere", ("rail0",), ("10.77.0.1",))

@@ -16,9 +16,9 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from agent.snapshot import Snapshot
-from exporters.http import MetricsServer, ServerSettings
-from exporters.web_config import WebConfigFile
+from railscope.agent.snapshot import Snapshot
+from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.exporters.web_config import WebConfigFile
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.nodes import later
 from tests.unit.pseudo_terminal import HIDE_ALTERNATE, SHOW_ALTERNATE, SHOW_CURSOR, PseudoTerminal

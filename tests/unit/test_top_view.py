@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.snapshot import Snapshot
-from agent.stall_facts import Cause
-from exporters.node_view import NodeView, node_view
-from exporters.top_columns import INITIAL_ORDERS
-from exporters.top_keys import Keys
-from exporters.top_plain import plain_lines
-from exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
-from exporters.top_state import Order, Pane, ViewState, pressed
-from exporters.top_words import amount, bar, length, percent
+from railscope.agent.snapshot import Snapshot
+from railscope.agent.stall_facts import Cause
+from railscope.exporters.node_view import NodeView, node_view
+from railscope.exporters.top_columns import INITIAL_ORDERS
+from railscope.exporters.top_keys import Keys
+from railscope.exporters.top_plain import plain_lines
+from railscope.exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
+from railscope.exporters.top_state import Order, Pane, ViewState, pressed
+from railscope.exporters.top_words import amount, bar, length, percent
 from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail, stall
 from tests.unit.nodes import healthy, later, scraped, view_of
 

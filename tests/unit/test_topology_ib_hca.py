@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.topology.ib_hca import HcaEntry, parse_hca_list
+from railscope.probes.topology.ib_hca import HcaEntry, parse_hca_list
 
 
 @pytest.mark.parametrize(

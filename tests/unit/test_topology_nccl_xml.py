@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.topology.machine import gpus_of_topology, nics_of_topology, placed, places_in
-from probes.topology.nccl_xml import (
+from railscope.probes.topology.machine import gpus_of_topology, nics_of_topology, placed, places_in
+from railscope.probes.topology.nccl_xml import (
     DEEPEST,
     MOST_BYTES,
     MOST_ELEMENTS,
@@ -21,7 +21,7 @@ from probes.topology.nccl_xml import (
     parse_topology,
     read_topology,
 )
-from probes.topology.paths import Place
+from railscope.probes.topology.paths import Place
 
 AZURE = Path(__file__).parents[3] / "shared/data/azure-ndv4-topo.xml"
 """A sample of Azure's (azhpc-images, MIT), kept beside the checkout."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.topology.machine import gpus_of_pci
-from probes.topology.paths import PathType, Place, path_type
-from probes.topology.pci import normal_address, pci_device, pci_devices, pci_order, place_in_path
+from railscope.probes.topology.machine import gpus_of_pci
+from railscope.probes.topology.paths import PathType, Place, path_type
+from railscope.probes.topology.pci import normal_address, pci_device, pci_devices, pci_order, place_in_path
 from tests.trees.pci import (
     ASPEED,
     ETHERNET_CLASS,

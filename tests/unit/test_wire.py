@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wire import Placement, WireShare, placement_of, wire_share
-from probes.nccl.abi import Op
+from railscope.agent.wire import Placement, WireShare, placement_of, wire_share
+from railscope.probes.nccl.abi import Op
 
 Message = tuple[int, int, int]
 """From rank, to rank, bytes."""

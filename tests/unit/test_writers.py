@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.snapshot import Snapshot, WritingRank
-from agent.writers import PERIOD_NS, Writers
-from probes.process_state import written_bytes
+from railscope.agent.snapshot import Snapshot, WritingRank
+from railscope.agent.writers import PERIOD_NS, Writers
+from railscope.probes.process_state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 
 WRITES = replace(RUNNING, written_bytes=3 * MIB // 2)

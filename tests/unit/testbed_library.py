@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.job import LIBRARY
+from railscope.testbed.job import LIBRARY
 
 Array = NDArray[np.generic]
 

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.rail_bytes import RailBytes
-from probes.elf import Elf
-from probes.nccl.internal_functions import Level, internal_points
-from probes.nccl.internal_records import layout_record
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.library import probe_points
-from probes.nccl.net_devices import device_arrays
-from probes.nccl.programs import NcclPrograms, ProgramSettings
-from testbed.hosts import Host
+from railscope.agent.rail_bytes import RailBytes
+from railscope.probes.elf import Elf
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.library import probe_points
+from railscope.probes.nccl.net_devices import device_arrays
+from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.testbed.hosts import Host
 from tests.nccl.build import built
 from tests.nccl.job import Job, RankReport
 from tests.nccl.test_rail_bytes import Observed, process_facts

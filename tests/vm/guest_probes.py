@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from probes.libbpf import LoadError
-from probes.links import AttachKind
-from probes.nccl.abi import Op
-from probes.nccl.internals import Internals
-from probes.nccl.layout import Layouts
-from probes.nccl.programs import EnqueueTime, NcclPrograms
-from testbed.job import LIBRARY
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.testbed.job import LIBRARY
 from tests.root.probe_targets import Target, all_reduce, attached, counted, loaded, target
 
 CALLS: Final = 500

@@ -12,11 +12,11 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Final
 
-from probes.clock import SystemClock
-from probes.netdev.counters import CounterReading
-from probes.rdma.counters import RdmaCounters
-from probes.rdma.inventory import read_ports
-from probes.rdma.netlink import RdmaNetlink
+from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.rdma.netlink import RdmaNetlink
 from tests.vm.soft_roce import GID_INDEX, SYSFS, Pair, made, run, wait_for
 
 SENDER: Final = "rxe0"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from probes.rdma.inventory import read_ports
+from railscope.probes.rdma.inventory import read_ports
 
 SYSFS: Final = Path("/sys")
 GID_INDEX: Final = "1"

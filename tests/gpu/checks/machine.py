@@ -6,8 +6,8 @@ import json
 import subprocess
 from typing import Any
 
-from probes.calibration import CalibrationError, measure_trap_ns
-from probes.links import AttachKind
+from railscope.probes.calibration import CalibrationError, measure_trap_ns
+from railscope.probes.links import AttachKind
 from tests.gpu.lane import Lane, agent_command
 from tests.gpu.rails import two_hosts
 from tests.gpu.table import Verdict

@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from probes import libbpf
-from probes.elf import Elf
-from probes.links import AttachKind, Links
-from probes.nccl.library import ProbePoint
-from probes.nccl.programs import ARCHITECTURES, OBJECTS, plain_attach_type
-from probes.nccl.prologue import PROLOGUE_BYTES, probe_offset
-from probes.processes import PROCFS, executable_mappings, open_mapped_file
+from railscope.probes import libbpf
+from railscope.probes.elf import Elf
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.nccl.programs import ARCHITECTURES, OBJECTS, plain_attach_type
+from railscope.probes.nccl.prologue import PROLOGUE_BYTES, probe_offset
+from railscope.probes.processes import PROCFS, executable_mappings, open_mapped_file
 from tests.bench.run_times import counted, run_times
 from tests.gpu.lane import Lane
 from tests.gpu.rails import TwoHosts, two_hosts
