@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from railscope.agent.prometheus_query import seconds_of
+from railscope.agent.cluster.fleet.prometheus import seconds_of
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 

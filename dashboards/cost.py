@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.config_file import ConfigError
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.families import families
+from railscope.agent.config.file import ConfigError
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.series.families import families
 
 BYTES_PER_SAMPLE: Final = 3.1
 """Of a block's chunks: 120,261 samples of two agents beside a busy job.  Where more stands still it is less."""

@@ -3,7 +3,7 @@
 Calls, sizes and times of operations are told for a host as a whole: where several jobs share a host they are added.
 
 Histograms of bytes and of bytes per second come to a Prometheus that takes native histograms as such, and then without
-classic buckets (exporters/native.py).  So what asks for them asks for both, and takes what is there.
+classic buckets (exporters/series/native.py).  So what asks for them asks for both, and takes what is there.
 """
 
 from __future__ import annotations

@@ -12,13 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from railscope.agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
-from railscope.agent.counter_rules import rule_of
-from railscope.agent.ethernet_rules import statistic_rule
-from railscope.agent.kernel_readings import ENQUEUE_BOUNDS
-from railscope.agent.node_totals import SIZE_BOUNDS
-from railscope.agent.rails import SEVERITIES
-from railscope.agent.snapshot import (
+from railscope.agent.facts.snapshot import (
     AttachedProbe,
     CollectiveTotal,
     CollectorResult,
@@ -40,7 +34,13 @@ from railscope.agent.snapshot import (
     Snapshot,
     StallTotal,
 )
-from railscope.agent.totals import RATE_BOUNDS
+from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
+from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
+from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
+from railscope.agent.node.rails.counter_rules import rule_of
+from railscope.agent.node.rails.ethernet_rules import statistic_rule
+from railscope.agent.node.rails.selection import SEVERITIES
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
 
 GPUS: Final = 8
 COMMUNICATORS_OF_A_GPU: Final = 8

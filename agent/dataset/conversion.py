@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from railscope.agent.dataset.schema import TABLES
-from railscope.agent.recording import ClockReading
+from railscope.agent.facts.clocks import ClockReading
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES

@@ -8,8 +8,8 @@ from pathlib import Path
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.recording import Recording
-from railscope.agent.recording_file import RecordingError, read_recording
+from railscope.agent.recording.file import RecordingError, read_recording
+from railscope.agent.recording.format import Recording
 
 _UNKNOWN_NODE = "unknown"
 

@@ -29,9 +29,9 @@ from railscope.agent.dataset.conversion import (
 from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.label_numbers import number_of
-from railscope.agent.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
-from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.recording.format import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
 EVENT_TABLES: Final = ("calls", "operations", "rail_samples", "link_events", "marks")
 """Tables that are written in parts, by name; their moment is `time_ns`, of operations `end_ns`."""

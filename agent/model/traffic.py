@@ -5,7 +5,7 @@ among g ranks puts 2b(g−1)/g on each edge, pipeline neighbours send straight t
 pipeline make a ring of two.  NCCL's own rings may run in another order and several at once, and its trees use other
 pairs: what a rank sends in all is the same, to whom is not.
 
-What a ring's members send is that of `railscope.agent.ring_traffic`, which recordings are counted by as well: bytes are
+What a ring's members send is that of `railscope.agent.model.ring`, which recordings are counted by as well: bytes are
 exact also where g does not divide the payload, and add up to 2b(g−1).
 
 Pairs are kept as a list, not as a matrix: ten thousand ranks have forty thousand pairs that talk, of a hundred
@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.agent.model.mapping import Mapping
+from railscope.agent.model.ring import all_reduce_bytes
 from railscope.agent.model.shape import ELEMENT_BYTES, Mode, Shape, ShapeError
 from railscope.agent.model.volumes import StageVolumes, stage_volumes
-from railscope.agent.ring_traffic import all_reduce_bytes
 
 FLOW: Final = np.dtype([("kind", "u1"), ("source", "i4"), ("destination", "i4"), ("bytes", "i8")])
 """Wire bytes of one kind from one rank to another; `kind` is a `Kind`."""

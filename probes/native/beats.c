@@ -167,7 +167,7 @@ static bool is_full(const struct question *one)
 	       one->slots;
 }
 
-/* ---- the beat: as in agent/sampled_source.py, where the same is done for sources that only Python can read ---- */
+/* ---- the beat: as in agent/node/sampling/source.py, where the same is done for sources that only Python can read ---- */
 
 static void schedule(struct question *one, uint64_t before_ns, uint64_t after_ns)
 {

@@ -28,11 +28,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.ethernet import EthernetWatch
-from railscope.agent.nvlink_gpu import Gpu, GpuHistories
-from railscope.agent.rails import decide_rails, rail_facts
-from railscope.agent.rdma import RdmaWatch
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
+from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.rdma_ports import RdmaWatch
+from railscope.agent.node.rails.selection import decide_rails, rail_facts
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.sources import open_namespace

@@ -16,13 +16,13 @@ import numpy as np
 
 from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.merge import Merger
-from railscope.agent.dataset.record import FLUSH_NS
 from railscope.agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
 from railscope.agent.dataset.size import SizeBound
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.flight_recorder import FlightRecorder
-from railscope.agent.recording import KINDS
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.record.dataset_recorder import FLUSH_NS
+from railscope.agent.recording.format import KINDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.maps import Records
 from tests.bench.results import Bound, Line, figure

@@ -29,12 +29,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
-from railscope.exporters.budget import SeriesBudget
-from railscope.exporters.families import families
-from railscope.exporters.http import MetricsServer, ServerSettings
-from railscope.exporters.metric import Family
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes import beats
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters

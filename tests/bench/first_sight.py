@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.discovery import Discovery
-from railscope.agent.levels import Levels
+from railscope.agent.node.completion.levels import Levels
+from railscope.agent.node.targets.libraries import Discovery
 from railscope.probes.nccl.internal_functions import Level
 from railscope.probes.nccl.internals import Internals
 from railscope.probes.nccl.layout import Layouts

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.config import Config
-from railscope.agent.daemon import Daemon
+from railscope.agent.config.options import Config
 from railscope.agent.dataset.files import table_files
-from railscope.agent.dataset.record import FLUSH_NS, DatasetRecorder
-from railscope.agent.dataset.stream import THREAD_NAME
+from railscope.agent.node.daemon.daemon import Daemon
+from railscope.agent.record.dataset_recorder import FLUSH_NS, DatasetRecorder
+from railscope.agent.record.stream import THREAD_NAME
 from railscope.probes.clock import SystemClock
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from railscope.agent.config import Config
-from railscope.agent.drain_pace import pause_ns
-from railscope.agent.levels import Levels
-from railscope.agent.program_settings import program_settings
+from railscope.agent.config.options import Config
+from railscope.agent.config.probe_settings import program_settings
+from railscope.agent.node.completion.levels import Levels
+from railscope.agent.node.daemon.ring_pace import pause_ns
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.elf import Elf
 from railscope.probes.libbpf import LoadError
@@ -33,7 +33,7 @@ from tests.bench.target import BenchError
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """What levels need to know of a library (agent/levels.py)."""
+    """What levels need to know of a library (agent/node/completion/levels.py)."""
 
     number: int
     path: str

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from railscope.agent.flight_recorder import FlightRecorder
-from railscope.agent.recording import KINDS
-from railscope.agent.recording_store import save
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.recorder.store import save
+from railscope.agent.recording.format import KINDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.maps import Records
 from railscope.probes.netdev.counters import CounterReading

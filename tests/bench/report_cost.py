@@ -104,8 +104,8 @@ def _report(folder: Path) -> tuple[float, int]:
     """Seconds, and the most resident bytes, of one `railscope report`."""
     program = (
         "import sys; from argparse import ArgumentParser; "
-        "from railscope.agent.analysis.report_command import run_report; "
-        "from railscope.agent.analysis.report_options import add_report_arguments; parser = ArgumentParser(); "
+        "from railscope.agent.analysis.report.command import run_report; "
+        "from railscope.agent.analysis.facts.options import add_report_arguments; parser = ArgumentParser(); "
         "add_report_arguments(parser); sys.exit(run_report(parser.parse_args(), sys.stdout))"
     )
     began_s = time.perf_counter()

@@ -24,7 +24,7 @@ from typing import Final
 
 from pyroute2 import IPRoute
 
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace, run_inside
 from railscope.probes.netdev.counters import CounterSource

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from railscope.exporters.families import families
-from railscope.exporters.text import Format, Renderer
+from railscope.exporters.series.families import families
+from railscope.exporters.series.text import Format, Renderer
 from tests.bench import exposition_cost, exposition_server
 from tests.bench.results import Figure
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.levels import Levels
+from railscope.agent.node.completion.levels import Levels
 from railscope.probes.nccl.internal_functions import Level
 from railscope.probes.nccl.records import Stat
 from railscope.testbed.hosts import Fabric

@@ -19,15 +19,16 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from railscope.agent.completion import Completion
-from railscope.agent.config import Config
-from railscope.agent.correlation import Correlator, ExpectedBytes, PortTotals, WireTotals
-from railscope.agent.ledger import Sockets
-from railscope.agent.observer import Observer
-from railscope.agent.rail_ledgers import PortAndConnections, RailLedgers, evidence_of
-from railscope.agent.sampler_state import DeviceTotals
-from railscope.agent.snapshot import Histogram
-from railscope.agent.stall_watch import LOOK_NS
+from railscope.agent.config.options import Config
+from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.model.expected import ExpectedBytes, WireTotals
+from railscope.agent.node.attribution.evidence import PortAndConnections, RailLedgers, evidence_of
+from railscope.agent.node.attribution.explained import Correlator, PortTotals
+from railscope.agent.node.attribution.ledger import Sockets
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.sampling.state import DeviceTotals
+from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.probes.maps import Records
 from railscope.probes.nccl import records
 from railscope.probes.nccl.abi import Op

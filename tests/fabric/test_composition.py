@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.composition import composition_of
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.groups import Groups, find_groups
-from railscope.agent.analysis.report_facts import Composition, Traffic
-from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.analysis.facts.report import Composition, Traffic
+from railscope.agent.analysis.parallelism.composition import composition_of
+from railscope.agent.analysis.parallelism.groups import Groups, find_groups
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.ethernet import EthernetWatch
-from railscope.agent.ethernet_facts import RailEthernet
-from railscope.agent.rails import RailDecision, decide_rails
-from railscope.agent.sampling import Sampler
-from railscope.agent.snapshot import RailTcp
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import RailTcp
+from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.selection import decide_rails
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace, network_namespace, run_inside
 from railscope.probes.netdev.inventory import NetlinkInventory

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.export import run_export
-from railscope.agent.recording_file import read_recording
-from railscope.agent.timeline_recording import RecordingFile, timelines
-from railscope.exporters.perfetto import write_trace
+from railscope.agent.recording.file import read_recording
+from railscope.agent.trace.command import run_export
+from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.perfetto import write_trace
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import RAILSCOPE

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from railscope.agent.model.traffic import traffic
-from railscope.agent.peer_bytes import CALL, OTHER, RING
+from railscope.agent.node.collectives.peer_bytes import CALL, OTHER, RING
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
 from tests.fabric.agent_process import AgentProcess

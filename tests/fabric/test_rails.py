@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.rail_watch import RailWatch
-from railscope.agent.sampler_state import SourceResult
-from railscope.agent.snapshot import RailFacts
+from railscope.agent.facts.snapshot import RailFacts
+from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.sampling.state import SourceResult
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace, network_namespace
 from railscope.testbed.hosts import Fabric

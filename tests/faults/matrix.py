@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from railscope.agent.demo import gpt_shape
+from railscope.agent.cli.demo import gpt_shape
 from railscope.testbed.job import Moments, SkippedCall
 from tests.faults.scenarios import (
     AFTER_SECONDS,

@@ -95,7 +95,7 @@ class Lane:
 
 def agent_command() -> tuple[str, ...]:
     """`railscope` of whatever PYTHONPATH has: the kit's."""
-    return (sys.executable, "-P", "-m", "railscope.agent.cli")
+    return (sys.executable, "-P", "-m", "railscope.agent.cli.main")
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def test_a_kit_that_is_missing_damaged_or_older_than_the_sources_is_refused(
 ) -> None:
     with pytest.raises(UnpackError, match=r"nowhere is missing: run 'make gpu-kit'"):
         unpack(tmp_path / "nowhere", tmp_path / "1", checkout)
-    (checkout / "agent/cli.py").write_text("print(2)\n")
+    (checkout / "agent/cli/main.py").write_text("print(2)\n")
     with pytest.raises(UnpackError, match="made of other sources"):
         unpack(kit, tmp_path / "2", checkout)
     (kit / "stamps/offsets.json").write_text("[]")

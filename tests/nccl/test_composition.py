@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.groups import find_groups
-from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.analysis.parallelism.groups import find_groups
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import default_mapping

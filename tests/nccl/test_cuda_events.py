@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import pytest
 
-from railscope.agent.cuda import CudaCompletion
+from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.probes.elf import Elf
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.cuda_records import CudaStat
@@ -39,7 +39,7 @@ DEADLINE_S = 60
 
 @dataclass(slots=True)
 class ObservedNccl:
-    """As agent/discovery.py has it."""
+    """As agent/node/targets/libraries.py has it."""
 
     file: BinaryIO
     path: str

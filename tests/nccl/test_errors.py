@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.comm_events import CommEvents
+from railscope.agent.node.collectives.events import CommEvents
 from railscope.probes.elf import Elf
 from railscope.probes.links import AttachKind
 from railscope.probes.nccl.abi import DataType

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from railscope.agent.recording_file import read_recording
-from railscope.agent.same_operations import same_operations
-from railscope.agent.timeline_recording import RecordingFile, timelines
-from railscope.exporters.perfetto import write_trace
+from railscope.agent.recording.file import read_recording
+from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.perfetto import write_trace
+from railscope.agent.trace.same_operations import same_operations
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.completion import Completion
+from railscope.agent.node.completion.completion import Completion
 from railscope.probes.elf import Elf
 from railscope.probes.nccl.abi import op_name
 from railscope.probes.nccl.internal_functions import Level
@@ -35,7 +35,7 @@ COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary:
-    """What agent/levels.py asks of a library."""
+    """What agent/node/completion/levels.py asks of a library."""
 
     number: int
     path: str

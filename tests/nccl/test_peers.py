@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.recording_file import read_recording
+from railscope.agent.recording.file import read_recording
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double

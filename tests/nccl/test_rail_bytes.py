@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.communicators import ObservedProcess
-from railscope.agent.jobs import JobFacts
-from railscope.agent.rail_bytes import HandedOver, RailBytes
+from railscope.agent.node.completion.handed_over import HandedOver, RailBytes
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.elf import Elf
 from railscope.probes.namespaces import network_namespace
 from railscope.probes.nccl.internal_functions import Level, internal_points

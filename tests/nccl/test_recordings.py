@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.recording_file import read_recording
+from railscope.agent.recording.file import read_recording
 from railscope.probes.nccl.abi import Op
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.nvlink import NvlinkWatch
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.nvlink.watch import NvlinkWatch
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes.clock import SystemClock
 from tests.nvml.stub import Stub, link_lines
 from tests.unit.nodes import healthy

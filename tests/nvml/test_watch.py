@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent import nvlink, nvlink_gpu
-from railscope.agent.doctor_nvlink import check_nvlink
-from railscope.agent.nvlink import NvlinkState, NvlinkWatch
-from railscope.agent.snapshot import NvlinkFacts
+from railscope.agent.doctor.nvlink import check_nvlink
+from railscope.agent.facts.snapshot import NvlinkFacts
+from railscope.agent.node.nvlink import gpu as nvlink_gpu
+from railscope.agent.node.nvlink import watch as nvlink
+from railscope.agent.node.nvlink.watch import NvlinkState, NvlinkWatch
 from railscope.probes.clock import SystemClock
 from tests.nvml.stub import DRIVER_NOT_LOADED, GPU_IS_LOST, Stub, build_stub, link_lines
 
@@ -187,7 +188,7 @@ def test_another_process_reads_a_scripted_library(tmp_path: Path) -> None:
     build_stub(tmp_path)
     program = (
         "from pathlib import Path; from railscope.probes.clock import SystemClock; "
-        "from railscope.agent.doctor_nvlink import check_nvlink\n"
+        "from railscope.agent.doctor.nvlink import check_nvlink\n"
         "for finding in check_nvlink(Path('/sys'), SystemClock()): print(finding.status, finding.what)"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
@@ -204,7 +205,7 @@ def test_a_gpu_that_fails_shows_in_its_own_collector_and_every_other_source_goes
     command = [
         sys.executable,
         "-m",
-        "railscope.agent.cli",
+        "railscope.agent.cli.main",
         "agent",
         "--once",
         "--once.settle",
@@ -230,7 +231,7 @@ def test_a_gpu_that_hangs_is_named_by_a_single_look_which_ends_all_the_same(tmp_
     command = [
         sys.executable,
         "-m",
-        "railscope.agent.cli",
+        "railscope.agent.cli.main",
         "agent",
         "--once",
         "--once.settle",

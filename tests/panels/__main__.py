@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusError, PrometheusStore
 from railscope.dashboards import build
 from tests.panels.bundle import ICONS, PanelsError, bundle, install
 from tests.panels.chromium import Browser

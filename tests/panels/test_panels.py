@@ -18,7 +18,7 @@ import pytest
 if os.environ.get("RAILSCOPE_TEST_PANELS") != "1":
     pytest.skip("Grafana's component packages are 500 MB: run 'make test-panels'", allow_module_level=True)
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.dashboards import build, documents, rules_files
 from tests.panels.bundle import ICONS, bundle
 from tests.panels.chromium import Browser

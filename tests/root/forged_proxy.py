@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from railscope.agent.completion import Completion
+from railscope.agent.node.completion.completion import Completion
 from railscope.probes.elf import Elf
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import Op

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.recording_file import read_recording
+from railscope.agent.recording.file import read_recording
 from railscope.testbed.job import LIBRARY
 
 SEEN: Final = Path("/seen.json")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.daemon import Daemon
+from railscope.agent.config.options import Config
+from railscope.agent.node.daemon.daemon import Daemon
 from railscope.probes.mmap_events import MmapEvents, MmapEventsError
 from tests.root.probe_targets import Target
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent import discovery
-from railscope.agent.discovery import Discovery
+from railscope.agent.node.targets import libraries as discovery
+from railscope.agent.node.targets.libraries import Discovery
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.links import Links
 from railscope.probes.nccl.functions import ENQUEUE_CHECK

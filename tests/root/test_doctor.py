@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.doctor import run_doctor
-from railscope.agent.doctor_probes import MODES, trial_settings, try_mode
+from railscope.agent.config.options import Config
+from railscope.agent.doctor.command import run_doctor
+from railscope.agent.doctor.probes import MODES, trial_settings, try_mode
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.libbpf import LoadError
 from railscope.probes.links import AttachKind
@@ -188,8 +188,8 @@ def test_without_rights_the_doctor_says_what_is_missing_and_ends_with_1() -> Non
         pytest.skip(f"{closed[0]} is closed to other users: run the tests from a checkout that others may enter")
     script = (
         "import io, os, sys\n"
-        "from railscope.agent.config import Config\n"
-        "from railscope.agent.doctor import run_doctor\n"
+        "from railscope.agent.config.options import Config\n"
+        "from railscope.agent.doctor.command import run_doctor\n"
         # Once as root, so that everything is imported: the interpreter may lie where only root can read.
         "run_doctor(Config(), as_json=True, out=io.StringIO())\n"
         f"os.setgroups([]); os.setresgid(*[{NOBODY}] * 3); os.setresuid(*[{NOBODY}] * 3)\n"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from railscope.agent.rails import decide_rails, netns_labels
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.rails.selection import decide_rails, netns_labels
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import (
     NamespaceDenied,

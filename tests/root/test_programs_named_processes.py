@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.doctor_libraries import LeashedAttacher
+from railscope.agent.doctor.libraries import LeashedAttacher
 from railscope.probes.links import AttachKind, tells_processes_apart
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layout import Layouts

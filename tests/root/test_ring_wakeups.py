@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from railscope.agent import ring_drain
-from railscope.agent.config import Config
-from railscope.agent.daemon import Daemon
+from railscope.agent.config.options import Config
+from railscope.agent.node.daemon import ring_drain
+from railscope.agent.node.daemon.daemon import Daemon
 from railscope.probes.clock import SystemClock
 from railscope.probes.nccl.programs import Loader
 from railscope.probes.ring_wakeups import RingWakeups

@@ -49,7 +49,7 @@ INTERPRETER: Final = (
 COMMAND: Final = f"""#!{INTERPRETER}
 import sys
 sys.path.insert(0, {str(CHECKOUT / ".venv/tree")!r})
-from railscope.agent.cli import main
+from railscope.agent.cli.main import main
 sys.exit(main())
 """
 

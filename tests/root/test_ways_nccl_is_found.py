@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.doctor import run_doctor
+from railscope.agent.config.options import Config
+from railscope.agent.doctor.command import run_doctor
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 from railscope.testbed.job import LIBRARY as TESTBED_LIBRARY
 from tests.fabric.agent_process import AgentProcess

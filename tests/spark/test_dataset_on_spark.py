@@ -14,8 +14,8 @@ pytest.importorskip("pyspark", reason="Spark is 400 MB: run 'make test-spark'")
 if shutil.which("java") is None:
     pytest.skip("Spark needs Java: run 'make test-spark'", allow_module_level=True)
 
-from railscope.agent.analysis.engines import engine
-from railscope.agent.analysis.report_options import SPARK
+from railscope.agent.analysis.facts.options import SPARK
+from railscope.agent.analysis.tables.engines import engine
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.dataset.reader import Dataset, open_dataset

@@ -13,11 +13,11 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.families import families
-from railscope.exporters.metric import Family
-from railscope.exporters.selection import Selection
-from railscope.exporters.text import Format, Renderer
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")

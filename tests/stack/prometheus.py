@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusError, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusError, PrometheusStore
 
 
 def tool(name: str, package: str = "prometheus") -> str:

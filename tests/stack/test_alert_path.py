@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.testbed.faults import LinkDown, Stopped
 from railscope.testbed.job import Job
 from tests.faults.cluster import until

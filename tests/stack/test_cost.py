@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards import cost, rules_files
 from railscope.dashboards.typical_node import typical_node
 from tests.stack.agents import served

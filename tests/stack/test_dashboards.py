@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore, Sample
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore, Sample
 from railscope.dashboards import build, documents, expressions, rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until

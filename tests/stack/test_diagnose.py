@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from tests.stack.fleet import SimulatedFleet, served
 from tests.stack.prometheus import prometheus, until
 
@@ -34,7 +34,7 @@ class Cluster:
 
     def diagnose(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "railscope.agent.cli", "diagnose", "--prometheus", self.url, *arguments],
+            [sys.executable, "-m", "railscope.agent.cli.main", "diagnose", "--prometheus", self.url, *arguments],
             capture_output=True,
             text=True,
             check=False,

@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
-from railscope.agent.diagnose import Question, as_text, diagnose
-from railscope.agent.fleet_reader import read_fleet
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore, moment_of
-from railscope.agent.verdict_words import Verdict
+from railscope.agent.cluster.command import Question, as_text, diagnose
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore, moment_of
+from railscope.agent.cluster.fleet.reader import read_fleet
+from railscope.agent.cluster.verdict.words import Verdict
 from tests.stack import fleet as fleet_module
 from tests.stack.fleet import SimulatedFleet
 from tests.stack.prometheus import prometheus, tool

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.completion import DURATION_BOUNDS
-from railscope.agent.snapshot import Exemplar, Histogram, OpHistogram, Snapshot
-from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.agent.facts.snapshot import Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.agent.node.completion.completion import DURATION_BOUNDS
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.stack.prometheus import prometheus, until
 from tests.unit.exporters_snapshots import full_snapshot
 

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from railscope.exporters.families import families
-from railscope.exporters.text import Format, Renderer
+from railscope.exporters.series.families import families
+from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot
 
 pytestmark = pytest.mark.stack

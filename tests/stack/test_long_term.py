@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.dashboards import rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until

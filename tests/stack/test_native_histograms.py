@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.completion import BANDWIDTH_BOUNDS
-from railscope.agent.node_totals import SIZE_BOUNDS
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
-from railscope.agent.snapshot import Histogram, OpHistogram, Snapshot
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.facts.snapshot import Histogram, OpHistogram, Snapshot
+from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
+from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS
 from railscope.dashboards import build, documents, expressions
-from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.stack.prometheus import prometheus, until
 from tests.unit.exporters_snapshots import full_snapshot
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
-from railscope.exporters.catalogue import METRICS
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.exporters.series.catalogue import METRICS
 from tests.stack.fleet import SimulatedFleet, served
 from tests.stack.prometheus import alert_annotations, prometheus, tool, until
 

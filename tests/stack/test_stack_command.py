@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.testbed.hosts import OWNERS_DIRECTORY
 from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 from tests.stack.prometheus import tool, until

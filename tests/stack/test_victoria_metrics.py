@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from railscope.agent.prometheus_query import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.dashboards import build, documents, expressions, rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.fleet import SimulatedFleet
@@ -130,7 +130,7 @@ def test_diagnose_names_the_stopped_rank(tmp_path_factory: pytest.TempPathFactor
     with served_fleet([job]) as scrapes, victoria_metrics(tmp_path_factory.mktemp("fleet"), scrapes) as url:
 
         def diagnosed() -> list[tuple[str, list[int], list[str]]]:
-            command = [sys.executable, "-m", "railscope.agent.cli", "diagnose", "--prometheus", url, "--json"]
+            command = [sys.executable, "-m", "railscope.agent.cli.main", "diagnose", "--prometheus", url, "--json"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
             assert done.returncode in (0, 1), done.stderr
             findings = json.loads(done.stdout)["findings"]

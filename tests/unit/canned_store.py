@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from railscope.agent.fleet_facts import Fleet, Rank
-from railscope.agent.fleet_reader import read_fleet
-from railscope.agent.prometheus_query import Sample, Series
+from railscope.agent.cluster.fleet.facts import Fleet, Rank
+from railscope.agent.cluster.fleet.prometheus import Sample, Series
+from railscope.agent.cluster.fleet.reader import read_fleet
 
 NOW = 1_000_000.0
 COMM = "00000000000000aa"

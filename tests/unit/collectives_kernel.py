@@ -1,4 +1,4 @@
-"""The kernel's side of agent/collectives.py, simulated: tables that hold what a test wrote, and that can refuse."""
+"""The kernel's side of the collectives' tables, simulated: they hold what a test wrote, and can refuse."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SimulatedEvents:
 
 
 class SimulatedPrograms:
-    """What agent/collectives.py needs of `NcclPrograms`."""
+    """What agent/node/collectives/collectives.py needs of `NcclPrograms`."""
 
     def __init__(self) -> None:
         self.aggregates = SimulatedTable(records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)

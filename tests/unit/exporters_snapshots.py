@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.snapshot import (
+from railscope.agent.facts.snapshot import (
     AttachedProbe,
     CollectiveTotal,
     CollectorResult,
@@ -33,7 +33,7 @@ from railscope.agent.snapshot import (
     StallTotal,
     WritingRank,
 )
-from railscope.agent.stall_facts import Blame, Cause, Stall
+from railscope.agent.facts.stall import Blame, Cause, Stall
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
 

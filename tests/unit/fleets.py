@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from railscope.agent.fleet_facts import Agent, BriefStall, Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
-from railscope.agent.fleet_sequences import Position
-from railscope.agent.verdict_words import Finding, verdict_of
+from railscope.agent.cluster.fleet.facts import (
+    Agent,
+    BriefStall,
+    Fleet,
+    LongWait,
+    Moving,
+    Rail,
+    Rank,
+    Stall,
+    StallHistory,
+)
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.words import Finding, verdict_of
 
 NOW: Final = 1_000_000.0
 COMM: Final = "00000000000000aa"

@@ -49,7 +49,7 @@ def name_of(scenario: Callable[[Path], RdmaTree]) -> str:
 
 def exposition(sysfs: Path) -> str:
     """What the real command prints for a machine with this sysfs."""
-    command = [sys.executable, "-m", "railscope.agent.cli", "agent", "--once", "--once.settle", _SETTLE]
+    command = [sys.executable, "-m", "railscope.agent.cli.main", "agent", "--once", "--once.settle", _SETTLE]
     # The collectives are those of this machine's processes, whatever its devices are.
     command += ["--no-collector.collective", "--path.sysfs", str(sysfs), "--series.detail", "all"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

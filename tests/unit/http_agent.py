@@ -9,8 +9,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.http import MetricsServer, ServerSettings
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.unit.exporters_snapshots import full_snapshot
 
 FREE_PORT: Final = ServerSettings(listen_address="127.0.0.1:0", request_timeout_seconds=5.0)

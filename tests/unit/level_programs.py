@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from railscope.agent.levels import Levels
+from railscope.agent.node.completion.levels import Levels
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.elf import Elf
 from railscope.probes.links import Links

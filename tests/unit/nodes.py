@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.snapshot import NvlinkFacts, RailFacts, Snapshot
-from railscope.exporters.communicator_page import communicators_json
-from railscope.exporters.families import families
-from railscope.exporters.node_view import NodeView, node_view
-from railscope.exporters.scraped import NodeScrape, node_scrape
-from railscope.exporters.stall_page import stalls_json
-from railscope.exporters.text import Format, Renderer
+from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.exporters.series.families import families
+from railscope.exporters.series.text import Format, Renderer
+from railscope.exporters.top.node_view import NodeView, node_view
+from railscope.exporters.top.scraped import NodeScrape, node_scrape
+from railscope.exporters.web.communicator_page import communicators_json
+from railscope.exporters.web.stall_page import stalls_json
 from tests.unit.exporters_snapshots import full_snapshot
 
 STEP_SECONDS = 2

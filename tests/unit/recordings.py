@@ -6,15 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from railscope.agent.recording import (
-    KINDS,
-    ClockReading,
-    Mark,
-    RecordedCommunicator,
-    RecordedRail,
-    RecordedStall,
-    Recording,
-)
+from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.recording.format import KINDS, Mark, RecordedCommunicator, RecordedRail, RecordedStall, Recording
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import Op
 

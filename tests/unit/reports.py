@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from railscope.agent.analysis.fact_columns import Pairs, Sizes, SizeUse
-from railscope.agent.analysis.report_facts import (
+from railscope.agent.analysis.facts.fact_columns import Pairs, Sizes, SizeUse
+from railscope.agent.analysis.facts.report import (
     Anomaly,
     BandwidthRow,
     CommunicatorUse,

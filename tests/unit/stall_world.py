@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from railscope.agent.communicators import Communicator, ObservedProcess
-from railscope.agent.jobs import JobFacts
-from railscope.agent.stall_facts import ProcessFacts, RailSigns, Stall
-from railscope.agent.stall_sources import Known
-from railscope.agent.stall_watch import LOOK_NS, StallWatch
-from railscope.agent.stalls import StallLimits
+from railscope.agent.facts.stall import Stall
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.stalls.detector import StallLimits
+from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
+from railscope.agent.node.stalls.sources import Known
+from railscope.agent.node.stalls.watchdog import LOOK_NS, StallWatch
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.internal_functions import Level

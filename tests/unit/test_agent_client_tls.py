@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.exporters.agent_client import AgentAddress, AgentClient, ClientError
-from railscope.exporters.http import MetricsServer, ServerSettings
-from railscope.exporters.web_config import WebConfigFile
+from railscope.exporters.top.agent_client import AgentAddress, AgentClient, ClientError
+from railscope.exporters.web.config import WebConfigFile
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.unit.exporters_snapshots import full_snapshot
 
 

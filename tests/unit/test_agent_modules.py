@@ -9,7 +9,7 @@ import pytest
 
 _RUN = """
 import os, signal, socket, sys, threading, time
-from agent import cli
+from railscope.agent.cli import main as cli
 
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
@@ -42,30 +42,30 @@ sys.exit(cli.main(["agent", *words, *sys.argv[2:]]))
 _UNWANTED = frozenset(
     {
         # OpenSSL, passwords: without a web configuration file there are none.
-        *("ssl", "_ssl", "_hashlib", "bcrypt", "hmac", "railscope.exporters.web_config", "railscope.exporters.web_tls"),
+        *("ssl", "_ssl", "_hashlib", "bcrypt", "hmac", "railscope.exporters.web.config", "railscope.exporters.web.tls"),
         # What Python's own HTTP server and its list of packages would bring.
         *("http.server", "http.client", "email", "html.entities", "mimetypes", "importlib.metadata", "csv", "tempfile"),
         # A configuration file, an error in the words of one.
-        *("yaml", "tomllib", "difflib", "railscope.agent.config_file"),
+        *("yaml", "tomllib", "difflib", "railscope.agent.config.file"),
         # What writes a recording, before there is one.
-        *("zipfile", "railscope.agent.recording_file"),
+        *("zipfile", "railscope.agent.recording.file"),
         # numpy's masked arrays, which its median loads; all characters' properties, which a name as text does.
         *("numpy.ma", "unicodedata", "stringprep"),
         # Other commands.
         *(
             "railscope.agent.analysis",
             "railscope.agent.dataset",
-            "railscope.agent.diagnose_options",
-            "railscope.agent.doctor",
-            "railscope.agent.estimate_options",
+            "railscope.agent.cluster.options",
+            "railscope.agent.doctor.command",
+            "railscope.agent.estimate.options",
         ),
         *(
-            "railscope.agent.export_options",
+            "railscope.agent.trace.options",
             "railscope.agent.imports",
             "railscope.dashboards",
             "railscope.testbed",
-            "railscope.exporters.top_options",
-            "railscope.exporters.top",
+            "railscope.exporters.top.options",
+            "railscope.exporters.top.command",
         ),
         # The other loader, which runs a program of its own.
         *("railscope.probes.bcc_loader", "railscope.probes.bcc_source", "railscope.probes.bcc_helper"),
@@ -90,5 +90,5 @@ def test_an_agent_that_was_scraped_has_not_loaded_what_only_others_need(
     )
     answer, *modules = done.stdout.splitlines()
     assert (done.returncode, answer) == (0, "HTTP/1.1 200"), done.stderr
-    assert {"railscope.agent.daemon", "numpy", "railscope.exporters.http"} <= set(modules)
+    assert {"railscope.agent.node.daemon.daemon", "numpy", "railscope.exporters.web.http"} <= set(modules)
     assert _UNWANTED & set(modules) == set()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.analysis import size_classes
-from railscope.agent.analysis.bandwidth import find_bandwidth
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.report_facts import BandwidthRow, Unknown
+from railscope.agent.analysis.facts.report import BandwidthRow, Unknown
+from railscope.agent.analysis.tables import size_classes
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.bandwidth import find_bandwidth
 from tests.unit.datasets import JobDataset
 from tests.unit.timed_jobs import MS, ddp
 

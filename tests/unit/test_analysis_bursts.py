@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.analysis.bursts import BurstCalendar, find_bursts
-from railscope.agent.analysis.bursts_command import add_bursts_arguments, as_text, run_bursts
-from railscope.agent.analysis.rail_bursts import Rhythm, by_chance, find_rhythm
+from railscope.agent.analysis.bursts.bursts import BurstCalendar, find_bursts
+from railscope.agent.analysis.bursts.command import add_bursts_arguments, as_text, run_bursts
+from railscope.agent.analysis.bursts.rail_bursts import Rhythm, by_chance, find_rhythm
 from railscope.agent.dataset.reader import open_dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, SECOND, ddp, inference

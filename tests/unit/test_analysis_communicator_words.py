@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.communicator_words import carries, telling
-from railscope.agent.analysis.composition import find_composition
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.ops import find_communicators
-from railscope.agent.analysis.report import report_of
-from railscope.agent.analysis.report_facts import CommunicatorUse, OpUse, PeerLink
-from railscope.agent.analysis.report_html import html_text
-from railscope.agent.analysis.report_text import as_text
-from railscope.agent.analysis.report_words import summary
+from railscope.agent.analysis.facts.report import CommunicatorUse, OpUse, PeerLink
+from railscope.agent.analysis.parallelism.composition import find_composition
+from railscope.agent.analysis.report.communicator_words import carries, telling
+from railscope.agent.analysis.report.html import html_text
+from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.report.words import summary
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.ops import find_communicators
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.model.mapping import default_mapping
 from tests.unit.datasets import JobDataset, gpt_job

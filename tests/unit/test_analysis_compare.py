@@ -13,15 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.agent.analysis.compare import Compared, Figure, Side, Unit, Value, accuracy, compare_values, side_of
-from railscope.agent.analysis.compare_command import add_compare_arguments, run_compare
-from railscope.agent.analysis.compare_estimate import compare_with_estimate
-from railscope.agent.analysis.compare_figures import compare_runs, compare_sides
-from railscope.agent.analysis.compare_text import as_json_text, as_text, words
-from railscope.agent.analysis.significance import rank_test
+from railscope.agent.analysis.compare.command import add_compare_arguments, run_compare
+from railscope.agent.analysis.compare.compare import (
+    Compared,
+    Figure,
+    Side,
+    Unit,
+    Value,
+    accuracy,
+    compare_values,
+    side_of,
+)
+from railscope.agent.analysis.compare.estimate import compare_with_estimate
+from railscope.agent.analysis.compare.figures import compare_runs, compare_sides
+from railscope.agent.analysis.compare.significance import rank_test
+from railscope.agent.analysis.compare.text import as_json_text, as_text, words
 from railscope.agent.dataset.reader import open_dataset
-from railscope.agent.estimate_answer import estimate_of
-from railscope.agent.estimate_options import request_from
+from railscope.agent.estimate.answer import estimate_of
+from railscope.agent.estimate.options import request_from
 from railscope.agent.model.mapping import default_mapping
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 from tests.unit.model_shapes import GPT_3B

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.composition import find_composition
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.report_facts import Composition, Role, Unknown
+from railscope.agent.analysis.facts.report import Composition, Role, Unknown
+from railscope.agent.analysis.parallelism.composition import find_composition
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.model.mapping import default_mapping
 from tests.unit.datasets import JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, ddp_job, inference_job, moe_job

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.fact_columns import Pairs, PairTraffic, Sizes, SizeUse, largest_places
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.report_json import json_parts
-from railscope.agent.analysis.traffic import _PairSums, find_traffic
+from railscope.agent.analysis.facts.fact_columns import Pairs, PairTraffic, Sizes, SizeUse, largest_places
+from railscope.agent.analysis.report.as_json import json_parts
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.traffic import _PairSums, find_traffic
 from tests.unit.datasets import JobDataset
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import report_of_shape

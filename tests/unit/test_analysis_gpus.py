@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.report import report_of
-from railscope.agent.analysis.report_text import as_text
+from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.tables.gpus import find_gpus
 from tests.unit.datasets import JobDataset
 
 

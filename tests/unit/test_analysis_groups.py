@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.group_names import role_of_name
-from railscope.agent.analysis.groups import Groups, find_groups
+from railscope.agent.analysis.parallelism.group_names import role_of_name
+from railscope.agent.analysis.parallelism.groups import Groups, find_groups
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.model.mapping import custom_mapping, default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import JobDataset, gpt_job

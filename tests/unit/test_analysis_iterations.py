@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.iterations import find_iterations
-from railscope.agent.analysis.report_facts import Iteration, Regularity, Unknown
+from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job

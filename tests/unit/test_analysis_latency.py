@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis import size_classes
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.latency import find_latency
-from railscope.agent.analysis.report_facts import Latency, LatencyRow
+from railscope.agent.analysis.facts.report import Latency, LatencyRow
+from railscope.agent.analysis.tables import size_classes
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.latency import find_latency
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset
 
 MS = 1_000_000

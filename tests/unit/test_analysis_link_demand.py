@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.fact_columns import Pairs, PairTraffic
-from railscope.agent.analysis.link_demand import Link, LinkAnswer, find_link_demand
+from railscope.agent.analysis.facts.fact_columns import Pairs, PairTraffic
+from railscope.agent.analysis.place.link_demand import Link, LinkAnswer, find_link_demand
 
 GIGABIT_400 = 50_000_000_000
 

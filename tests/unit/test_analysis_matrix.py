@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.compared_pairs import ComparedPairs, PairBytes, compared_pairs
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.iteration_count import CountedIterations, count_iterations
-from railscope.agent.analysis.matrix import Comparison, matrix_of
-from railscope.agent.analysis.matrix_command import add_matrix_arguments, run_matrix
-from railscope.agent.analysis.matrix_text import as_text
-from railscope.agent.analysis.report_facts import Iteration, Regularity
+from railscope.agent.analysis.facts.report import Iteration, Regularity
+from railscope.agent.analysis.matrix.command import add_matrix_arguments, run_matrix
+from railscope.agent.analysis.matrix.compared_pairs import ComparedPairs, PairBytes, compared_pairs
+from railscope.agent.analysis.matrix.matrix import Comparison, matrix_of
+from railscope.agent.analysis.matrix.text import as_text
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.iteration_count import CountedIterations, count_iterations
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import custom_mapping, default_mapping
 from railscope.agent.model.traffic import traffic
@@ -307,8 +307,8 @@ def test_an_ending_that_is_no_picture_is_refused(capsys: pytest.CaptureFixture[s
 def test_the_options_load_nothing_of_the_analysis() -> None:
     program = (
         "import argparse, sys\n"
-        "from railscope.agent.analysis.matrix_command import add_matrix_arguments\n"
-        "from railscope.agent.analysis.compare_command import add_compare_arguments\n"
+        "from railscope.agent.analysis.matrix.command import add_matrix_arguments\n"
+        "from railscope.agent.analysis.compare.command import add_compare_arguments\n"
         "for add in (add_matrix_arguments, add_compare_arguments):\n"
         "    parser = argparse.ArgumentParser(); add(parser); parser.format_help()\n"
         "print(sorted({'ibis', 'pyarrow', 'duckdb', 'numpy', 'PIL', 'pandas'} & set(sys.modules)))\n"
@@ -322,7 +322,7 @@ def test_a_missing_package_is_one_line(command: str, missing: str, tmp_path: Pat
     program = (
         "import argparse, sys\n"
         f"sys.modules[{missing!r}] = None\n"
-        f"from railscope.agent.analysis.{command}_command import add_{command}_arguments as add, run_{command} as run\n"
+        f"from railscope.agent.analysis.{command}.command import add_{command}_arguments as add, run_{command} as run\n"
         "parser = argparse.ArgumentParser(); add(parser)\n"
         f"sys.exit(run(parser.parse_args([{str(tmp_path)!r}] * 2), sys.stdout))\n"
     )
@@ -334,7 +334,7 @@ def test_a_missing_package_is_one_line(command: str, missing: str, tmp_path: Pat
 def test_png_without_its_package_is_one_line(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "railscope.agent.analysis.picture_png", raising=False)
+    monkeypatch.delitem(sys.modules, "railscope.agent.analysis.pictures.png", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     said = refusal(capsys, recording, "-o", tmp_path / "m.png")
     assert said == "railscope matrix: PIL is not installed: install railscope[analysis], or write SVG\n"

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from railscope.agent.analysis import non_uniformity
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.iterations import find_iterations
-from railscope.agent.analysis.non_uniformity import find_non_uniformity, in_iterations
-from railscope.agent.analysis.report_facts import Iteration, NonUniformity, Unknown
+from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unknown
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing import non_uniformity
+from railscope.agent.analysis.timing.iterations import find_iterations
+from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity, in_iterations
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, moe, pipeline
 

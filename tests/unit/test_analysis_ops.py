@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.fact_columns import Sizes, SizeUse
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.ops import find_communicators, find_ops, unknown_of_calls
-from railscope.agent.analysis.report_facts import CommunicatorUse, OpUse
-from railscope.agent.analysis.sizes import cdf, find_sizes
+from railscope.agent.analysis.facts.fact_columns import Sizes, SizeUse
+from railscope.agent.analysis.facts.report import CommunicatorUse, OpUse
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, unknown_of_calls
+from railscope.agent.analysis.traffic.sizes import cdf, find_sizes
 from tests.unit.datasets import JobDataset
 
 MIB = 1 << 20

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.iterations import find_iterations
-from railscope.agent.analysis.overlap import find_overlap
-from railscope.agent.analysis.report_facts import Iteration, Unknown
+from railscope.agent.analysis.facts.report import Iteration, Unknown
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.iterations import find_iterations
+from railscope.agent.analysis.timing.overlap import find_overlap
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 

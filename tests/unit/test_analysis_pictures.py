@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from railscope.agent.analysis import pictures
-from railscope.agent.analysis.fact_columns import Sizes, SizeUse
-from railscope.agent.analysis.picture_axes import Scale, around, linear_ticks, log_ticks, time_ticks
-from railscope.agent.analysis.picture_heat import draw_heat_map, heat_levels, heat_map, heat_map_of
-from railscope.agent.analysis.picture_parts import Box, Cells, Line, Picture, Words, beside, paints, text_width
-from railscope.agent.analysis.picture_png import png_bytes
-from railscope.agent.analysis.picture_svg import svg_file
-from railscope.agent.analysis.report_facts import Iteration, LatencyRow
+from railscope.agent.analysis.facts.fact_columns import Sizes, SizeUse
+from railscope.agent.analysis.facts.report import Iteration, LatencyRow
+from railscope.agent.analysis.pictures import pictures
+from railscope.agent.analysis.pictures.axes import Scale, around, linear_ticks, log_ticks, time_ticks
+from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_levels, heat_map, heat_map_of
+from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Picture, Words, beside, paints, text_width
+from railscope.agent.analysis.pictures.png import png_bytes
+from railscope.agent.analysis.pictures.svg import svg_file
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
 

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.assignment import best_assignment
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.demands import (
+from railscope.agent.analysis.parallelism.groups import find_groups
+from railscope.agent.analysis.place.answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
+from railscope.agent.analysis.place.assignment import best_assignment
+from railscope.agent.analysis.place.command import run_place
+from railscope.agent.analysis.place.demands import (
     Demands,
     Flows,
     RingDemand,
@@ -27,13 +29,11 @@ from railscope.agent.analysis.demands import (
     observed_payloads,
     predicted_traffic,
 )
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.grid import find_mapping
-from railscope.agent.analysis.groups import find_groups
-from railscope.agent.analysis.place_answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
-from railscope.agent.analysis.place_command import run_place
-from railscope.agent.analysis.place_options import add_place_arguments
-from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.analysis.place.grid import find_mapping
+from railscope.agent.analysis.place.options import add_place_arguments
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
 from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Mode, Shape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.analysis import quantities
+from railscope.agent.analysis.facts import quantities
 
 
 @pytest.mark.parametrize(

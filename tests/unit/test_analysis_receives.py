@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from railscope.agent.analysis import size_classes
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.iterations import find_iterations
-from railscope.agent.analysis.receives import find_receives
-from railscope.agent.analysis.report_facts import ReceiveUse, Unknown
+from railscope.agent.analysis.facts.report import ReceiveUse, Unknown
+from railscope.agent.analysis.tables import size_classes
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing.iterations import find_iterations
+from railscope.agent.analysis.timing.receives import find_receives
 from railscope.agent.dataset.reader import Dataset
 from tests.unit.datasets import JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.gpu_rows import CallSeries, dense
-from railscope.agent.analysis.repetition import equal_to_most, find_repetition, spread
+from railscope.agent.analysis.tables.gpu_rows import CallSeries, dense
+from railscope.agent.analysis.timing.repetition import equal_to_most, find_repetition, spread
 
 Call = tuple[float, int, str, int]
 """Seconds, communicator, operation, payload."""

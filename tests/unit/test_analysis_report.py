@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.analysis.datasets_of import as_datasets
-from railscope.agent.analysis.measurements import BY_NUMBER, MEASUREMENTS
-from railscope.agent.analysis.report import ReportOptions, make_report, make_runs, report_of
-from railscope.agent.analysis.report_command import run_report
-from railscope.agent.analysis.report_facts import Report, Unknown
-from railscope.agent.analysis.report_html import html_text
-from railscope.agent.analysis.report_json import KEYS, as_json, json_parts
-from railscope.agent.analysis.report_options import add_report_arguments
-from railscope.agent.analysis.report_text import as_text
-from railscope.agent.analysis.report_words import summary
+from railscope.agent.analysis.facts.options import add_report_arguments
+from railscope.agent.analysis.facts.report import Report, Unknown
+from railscope.agent.analysis.report.as_json import KEYS, as_json, json_parts
+from railscope.agent.analysis.report.command import run_report
+from railscope.agent.analysis.report.html import html_text
+from railscope.agent.analysis.report.measurements import BY_NUMBER, MEASUREMENTS
+from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs, report_of
+from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.report.words import summary
+from railscope.agent.analysis.tables.datasets_of import as_datasets
 from railscope.agent.dataset.reader import DatasetError
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
-from railscope.agent.recording_store import save
+from railscope.agent.node.recorder.store import save
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.recordings import recording
 
@@ -412,7 +412,7 @@ def test_data_that_names_no_host_is_not_said_to_stay_inside_one() -> None:
 def test_missing_packages_are_one_line_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "railscope.agent.analysis.datasets_of", raising=False)
+    monkeypatch.delitem(sys.modules, "railscope.agent.analysis.tables.datasets_of", raising=False)
     monkeypatch.delitem(sys.modules, "railscope.agent.dataset.reader", raising=False)
     monkeypatch.setitem(sys.modules, "ibis", None)
     assert run(["job"]) == (2, "")

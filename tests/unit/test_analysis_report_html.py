@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.fact_columns import Pairs, Sizes
-from railscope.agent.analysis.measurements import MEASUREMENTS
-from railscope.agent.analysis.report import ONLY_AN_ORDER
-from railscope.agent.analysis.report_facts import Composition, Latency, Report, Traffic, Unknown
-from railscope.agent.analysis.report_html import html_text, write_html
-from railscope.agent.analysis.report_words import summary
-from railscope.agent.config_file import ConfigError
+from railscope.agent.analysis.facts.fact_columns import Pairs, Sizes
+from railscope.agent.analysis.facts.report import Composition, Latency, Report, Traffic, Unknown
+from railscope.agent.analysis.report.html import html_text, write_html
+from railscope.agent.analysis.report.measurements import MEASUREMENTS
+from railscope.agent.analysis.report.report import ONLY_AN_ORDER
+from railscope.agent.analysis.report.words import summary
+from railscope.agent.config.file import ConfigError
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.analysis.report import ReportOptions, make_report, make_runs
-from railscope.agent.analysis.report_facts import Regularity
-from railscope.agent.analysis.report_html import html_text
-from railscope.agent.analysis.report_text import as_text
-from railscope.agent.analysis.scaling import Run, find_scaling, run_of, unlike
+from railscope.agent.analysis.facts.report import Regularity
+from railscope.agent.analysis.report.html import html_text
+from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs
+from railscope.agent.analysis.report.scaling import Run, find_scaling, run_of, unlike
+from railscope.agent.analysis.report.text import as_text
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import SECOND_NS, JobDataset, gpt_job

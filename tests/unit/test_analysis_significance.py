@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.significance import (
+from railscope.agent.analysis.compare.significance import (
     LEVEL,
     _approximate_p,
     _doubled_ranks,

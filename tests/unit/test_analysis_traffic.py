@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.leaf_map import read_leaf_map
-from railscope.agent.analysis.report_facts import Traffic, Unknown
-from railscope.agent.analysis.traffic import find_traffic
-from railscope.agent.config_file import ConfigError
+from railscope.agent.analysis.facts.report import Traffic, Unknown
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.tables.leaf_map import read_leaf_map
+from railscope.agent.analysis.traffic.traffic import find_traffic
+from railscope.agent.config.file import ConfigError
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
 from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Shape

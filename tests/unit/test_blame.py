@@ -9,18 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.blame import blame_for
-from railscope.agent.stall_facts import (
-    Blame,
-    Cause,
-    Elsewhere,
-    Evidence,
-    GonePeer,
-    InFlight,
-    ProcessFacts,
-    RailSigns,
-    RankFacts,
-)
+from railscope.agent.facts.stall import Blame, Cause, InFlight
+from railscope.agent.node.stalls.evidence import Elsewhere, Evidence, GonePeer, ProcessFacts, RailSigns, RankFacts
+from railscope.agent.node.stalls.root_cause import blame_for
 from railscope.probes.process_state import Condition
 
 NOW_NS = 10**12

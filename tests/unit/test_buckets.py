@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
-from railscope.agent.kernel_readings import ENQUEUE_BOUNDS
-from railscope.agent.node_totals import SIZE_BOUNDS
-from railscope.agent.snapshot import Exemplar, Histogram
-from railscope.agent.totals import RATE_BOUNDS
-from railscope.exporters import buckets, catalogue
-from railscope.exporters.metric import Metric
-from railscope.exporters.native import METRICS, native
+from railscope.agent.facts.snapshot import Exemplar, Histogram
+from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
+from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
+from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
+from railscope.exporters.series import buckets, catalogue
+from railscope.exporters.series.metric import Metric
+from railscope.exporters.series.native import METRICS, native
 
 BOUNDS = {
     catalogue.COLLECTIVE_SIZE_BYTES: (SIZE_BOUNDS, 27),

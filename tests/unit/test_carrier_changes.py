@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.carrier_changes import CarrierChanges
+from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.probes.netdev.inventory import NetworkDevice
 
 SECOND_NS = 1_000_000_000

@@ -11,8 +11,8 @@ from importlib import metadata
 
 import pytest
 
-from railscope.agent import cli
-from railscope.agent.cli import main
+from railscope.agent.cli import main as cli
+from railscope.agent.cli.main import main
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from railscope.agent import close_look
-from railscope.agent.close_look import READ_PERIOD_NS, CloseLook
-from railscope.agent.communicators import ObservedProcess
-from railscope.agent.jobs import JobFacts
-from railscope.agent.snapshot import RailFacts
+from railscope.agent.facts.snapshot import RailFacts
+from railscope.agent.node.stalls import inspector as close_look
+from railscope.agent.node.stalls.inspector import READ_PERIOD_NS, CloseLook
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.connection_state import ConnectionState

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.agent.collectives import Collectives
-from railscope.agent.communicators import ObservedProcess
-from railscope.agent.completion import Completion
-from railscope.agent.jobs import JobFacts
-from railscope.agent.snapshot import CommunicatorFacts, Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, Snapshot
+from railscope.agent.node.collectives.collectives import Collectives
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.nccl.comm_hash import two_lane_hash
 from railscope.probes.nccl.internal_functions import Level

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.comm_events import CommError, CommEvents, error_name
+from railscope.agent.node.collectives.events import CommError, CommEvents, error_name
 from railscope.probes.maps import Records
 from railscope.probes.nccl import error_records
 from railscope.probes.nccl.error_records import (

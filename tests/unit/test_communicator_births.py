@@ -10,7 +10,7 @@ import logging
 import numpy as np
 import pytest
 
-from railscope.agent.communicators import Communicators
+from railscope.agent.node.collectives.communicators import Communicators
 from railscope.probes.nccl.error_records import Result
 from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
 from tests.unit.collectives_kernel import SimulatedTable

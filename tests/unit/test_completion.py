@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.completion import Completion
-from railscope.agent.cuda import CudaCompletion
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.cuda_events import CudaProgress

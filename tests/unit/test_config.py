@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from railscope.agent.config import (
+from railscope.agent.config.options import (
     COLLECTORS,
     FILE_KEYS,
     OPTIONS,
@@ -25,7 +25,7 @@ from railscope.agent.config import (
     add_arguments,
     config_from,
 )
-from railscope.agent.config_values import duration_ns, listen_address, size_bytes
+from railscope.agent.config.values import duration_ns, listen_address, size_bytes
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "railscope.yml"
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.config_keys import ConfigError
-from railscope.agent.configured import Remark, patterns_without_device, pids_without_nccl, require_processes
-from railscope.agent.observer import Observer
-from railscope.agent.rails import parse_rail_patterns
+from railscope.agent.config.keys import ConfigError
+from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.config.unmatched import patterns_without_device, pids_without_nccl, require_processes
+from railscope.agent.facts.remarks import Remark
+from railscope.agent.node.daemon.observer import Observer
 from railscope.probes.clock import SystemClock
 
 PROCFS = Path("/proc")

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.correlation import (
-    Correlator,
-    DirectionWire,
-    ExpectedBytes,
-    ObservedCalls,
-    PortTotals,
-    RailWire,
-    WireTotals,
-    expected_bytes,
-)
-from railscope.agent.wire import Placement
+from railscope.agent.model.edge_share import Placement
+from railscope.agent.model.expected import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
+from railscope.agent.node.attribution.explained import Correlator, DirectionWire, PortTotals, RailWire
 from railscope.probes.nccl.abi import Op
 
 MILLISECOND_NS = 1_000_000

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from railscope.agent import cli
-from railscope.agent.ethernet_rules import use_of
+from railscope.agent.cli import main as cli
+from railscope.agent.node.rails.ethernet_rules import use_of
 from railscope.dashboards import cost, cost_text, typical_node
-from railscope.exporters.catalogue import METRICS
-from railscope.exporters.families import families
-from railscope.exporters.selection import Selection
-from railscope.exporters.text import Format, Renderer
+from railscope.exporters.series.catalogue import METRICS
+from railscope.exporters.series.families import families
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.netdev.ethtool_stats import StatisticUse
 from tests.unit.golden_metrics import golden_file
 

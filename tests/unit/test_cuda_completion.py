@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.cuda import LOOK_AGAIN_AFTER, CudaCompletion
+from railscope.agent.node.completion.cuda import LOOK_AGAIN_AFTER, CudaCompletion
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.links import Links
 from railscope.probes.maps import Records
@@ -47,7 +47,7 @@ def closing_together(monkeypatch: pytest.MonkeyPatch) -> None:
         for log in {id(links.log): links.log for links in closed}.values():
             log.append("-" + " and ".join(links.name for links in closed))
 
-    monkeypatch.setattr("railscope.agent.cuda.close_together", close)
+    monkeypatch.setattr("railscope.agent.node.completion.cuda.close_together", close)
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ from typing import cast
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.daemon import Daemon
-from railscope.agent.observer import Observer
-from railscope.agent.recording import RecordedStall, Recording
-from railscope.agent.snapshot import Snapshot
-from railscope.agent.stall_watch import LOOK_NS
+from railscope.agent.config.options import Config
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.daemon.daemon import Daemon
+from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.recording.format import RecordedStall, Recording
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes import ProcessIdentity

@@ -22,12 +22,12 @@ import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from railscope.agent import cli
-from railscope.agent.jobs import JobFacts
+from railscope.agent.cli import main as cli
+from railscope.agent.node.targets.jobs import JobFacts
 from railscope.dashboards import build, check, documents, expressions, rules_files
 from railscope.dashboards.command import run_dashboards
 from railscope.dashboards.publish import holds
-from railscope.exporters.catalogue import METRICS
+from railscope.exporters.series.catalogue import METRICS
 from tests.unit.grafana_server import PASSWORD, TOKEN, FakeGrafana, serving
 
 ROOT: Final = Path(__file__).parents[2]

@@ -19,8 +19,9 @@ from railscope.agent.dataset.from_recording import convert_file, write_dataset
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.writer import read_part
-from railscope.agent.recording import KINDS, ClockReading, Recording
-from railscope.agent.recording_store import save
+from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.node.recorder.store import save
+from railscope.agent.recording.format import KINDS, Recording
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES

@@ -20,7 +20,7 @@ from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
 from railscope.agent.dataset.schema_page import schema_page
 from railscope.agent.dataset.writer import DatasetWriter, read_part
-from railscope.agent.recording_store import save
+from railscope.agent.node.recorder.store import save
 from tests.unit.datasets import JobDataset
 from tests.unit.recordings import recording
 

@@ -10,25 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.config import Config
-from railscope.agent.daemon import Daemon
+from railscope.agent.config.options import Config
 from railscope.agent.dataset.reader import open_dataset
-from railscope.agent.dataset.record import (
+from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.daemon.daemon import Daemon
+from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.recorder.ring import RecordRing
+from railscope.agent.record.dataset_recorder import (
     DatasetRecorder,
     describe_losses,
     describe_silence,
     prepare,
     recorders_config,
 )
-from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWriter
-from railscope.agent.dataset.stream import StreamTotals
-from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.flight_recorder import FlightRecorder
-from railscope.agent.rails import RailDecision
-from railscope.agent.record_ring import RecordRing
-from railscope.agent.recorder_feed import RecorderFeed, StreamPiece
-from railscope.agent.recording import KINDS
-from railscope.agent.snapshot import Snapshot
+from railscope.agent.record.stream import StreamTotals
+from railscope.agent.recording.format import KINDS
 from railscope.probes.clock import SystemClock
 from tests.unit.dataset_pieces import ROW
 from tests.unit.recordings import SECOND_NS, records

@@ -11,11 +11,11 @@ import pytest
 
 from railscope.agent.dataset.files import node_parts, part_name
 from railscope.agent.dataset.merge import Merger, write_together
-from railscope.agent.dataset.record import describe_removed
 from railscope.agent.dataset.recording_writer import RecordingWriter
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.size import SizeBound
 from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.record.dataset_recorder import describe_removed
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, bytes_of, piece, read, sequences
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, records
 

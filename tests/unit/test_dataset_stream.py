@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from railscope.agent.dataset.files import DatasetError
-from railscope.agent.dataset.record import describe_losses
 from railscope.agent.dataset.recording_writer import RecordingWriter
 from railscope.agent.dataset.size import SizeBound
-from railscope.agent.dataset.stream import DatasetStream
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.flight_recorder import Piece
-from railscope.agent.recorder_feed import StreamPiece
-from railscope.agent.recording import KINDS
+from railscope.agent.node.recorder.feed import StreamPiece
+from railscope.agent.node.recorder.flight_recorder import Piece
+from railscope.agent.record.dataset_recorder import describe_losses
+from railscope.agent.record.stream import DatasetStream
+from railscope.agent.recording.format import KINDS
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, sequences
 from tests.unit.recordings import stall
 
@@ -54,7 +54,7 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
         return put(self, table, rows, hour_ns, part)
 
     monkeypatch.setattr(DatasetWriter, "put", full)
-    monkeypatch.setattr("railscope.agent.dataset.stream._AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("railscope.agent.record.stream._AGAIN_SECONDS", 0.01)
     stream = DatasetStream(writer, None)
     stream.take(given_piece(0))
     while not stream.ready:

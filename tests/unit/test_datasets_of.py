@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.analysis.datasets_of import as_datasets
-from railscope.agent.cli import main
+from railscope.agent.analysis.tables.datasets_of import as_datasets
+from railscope.agent.cli.main import main
 from railscope.agent.dataset.reader import DatasetError
 from tests.unit.test_estimate import options
 

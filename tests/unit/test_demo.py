@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from railscope.agent.demo import OwnStalls, communicator_lines
-from railscope.agent.snapshot import CommunicatorFacts
-from railscope.agent.stall_facts import Stall
-from railscope.agent.stall_watch import StallWatch
+from railscope.agent.cli.demo import OwnStalls, communicator_lines
+from railscope.agent.facts.snapshot import CommunicatorFacts
+from railscope.agent.facts.stall import Stall
+from railscope.agent.node.stalls.watchdog import StallWatch
 from tests.unit.exporters_snapshots import communicator, stall
 
 

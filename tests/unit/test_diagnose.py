@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from railscope.agent import diagnose as command
-from railscope.agent.cli import main
-from railscope.agent.diagnose import as_json_text, as_text, diagnose, endpoint_of, question_from, run_diagnose
-from railscope.agent.diagnose_options import add_diagnose_arguments
-from railscope.agent.prometheus_query import PrometheusError
-from railscope.agent.verdict_words import Verdict, verdict_of
+from railscope.agent.cli.main import main
+from railscope.agent.cluster import command
+from railscope.agent.cluster.command import as_json_text, as_text, diagnose, endpoint_of, question_from, run_diagnose
+from railscope.agent.cluster.fleet.prometheus import PrometheusError
+from railscope.agent.cluster.options import add_diagnose_arguments
+from railscope.agent.cluster.verdict.words import Verdict, verdict_of
 from tests.unit.canned_store import NOW, CannedStore, agent
 from tests.unit.fleets import COMM, OTHER, Fleets, stall
 from tests.unit.test_verdict import fleets_of_any_kind

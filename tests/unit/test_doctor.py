@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent import doctor
-from railscope.agent.config import Config
-from railscope.agent.doctor import Examination, as_json_text, as_text, run_doctor
-from railscope.agent.doctor_findings import Finding, LibraryReport, RailReport, Status, guarded
-from railscope.agent.doctor_host import CAPABILITIES, devices, kernel, pid_namespace, privileges, settings
-from railscope.agent.doctor_probes import Trial, check_probes, configured_settings
-from railscope.agent.doctor_rails import check_rails
+from railscope.agent.config.options import Config
+from railscope.agent.doctor import command as doctor
+from railscope.agent.doctor.command import Examination, as_json_text, as_text, run_doctor
+from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, guarded
+from railscope.agent.doctor.host import CAPABILITIES, devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor.probes import Trial, check_probes, configured_settings
+from railscope.agent.doctor.rails import check_rails
 from railscope.probes.clock import SystemClock
 from railscope.probes.libbpf import LoadError
 from railscope.probes.links import AttachKind

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.doctor_findings import Finding
-from railscope.agent.doctor_libraries import check_libraries
+from railscope.agent.config.options import Config
+from railscope.agent.doctor.findings import Finding
+from railscope.agent.doctor.libraries import check_libraries
 from railscope.probes.libbpf import LoadError
 from railscope.probes.nccl.programs import NcclPrograms
 from railscope.probes.processes import MappedFileError, Mapping, open_mapped_file
@@ -63,7 +63,7 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
             raise MappedFileError(f"{secret}, mapped by process {pid}, may not be opened: give railscope CAP_X")
         return open_mapped_file(root, pid, mapping)
 
-    monkeypatch.setattr("railscope.agent.discovery.open_mapped_file", within_rights)
+    monkeypatch.setattr("railscope.agent.node.targets.libraries.open_mapped_file", within_rights)
     library, secret = tmp_path / "libnccl.so.2", tmp_path / "secret.so"
     for path in (library, secret):
         path.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.cli import main
-from railscope.agent.config import Config
-from railscope.agent.doctor import Examination, as_json_text, as_text
-from railscope.agent.doctor_findings import RailReport
-from railscope.agent.doctor_rails import check_rails
-from railscope.agent.doctor_topology import (
+from railscope.agent.cli.main import main
+from railscope.agent.config.options import Config
+from railscope.agent.doctor.command import Examination, as_json_text, as_text
+from railscope.agent.doctor.findings import RailReport
+from railscope.agent.doctor.rails import check_rails
+from railscope.agent.doctor.topology import (
     WIDTH,
     PortReport,
     TopologyReport,
@@ -24,7 +24,7 @@ from railscope.agent.doctor_topology import (
     report,
     topology_of_file,
 )
-from railscope.agent.rail_map import map_rails
+from railscope.agent.node.rails.gpu_affinity import map_rails
 from railscope.probes.clock import SystemClock
 from tests.trees import rdma
 from tests.trees.pci import SimulatedMachine, behind_switch, dgx_h100, p4d, p5, without_gpus, workstation

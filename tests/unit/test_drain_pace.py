@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.drain_pace import AIM, LONGEST_NS, SHORTEST_NS, UNUSED_NS, pause_ns
+from railscope.agent.node.daemon.ring_pace import AIM, LONGEST_NS, SHORTEST_NS, UNUSED_NS, pause_ns
 
 RING_BYTES = 2 << 20
 EVENT_BYTES = 64

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.cli import main
-from railscope.agent.estimate_text import bytes_text
+from railscope.agent.cli.main import main
+from railscope.agent.estimate.text import bytes_text
 
 SMALL = {
     "layers": 4,
@@ -338,7 +338,7 @@ def test_the_help_has_an_example_that_runs(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_model_needs_neither_probes_nor_a_host() -> None:
     script = (
-        "import sys, railscope.agent.estimate\n"
+        "import sys, railscope.agent.estimate.command\n"
         "unwanted = ('railscope.probes', 'railscope.exporters', 'railscope.testbed', 'pyroute2', 'elftools')\n"
         "heavy = [m for m in sys.modules if m.startswith(unwanted)]\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)"

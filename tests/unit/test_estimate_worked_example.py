@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.cli import main
+from railscope.agent.cli.main import main
 
 MIB = 1 << 20
 SHAPE = (

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent import ethernet
-from railscope.agent.ethernet import EthernetWatch
-from railscope.agent.rails import RailDecision, decide_rails
-from railscope.agent.sampling import Sampler
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.node.rails import ethernet
+from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.selection import decide_rails
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace, network_namespace
 from railscope.probes.netdev.counters import CounterReading

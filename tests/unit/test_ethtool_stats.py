@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 
-from railscope.agent.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
-from railscope.agent.ethernet_rules import lossless_priorities, severity_of, statistic_rule, use_of
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.rails.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
+from railscope.agent.node.rails.ethernet_rules import lossless_priorities, severity_of, statistic_rule, use_of
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.ethtool_stats import DeviceStatistics, EthtoolStatistics, StatisticUse, parse_names
 from tests.unit.netdev_messages import SteppedClock

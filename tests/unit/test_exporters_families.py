@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.snapshot import CommunicatorFacts, Histogram, OpHistogram, Snapshot
-from railscope.exporters import catalogue
-from railscope.exporters.budget import SeriesBudget
-from railscope.exporters.families import families
-from railscope.exporters.metric import Family
-from railscope.exporters.selection import SUMMED, Selection
+from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, OpHistogram, Snapshot
+from railscope.exporters.series import catalogue
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family
+from railscope.exporters.series.selection import SUMMED, Selection
 from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.http import ServerError
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.web.http import ServerError
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.http_agent import FREE_PORT, PROMETHEUS_2, PROMETHEUS_NATIVE, Agent, ask, ask_on, serving
 from tests.unit.metric_families import read_families

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.http import MetricsServer
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.web.http import MetricsServer
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.http_agent import FREE_PORT, Agent, Response, ask, ask_on, raw, received_until_closed, serving
 

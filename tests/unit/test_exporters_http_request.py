@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.exporters.http_request import RequestRefused, parse_request, without_empty_lines
+from railscope.exporters.web.http_request import RequestRefused, parse_request, without_empty_lines
 
 
 def refusal(head: bytes) -> HTTPStatus:

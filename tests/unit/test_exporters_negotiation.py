@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.exporters.negotiation import accepts_gzip, metrics_format
-from railscope.exporters.protobuf import Protobuf
-from railscope.exporters.text import Format
+from railscope.exporters.series.protobuf import Protobuf
+from railscope.exporters.series.text import Format
+from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
 from tests.unit.http_agent import PROMETHEUS_2, PROMETHEUS_NATIVE, PROTOBUF
 
 

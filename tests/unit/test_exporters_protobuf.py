@@ -11,17 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
-from railscope.agent.kernel_readings import ENQUEUE_BOUNDS
-from railscope.agent.node_totals import SIZE_BOUNDS
-from railscope.agent.snapshot import Histogram
-from railscope.agent.totals import RATE_BOUNDS
-from railscope.exporters import catalogue
-from railscope.exporters.families import families
-from railscope.exporters.metric import Family
-from railscope.exporters.native import native
-from railscope.exporters.protobuf import ProtobufRenderer
-from railscope.exporters.text import Format, Renderer
+from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
+from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
+from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
+from railscope.exporters.series import catalogue
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family
+from railscope.exporters.series.native import native
+from railscope.exporters.series.protobuf import ProtobufRenderer
+from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 from tests.unit.metric_families import COUNTER, GAUGE, HISTOGRAM, labels_of, read_families
 from tests.unit.test_exporters_text import Line, line, parsed, same, some_families

@@ -19,10 +19,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from railscope.agent.snapshot import Histogram
-from railscope.exporters.families import families
-from railscope.exporters.metric import Family, Kind, LabelValues, Metric
-from railscope.exporters.text import LINES_PER_CHUNK, Format, Renderer
+from railscope.agent.facts.snapshot import Histogram
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family, Kind, LabelValues, Metric
+from railscope.exporters.series.text import LINES_PER_CHUNK, Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 
 GOLDEN = Path(__file__).parent / "data" / "metrics.golden.txt"

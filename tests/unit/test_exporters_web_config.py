@@ -15,10 +15,10 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from railscope.exporters.http import MetricsServer, ServerSettings
-from railscope.exporters.web_auth import BasicAuth, is_bcrypt_hash
-from railscope.exporters.web_config import WebConfigError, WebConfigFile, load_web_config
-from railscope.exporters.web_tls import CIPHERS, CURVES, certificate_names
+from railscope.exporters.web.auth import BasicAuth, is_bcrypt_hash
+from railscope.exporters.web.config import WebConfigError, WebConfigFile, load_web_config
+from railscope.exporters.web.http import MetricsServer, ServerSettings
+from railscope.exporters.web.tls import CIPHERS, CURVES, certificate_names
 from tests.unit.exporters_snapshots import full_snapshot
 
 PASSWORD = "correct horse"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.exposition import ExpositionError, samples_by_name
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.top.exposition import ExpositionError, samples_by_name
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 from tests.unit.nodes import exposition
 

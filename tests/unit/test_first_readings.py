@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.first_readings import PATIENCE_SECONDS, await_first_readings
+from railscope.agent.node.daemon.warm_up import PATIENCE_SECONDS, await_first_readings
 from tests.trees.rdma import mlx5_roce_8rails
 from tests.unit.netdev_messages import SteppedClock
 
@@ -62,7 +62,7 @@ def test_the_command_prints_what_counters_show_however_little_it_settles(tmp_pat
     command = [
         sys.executable,
         "-m",
-        "railscope.agent.cli",
+        "railscope.agent.cli.main",
         "agent",
         "--once",
         "--once.settle",

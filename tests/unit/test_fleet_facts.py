@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.fleet_reader import named_communicator
-from railscope.agent.fleet_sequences import Position, difference, positions
-from railscope.agent.prometheus_query import PrometheusError, Series
-from railscope.agent.verdict_words import verdict_of
+from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
+from railscope.agent.cluster.fleet.reader import named_communicator
+from railscope.agent.cluster.fleet.sequences import Position, difference, positions
+from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.fleet_history import Points, highest_rate, mean_rate, risen, spans, usual_rate
+from railscope.agent.cluster.fleet.history import Points, highest_rate, mean_rate, risen, spans, usual_rate
 
 SCRAPES = pytest.mark.parametrize(
     ("interval", "history"), [(1.0, 12.0), (1.0, 600.0), (15.0, 60.0), (15.0, 600.0), (60.0, 300.0)]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from railscope.agent.fleet_facts import BriefStall
-from railscope.agent.prometheus_query import Series
+from railscope.agent.cluster.fleet.facts import BriefStall
+from railscope.agent.cluster.fleet.prometheus import Series
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read
 
 INFO = "railscope_comm_stall_info"

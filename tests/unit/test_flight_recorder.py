@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent import recording
-from railscope.agent.flight_recorder import FlightRecorder
-from railscope.agent.rails import RailDecision
-from railscope.agent.recording import KINDS, Recording, read_clocks
-from railscope.agent.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.facts import clocks
+from railscope.agent.facts.clocks import read_clocks
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.recording.format import KINDS, Recording
 from railscope.probes.clock_error import ClockError, clock_error
 from railscope.probes.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape
@@ -390,7 +391,7 @@ def test_the_clocks_are_paired_by_the_quickest_of_three_readings() -> None:
 def test_the_clocks_error_is_the_kernels_where_somebody_corrects_it(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, error: ClockError | None, expected: tuple[object, ...]
 ) -> None:
-    monkeypatch.setattr(recording, "clock_error", lambda: error)
+    monkeypatch.setattr(clocks, "clock_error", lambda: error)
     read = read_clocks(clock)
     assert (read.synchronised, read.maximum_error_ns, read.estimated_error_ns) == expected
 

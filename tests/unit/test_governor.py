@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.governor import (
+from railscope.agent.node.overhead.cost import Hits, Interval, cost_ns
+from railscope.agent.node.overhead.governor import (
     COMFORT,
     FIRST_WAIT_NS,
     FORGET_AFTER_NS,
@@ -22,7 +23,6 @@ from railscope.agent.governor import (
     Measured,
     available_level,
 )
-from railscope.agent.overhead import Hits, Interval, cost_ns
 from railscope.probes.calibration import Calibration, Source
 from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
 from railscope.probes.nccl.library import ProbePoint

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.history import Histories
+from railscope.agent.node.stalls.baseline import Histories
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.calls import count_calls
-from railscope.agent.analysis.gpus import find_gpus
-from railscope.agent.analysis.traffic import find_traffic
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.imports.facts import ImportFailure
 from tests.unit.importing import SAMPLES, imported, written
 

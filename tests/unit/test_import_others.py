@@ -18,7 +18,7 @@ from railscope.agent.imports import target
 from railscope.agent.imports.deepspeed import ranks_of_bandwidths
 from railscope.agent.imports.facts import ImportFailure
 from railscope.agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
-from railscope.agent.recording_file import write_recording
+from railscope.agent.recording.file import write_recording
 from tests.unit.importing import SAMPLES, imported, written
 from tests.unit.recordings import recording
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.gpus import find_gpus
+from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
 from railscope.agent.imports.torch_names import (
     Sizes,

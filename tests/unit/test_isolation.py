@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent import ethernet
-from railscope.agent.config import Config
-from railscope.agent.ethernet import EthernetWatch
-from railscope.agent.observer import Observer
-from railscope.agent.rails import decide_rails
-from railscope.agent.sampling import Sampler
-from railscope.exporters.families import families
-from railscope.exporters.selection import Selection
-from railscope.exporters.text import Format, Renderer
+from railscope.agent.config.options import Config
+from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.rails import ethernet
+from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.selection import decide_rails
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.exporters.series.families import families
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import network_namespace
 from railscope.probes.netdev.inventory import SysfsInventory

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.jobs import NCCL_SETTINGS, JobFacts, job_facts
+from railscope.agent.node.targets.jobs import NCCL_SETTINGS, JobFacts, job_facts
 
 UID = "0a1b2c3d-1111-2222-3333-445566778899"
 CONTAINER = "3f" * 32

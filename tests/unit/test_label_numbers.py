@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.label_numbers import number_of
+from railscope.agent.facts.label_numbers import number_of
 
 
 @given(st.integers(0, (1 << 31) - 1))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.ledger import Account, Evidence, HeaderSizes, Sockets
-from railscope.agent.snapshot import DirectionLedger
+from railscope.agent.facts.snapshot import DirectionLedger
+from railscope.agent.node.attribution.ledger import Account, Evidence, HeaderSizes, Sockets
 
 NOTHING = Evidence(0, 0, sockets=Sockets(0, 0, 0, 0, 0))
 MEGABYTE = 1_000_000

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.completion import Completion
-from railscope.agent.governor import START
-from railscope.agent.level_control import LevelControl
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.overhead.control import LevelControl
+from railscope.agent.node.overhead.governor import START
 from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.calibration import ASSUMED
 from railscope.probes.nccl.internal_functions import InternalPoints, Level
@@ -165,7 +165,7 @@ def test_on_a_host_without_a_free_core_a_hit_costs_more(caplog: pytest.LogCaptur
 def real_library(monkeypatch: pytest.MonkeyPatch, build_id: str | None = BUILD_ID) -> Iterator[SimulatedLibrary]:
     """A file that can be opened, with every function that is probed."""
     points = {name: ProbePoint(name, 64, 0) for name in EVERYTHING}
-    monkeypatch.setattr("railscope.agent.levels.internal_points", lambda *_: InternalPoints(points))
+    monkeypatch.setattr("railscope.agent.node.completion.levels.internal_points", lambda *_: InternalPoints(points))
     descriptor = os.open("/proc/self/exe", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield SimulatedLibrary(descriptor=descriptor, build_id=build_id)

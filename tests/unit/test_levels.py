@@ -18,7 +18,7 @@ def all_functions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every library has these functions."""
     functions = list(EVERYTHING)
     monkeypatch.setattr(
-        "railscope.agent.levels.internal_points",
+        "railscope.agent.node.completion.levels.internal_points",
         lambda _, number: InternalPoints({name: ProbePoint(name, 64, number << 32) for name in functions}),
     )
     return functions
@@ -111,7 +111,7 @@ def test_a_level_is_not_raised_again_before_its_probes_came_off(
     library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr("railscope.agent.levels.close_together", lambda _: release.wait(10))
+    monkeypatch.setattr("railscope.agent.node.completion.levels.close_together", lambda _: release.wait(10))
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.COMPLETION)
     levels.follow([library])
@@ -141,7 +141,7 @@ def test_a_library_that_goes_while_its_probes_come_off_leaves_nothing_behind(
     library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch, first: Level
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr("railscope.agent.levels.close_together", lambda _: release.wait(10))
+    monkeypatch.setattr("railscope.agent.node.completion.levels.close_together", lambda _: release.wait(10))
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.RAILS)
     levels.follow([library])

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.nvlink_gpu import GpuHistories, GpuTotals
+from railscope.agent.node.nvlink.gpu import GpuHistories, GpuTotals
 
 KEY = ("3", "transmit")
 COUNTERS = st.lists(st.none() | st.integers(0, 2**64 - 1), max_size=30)

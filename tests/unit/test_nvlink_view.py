@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.snapshot import GpuFacts, NvlinkFacts, Snapshot
-from railscope.exporters.node_view import NodeView, node_view
-from railscope.exporters.nvlink_view import GpuView
-from railscope.exporters.top_plain import plain_lines
-from railscope.exporters.top_screen import Frame, Status, frame
-from railscope.exporters.top_state import Order, Pane, ViewState
+from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts, Snapshot
+from railscope.exporters.top.node_view import NodeView, node_view
+from railscope.exporters.top.nvlink_view import GpuView
+from railscope.exporters.top.plain import plain_lines
+from railscope.exporters.top.screen import Frame, Status, frame
+from railscope.exporters.top.state import Order, Pane, ViewState
 from tests.unit.nodes import healthy, later, scraped, view_of
 
 STATUS = Status("http://127.0.0.1:9779", 2.0)

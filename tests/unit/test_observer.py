@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 
-from railscope.agent.completion import Completion
-from railscope.agent.config import Config
-from railscope.agent.observer import Observer
-from railscope.agent.snapshot import Snapshot
-from railscope.agent.stall_watch import StallWatch
+from railscope.agent.config.options import Config
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.stalls.watchdog import StallWatch
 from railscope.probes.clock import SystemClock
 from railscope.probes.nccl.internal_functions import Level
 from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings

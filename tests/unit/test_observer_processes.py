@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.observer import Observer
-from railscope.agent.snapshot import CommunicatorFacts
+from railscope.agent.config.options import Config
+from railscope.agent.facts.snapshot import CommunicatorFacts
+from railscope.agent.node.daemon.observer import Observer
 from railscope.probes.clock import SystemClock
 from railscope.probes.links import Links
 from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings

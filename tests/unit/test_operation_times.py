@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.communicators import Communicator
-from railscope.agent.operation_times import OperationTimes, bus_factor
-from railscope.agent.snapshot import CompletedTotal, RankTimes
+from railscope.agent.facts.snapshot import CompletedTotal, RankTimes
+from railscope.agent.model.bus_factor import bus_factor
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.collectives.operation_times import OperationTimes
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY, UNKNOWN_SIZE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.overhead import BUSY_FACTOR, PROGRAMS, Hits, Interval, Overhead, busy_factor, cost_ns
+from railscope.agent.node.overhead.cost import BUSY_FACTOR, PROGRAMS, Hits, Interval, Overhead, busy_factor, cost_ns
 from railscope.probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
 from railscope.probes.nccl.internals import Sent

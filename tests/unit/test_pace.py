@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.pace import FOLLOWED_NS, STEADY_NS, Pace
+from railscope.agent.node.daemon.tick_pace import FOLLOWED_NS, STEADY_NS, Pace
 
 SECOND_NS = 1_000_000_000
 

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.accounting import CallCount, CallKind
-from railscope.agent.collectives import Collectives
-from railscope.agent.communicators import Communicator, ObservedProcess
-from railscope.agent.jobs import JobFacts
-from railscope.agent.peer_bytes import CALL, OTHER, RING, PeerBytes
-from railscope.agent.ring_traffic import all_reduce_bytes
-from railscope.agent.snapshot import PeerTotal, Snapshot
+from railscope.agent.facts.snapshot import PeerTotal, Snapshot
+from railscope.agent.model.ring import all_reduce_bytes
+from railscope.agent.node.collectives.call_counts import CallCount, CallKind
+from railscope.agent.node.collectives.collectives import Collectives
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.collectives.peer_bytes import CALL, OTHER, RING, PeerBytes
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records import LifecycleKind

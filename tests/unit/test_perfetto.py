@@ -16,14 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.export import run_export
-from railscope.agent.export_options import add_export_arguments
-from railscope.agent.recording import ClockReading, RecordedCommunicator, Recording
-from railscope.agent.recording_file import RecordingError
-from railscope.agent.recording_store import save
-from railscope.agent.same_operations import same_operations
-from railscope.agent.timeline_recording import RecordingFile, timelines
-from railscope.exporters.perfetto import write_trace
+from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.node.recorder.store import save
+from railscope.agent.recording.file import RecordingError
+from railscope.agent.recording.format import RecordedCommunicator, Recording
+from railscope.agent.trace.command import run_export
+from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.options import add_export_arguments
+from railscope.agent.trace.perfetto import write_trace
+from railscope.agent.trace.same_operations import same_operations
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records import LifecycleKind
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
@@ -456,7 +457,7 @@ def test_without_the_perfetto_package_export_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(recording(), tmp_path / "one.npz")
-    monkeypatch.delitem(sys.modules, "railscope.exporters.perfetto_packets", raising=False)
+    monkeypatch.delitem(sys.modules, "railscope.agent.trace.perfetto_packets", raising=False)
     monkeypatch.setitem(sys.modules, "perfetto", None)
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
     with pytest.raises(RecordingError, match=r"need the perfetto package: run '.* install .railscope.traces."):

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from railscope.agent import timeline_dataset
 from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.dataset.writer import read_part
-from railscope.agent.recording_file import RecordingError
-from railscope.agent.recording_store import save
+from railscope.agent.node.recorder.store import save
+from railscope.agent.recording.file import RecordingError
+from railscope.agent.trace import from_dataset as timeline_dataset
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset
 from tests.unit.recordings import recording
 from tests.unit.test_perfetto import COMM, export, rank

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.config import Config
-from railscope.agent.program_settings import program_settings
+from railscope.agent.config.options import Config
+from railscope.agent.config.probe_settings import program_settings
 from railscope.probes.links import tells_processes_apart
 
 

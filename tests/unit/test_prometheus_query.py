@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.prometheus_query import (
+from railscope.agent.cluster.fleet.prometheus import (
     Endpoint,
     PrometheusError,
     PrometheusStore,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
-from railscope.agent.ethernet_facts import rail_queue
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.rails.ethernet_facts import rail_queue
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.netdev.netlink import MalformedNetlink

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.communicators import ObservedProcess
-from railscope.agent.jobs import JobFacts
-from railscope.agent.rail_bytes import MOST_TRIES, HandedOver, RailBytes, SentRail
-from railscope.agent.snapshot import UNKNOWN
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.node.completion.handed_over import MOST_TRIES, HandedOver, RailBytes, SentRail
+from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
 from railscope.probes.nccl.internals import Sent

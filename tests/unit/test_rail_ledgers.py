@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.correlation import DirectionWire, RailWire
-from railscope.agent.ledger import Evidence, Sockets
-from railscope.agent.rail_ledgers import (
+from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
+from railscope.agent.node.attribution.evidence import (
     PortAndConnections,
     RailEvidence,
     RailLedgers,
@@ -22,9 +21,10 @@ from railscope.agent.rail_ledgers import (
     port_and_connections,
     rdma_evidence,
 )
-from railscope.agent.rdma_rails import RdmaRails
-from railscope.agent.sampler_state import DeviceTotals
-from railscope.agent.snapshot import Histogram, RailFacts, RailLedger
+from railscope.agent.node.attribution.explained import DirectionWire, RailWire
+from railscope.agent.node.attribution.ledger import Evidence, Sockets
+from railscope.agent.node.rails.rdma_rails import RdmaRails
+from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.tcp_counters import TCP_FIELDS
 from tests.trees.rdma import mlx5_roce_8rails

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.rail_map import MappedNic, map_rails
-from railscope.agent.rails import parse_rail_patterns
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails
 from railscope.probes.topology.ib_hca import parse_hca_list
 from railscope.probes.topology.machine import Gpu, Nic, gpus_of_topology, nics_of_topology
 from railscope.probes.topology.nccl_xml import parse_topology, read_topology

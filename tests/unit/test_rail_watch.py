@@ -12,10 +12,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from railscope.agent import rail_watch
-from railscope.agent.ethernet_facts import RailEthernet
-from railscope.agent.rail_watch import RailWatch
-from railscope.agent.rails import RdmaPorts, RdmaRail
+from railscope.agent.node.rails import netdev_rails as rail_watch
+from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail
 from railscope.probes.clock import SystemClock
 from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.counters import CounterReading

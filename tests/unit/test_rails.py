@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.ethernet_facts import RailEthernet, ethernet_counters
-from railscope.agent.rails import (
-    RailDecision,
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_counters
+from railscope.agent.node.rails.selection import (
     RdmaPorts,
     RdmaRail,
     decide_rails,
     members_of_bond,
     natural_order,
     netns_labels,
-    parse_rail_patterns,
     rail_facts,
     socket_interface_matches,
 )
-from railscope.agent.sampler_state import DeviceTotals
-from railscope.agent.snapshot import Histogram
-from railscope.agent.totals import RATE_BOUNDS
+from railscope.agent.node.sampling.state import DeviceTotals
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.netdev.ethtool_stats import DeviceStatistics
 from railscope.probes.netdev.inventory import NetworkDevice
 

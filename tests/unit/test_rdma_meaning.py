@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.counter_rules import CounterRule, rule_of
-from railscope.agent.rdma import BYTES_KEY, COUNTERS_KEY, PortFacts, RdmaWatch
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.rails.counter_rules import CounterRule, rule_of
+from railscope.agent.node.rails.rdma_ports import BYTES_KEY, COUNTERS_KEY, PortFacts, RdmaWatch
+from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.rdma.widths import COUNTERS, HW_COUNTERS, Width, width_of
 from tests.trees import rdma
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.sampler_state import DeviceTotals
-from railscope.agent.sampling import Sampler
-from railscope.agent.shaped_totals import ShapedTotals, totals_for
-from railscope.agent.totals import Totals
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.shaped_totals import ShapedTotals, totals_for
+from railscope.agent.node.sampling.state import DeviceTotals
+from railscope.agent.node.sampling.totals import Totals
 from railscope.probes.netdev.counters import CounterReading, CounterShape
 from tests.unit.netdev_messages import SteppedClock
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from railscope import agent
-from railscope.agent import record
-from railscope.agent.cli import main
-from railscope.agent.config import Config
+from railscope.agent.cli.main import main
+from railscope.agent.config.options import Config
 from railscope.agent.dataset.from_recording import write_dataset
-from railscope.agent.record import RecordSettings, run_describe
-from railscope.agent.recording import KINDS, Recording
-from railscope.agent.recording_store import save
-from railscope.agent.recording_summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
+from railscope.agent.node.recorder.store import save
+from railscope.agent.record import command as record
+from railscope.agent.record.command import RecordSettings, run_describe
+from railscope.agent.recording.format import KINDS, Recording
+from railscope.agent.recording.summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 
@@ -209,7 +209,8 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
 ) -> None:
     # The package comes anew meanwhile: afterwards it is again the one whose modules others have.
     monkeypatch.setattr(agent, "dataset", agent.dataset)
-    for name in [name for name in sys.modules if name.startswith("railscope.agent.dataset")]:
+    moved = ("railscope.agent.dataset", "railscope.agent.record.dataset_recorder", "railscope.agent.record.stream")
+    for name in [name for name in sys.modules if name.startswith(moved)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["record", *words]) == 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.record_ring import RecordRing
+from railscope.agent.node.recorder.ring import RecordRing
 
 RECORD = np.dtype([("time_ns", "<u8"), ("value", "<u4"), ("reserved", "<u4")])
 

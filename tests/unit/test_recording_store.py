@@ -15,10 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from railscope.agent import recording_file, recording_store
-from railscope.agent.recording import Mark, Recording
-from railscope.agent.recording_file import Sink, read_recording, write_recording
-from railscope.agent.recording_store import RecordingStore, WriteResult, make_room, name_of, save
+from railscope.agent.node.recorder import store as recording_store
+from railscope.agent.node.recorder.store import RecordingStore, WriteResult, make_room, name_of, save
+from railscope.agent.recording import file as recording_file
+from railscope.agent.recording.file import Sink, read_recording, write_recording
+from railscope.agent.recording.format import Mark, Recording
 from tests.unit.recordings import REALTIME_NS, SECOND_NS, recording
 
 Results = list[tuple[str, WriteResult]]

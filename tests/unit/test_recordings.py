@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.recording import ClockReading, RecordedStall, Recording
-from railscope.agent.recording_store import RecordingStore, WriteResult
-from railscope.agent.recordings import Recordings, recorded_stall, settling_ns
-from railscope.agent.stall_facts import Blame, Cause, Stall
+from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.facts.stall import Blame, Cause, Stall
+from railscope.agent.node.recorder.store import RecordingStore, WriteResult
+from railscope.agent.node.recorder.triggers import Recordings, recorded_stall, settling_ns
+from railscope.agent.recording.format import RecordedStall, Recording
 from tests.unit.recordings import SECOND_NS, recording, stall
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.ring_traffic import RING_OPS, all_reduce_bytes, payloads_sent, ring_share
+from railscope.agent.model.ring import RING_OPS, all_reduce_bytes, payloads_sent, ring_share
 
 MEMBERS = st.integers(1, 9)
 

@@ -8,10 +8,10 @@ from typing import Final
 
 import yaml
 
-from railscope.agent import counter_rules, ethernet_rules
-from railscope.agent.counter_rules import rule_of
-from railscope.agent.ethernet_rules import severity_of, statistic_rule
-from railscope.agent.rails import SEVERITIES
+from railscope.agent.node.rails import counter_rules, ethernet_rules
+from railscope.agent.node.rails.counter_rules import rule_of
+from railscope.agent.node.rails.ethernet_rules import severity_of, statistic_rule
+from railscope.agent.node.rails.selection import SEVERITIES
 
 DASHBOARDS: Final = Path(__file__).parents[2] / "dashboards"
 _LOSSLESS: Final = frozenset({3})

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.sampler_state import DeviceTotals, SourceResult
-from railscope.agent.sampling import Sampler
-from railscope.agent.totals import RATE_BOUNDS
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading, DeviceFailure
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters

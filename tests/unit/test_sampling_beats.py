@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.sampler_state import DeviceTotals, SourceResult
-from railscope.agent.sampling import Sampler
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
 from railscope.probes import beats
 from railscope.probes.beats import FilesQuestion, Question, TableQuestion
 from railscope.probes.clock import SystemClock

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.sampler_state import DeviceTotals, SourceResult
-from railscope.agent.sampling import Sampler
-from railscope.agent.totals import Totals
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
+from railscope.agent.node.sampling.totals import Totals
 from railscope.probes.beats import Answer
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics

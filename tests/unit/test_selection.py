@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.config import OPTIONS
-from railscope.agent.counter_rules import rule_of
-from railscope.agent.ethernet_rules import statistic_rule
-from railscope.agent.snapshot import Histogram, NvlinkFacts, RailFacts, RailTcp, Snapshot
+from railscope.agent.config.options import OPTIONS
+from railscope.agent.facts.snapshot import Histogram, NvlinkFacts, RailFacts, RailTcp, Snapshot
+from railscope.agent.node.rails.counter_rules import rule_of
+from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.dashboards.typical_node import DRIVER_COUNTERS, RDMA_COUNTERS
-from railscope.exporters.families import families
-from railscope.exporters.metric import Family
-from railscope.exporters.selection import ALL, DETAILS, Selection
+from railscope.exporters.series.families import families
+from railscope.exporters.series.metric import Family
+from railscope.exporters.series.selection import ALL, DETAILS, Selection
 from tests.unit.exporters_snapshots import rail
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
@@ -143,7 +143,7 @@ def test_a_sum_never_falls(readings: list[list[tuple[str, int]]]) -> None:
 
 
 def test_owners_that_went_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.exporters.selection._MOST_OWNERS", 3)
+    monkeypatch.setattr("railscope.exporters.series.selection._MOST_OWNERS", 3)
     selection = Selection()
     for container in range(5):
         selection.risen((f"net:[{container}]",), [("a", 0)])
@@ -206,7 +206,7 @@ def test_rates_that_were_shown_stay() -> None:
 
 
 def test_devices_that_went_long_ago_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.exporters.selection._MOST_OWNERS", 2)
+    monkeypatch.setattr("railscope.exporters.series.selection._MOST_OWNERS", 2)
     selection = Selection()
     used = replace(NO_TCP, connections=1)
 
@@ -263,5 +263,5 @@ def test_the_option_knows_every_detail_and_no_other() -> None:
 
 
 def test_help_of_a_metric_names_no_detail_that_there_is_not() -> None:
-    text = (Path(__file__).parents[2] / "exporters/catalogue.py").read_text()
+    text = (Path(__file__).parents[2] / "exporters/series/catalogue.py").read_text()
     assert set(re.findall(r"--series\.detail=(\w+)", text)) <= set(DETAILS)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.sequences import Reckoning, Sequences
+from railscope.agent.node.collectives.sequences import Reckoning, Sequences
 from railscope.probes.nccl import records
 from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC
 from railscope.probes.nccl.layout import Layouts, Structure

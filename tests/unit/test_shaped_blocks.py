@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.shaped_totals import ShapedTotals
+from railscope.agent.node.sampling.shaped_totals import ShapedTotals
 from railscope.probes.netdev.counters import CounterBlock, CounterShape
 from tests.unit.test_rdma_totals import FIELDS, MAXIMA, SATURATING
 

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent import ring_drain
-from railscope.agent.drain_pace import AIM
+from railscope.agent.node.daemon import ring_drain
+from railscope.agent.node.daemon.ring_pace import AIM
 from railscope.probes.ring import Ring
 from railscope.probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from railscope.agent.stall_chains import Ranks, waiting_elsewhere
-from railscope.agent.stall_facts import InFlight, ProcessFacts, RankFacts
+from railscope.agent.facts.stall import InFlight
+from railscope.agent.node.stalls.dependencies import Ranks, waiting_elsewhere
+from railscope.agent.node.stalls.evidence import ProcessFacts, RankFacts
 
 PROCESSES = 8
 RUNS = ProcessFacts("running", 1_500_000_000, 0.0, 0.0, 0, 0)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from railscope.agent.stall_watch import LOOK_NS
+from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.probes.bpf_syscall import KernelRefusal
 from tests.unit.stall_world import (
     AFTER_S,

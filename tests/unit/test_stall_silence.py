@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.stall_facts import Cause, Stall
+from railscope.agent.facts.stall import Cause, Stall
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     COMPUTING,

@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.stall_facts import (
-    Blame,
-    Cause,
-    Evidence,
-    InFlight,
-    OwnHistory,
-    ProcessFacts,
-    RailSigns,
-    RankFacts,
-    Stall,
-)
-from railscope.agent.stalls import StallLimits, Stalls
+from railscope.agent.facts.stall import Blame, Cause, InFlight, OwnHistory, Stall
+from railscope.agent.node.stalls.detector import StallLimits, Stalls
+from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
 
 SECOND_NS = 1_000_000_000
 LIMITS = StallLimits()

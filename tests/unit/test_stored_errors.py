@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.stored_errors import StoredErrors
+from railscope.agent.node.collectives.stored_errors import StoredErrors
 from railscope.probes.maps import Records
 from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC, ErrorLayout
 from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY

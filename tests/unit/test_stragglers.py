@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.communicators import Communicator
-from railscope.agent.snapshot import RankArrivals
-from railscope.agent.stragglers import WINDOW, Stragglers
+from railscope.agent.facts.snapshot import RankArrivals
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.collectives.stragglers import WINDOW, Stragglers
 from railscope.probes.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records import CALL_EVENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.text_tables import printable_lines, table
+from railscope.agent.facts.text_tables import printable_lines, table
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

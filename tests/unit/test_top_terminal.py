@@ -16,9 +16,9 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from railscope.agent.snapshot import Snapshot
-from railscope.exporters.http import MetricsServer, ServerSettings
-from railscope.exporters.web_config import WebConfigFile
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.web.config import WebConfigFile
+from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.nodes import later
 from tests.unit.pseudo_terminal import HIDE_ALTERNATE, SHOW_ALTERNATE, SHOW_CURSOR, PseudoTerminal

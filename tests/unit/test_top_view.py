@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.snapshot import Snapshot
-from railscope.agent.stall_facts import Cause
-from railscope.exporters.node_view import NodeView, node_view
-from railscope.exporters.top_columns import INITIAL_ORDERS
-from railscope.exporters.top_keys import Keys
-from railscope.exporters.top_plain import plain_lines
-from railscope.exporters.top_screen import COLUMN_COUNTS, Frame, Status, frame
-from railscope.exporters.top_state import Order, Pane, ViewState, pressed
-from railscope.exporters.top_words import amount, bar, length, percent
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.stall import Cause
+from railscope.exporters.top.columns import INITIAL_ORDERS
+from railscope.exporters.top.keys import Keys
+from railscope.exporters.top.node_view import NodeView, node_view
+from railscope.exporters.top.plain import plain_lines
+from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, frame
+from railscope.exporters.top.state import Order, Pane, ViewState, pressed
+from railscope.exporters.top.words import amount, bar, length, percent
 from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail, stall
 from tests.unit.nodes import healthy, later, scraped, view_of
 

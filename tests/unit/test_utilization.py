@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.agent.utilization import Utilization
+from railscope.agent.node.sampling.utilization import Utilization
 
 SECOND = 1_000_000_000
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.culprits import RANK_MISSING, TIERS, culprits_of
-from railscope.agent.fleet_facts import Agent, LongWait, Rank
-from railscope.agent.fleet_sequences import Position
-from railscope.agent.verdict import has_ended, is_idle, root_causes
-from railscope.agent.verdict_words import verdict_of
+from railscope.agent.cluster.fleet.facts import RANK_MISSING, TIERS, Agent, LongWait, Rank
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.culprits import culprits_of
+from railscope.agent.cluster.verdict.verdict import has_ended, is_idle, root_causes
+from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
 # Where nothing is stalled

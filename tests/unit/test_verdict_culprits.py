@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.fleet_facts import Rank
-from railscope.agent.fleet_sequences import Position
+from railscope.agent.cluster.fleet.facts import Rank
+from railscope.agent.cluster.fleet.sequences import Position
 from tests.unit.fleets import NOW, Fleets, only, stall, waiting
 
 SIZES = pytest.mark.parametrize("hosts", [2, 4])

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from railscope.agent.diagnose import as_text
-from railscope.agent.verdict_advice import Step
-from railscope.agent.verdict_words import Verdict, verdict_of
+from railscope.agent.cluster.command import as_text
+from railscope.agent.cluster.verdict.advice import Step
+from railscope.agent.cluster.verdict.words import Verdict, verdict_of
 from tests.unit.fleets import COMM, NOW, Fleets, stall
 
 _ONLY_NOW: Final = re.compile(r"kill -CONT|py-spy|/proc/\d+|top -H|ping|systemctl|\bwaits?\b")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.fleet_facts import BriefStall, Fleet
-from railscope.agent.verdict_recent import next_moment, past
-from railscope.agent.verdict_words import Verdict, verdict_of
+from railscope.agent.cluster.fleet.facts import BriefStall, Fleet
+from railscope.agent.cluster.verdict.recent import next_moment, past
+from railscope.agent.cluster.verdict.words import Verdict, verdict_of
 from tests.unit.fleets import COMM, NOW, OTHER, Fleets, stall
 
 SLOW = stall("rail_slow", rail="0", device="eth0")

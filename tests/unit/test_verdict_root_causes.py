@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from railscope.agent.fleet_facts import Moving
-from railscope.agent.verdict_words import verdict_of
+from railscope.agent.cluster.fleet.facts import Moving
+from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall, waiting
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.culprits import RANK_MISSING
-from railscope.agent.fleet_facts import Agent, Rank, Stall
-from railscope.agent.fleet_sequences import Position
-from railscope.agent.verdict import has_ended, is_idle
-from railscope.agent.verdict_words import verdict_of
+from railscope.agent.cluster.fleet.facts import RANK_MISSING, Agent, Rank, Stall
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.verdict import has_ended, is_idle
+from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.fleets import COMM, NOW, Fleets, only, stall, waiting
 
 SIZES = pytest.mark.parametrize("hosts", [2, 4])

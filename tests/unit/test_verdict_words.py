@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.verdict_quantities import decimal_bytes, duration, ranks_text
+from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text
 from tests.unit.fleets import only, stall, waiting
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.agent.fleet_sequences import Position
-from railscope.agent.verdict_words import verdict_of
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.fleets import COMM, NOW, OTHER, Fleets, only, stall
 
 WORDS = f"communicator {COMM} waits for rank 0 (pid 100, host0), which writes to storage: a checkpoint?"

@@ -47,7 +47,7 @@ def test_a_project_with_folders_of_the_same_names_does_not_get_in_the_way(
     for name in OURS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('somebody else')\n")
-    script = "import sys; from railscope.agent.cli import main; sys.exit(main())"
+    script = "import sys; from railscope.agent.cli.main import main; sys.exit(main())"
     # -S: not the editable installation that runs this test.
     packages = sysconfig.get_path("platlib")
     done = subprocess.run(

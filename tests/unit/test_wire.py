@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.wire import Placement, WireShare, placement_of, wire_share
+from railscope.agent.model.edge_share import Placement, WireShare, placement_of, wire_share
 from railscope.probes.nccl.abi import Op
 
 Message = tuple[int, int, int]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.snapshot import Snapshot, WritingRank
-from railscope.agent.writers import PERIOD_NS, Writers
+from railscope.agent.facts.snapshot import Snapshot, WritingRank
+from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Writers
 from railscope.probes.process_state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 

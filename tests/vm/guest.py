@@ -19,7 +19,7 @@ from tests.vm.machine import RESULT_PORT
 
 PARTS: Final = {
     "probes": ("tests.vm.guest_probes",),
-    "doctor": ("railscope.agent.cli", "doctor", "--json"),
+    "doctor": ("railscope.agent.cli.main", "doctor", "--json"),
     "nccl": ("tests.vm.guest_nccl",),
     "rdma": ("tests.vm.guest_rdma",),
 }

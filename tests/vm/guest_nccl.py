@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.rail_bytes import RailBytes
+from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.probes.elf import Elf
 from railscope.probes.nccl.internal_functions import Level, internal_points
 from railscope.probes.nccl.internal_records import layout_record

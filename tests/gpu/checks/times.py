@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import Final
 
-from railscope.agent.recording_file import read_recording
+from railscope.agent.recording.file import read_recording
 from tests.fabric.agent_process import AgentProcess
 from tests.gpu.lane import Lane
 from tests.gpu.rails import two_hosts

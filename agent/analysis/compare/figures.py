@@ -1,0 +1,232 @@
+"""The figures of one recording, as `compare` holds them against another's: every row that it knows, by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Final
+
+import numpy as np
+
+from railscope.agent.analysis.compare.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
+from railscope.agent.analysis.facts.options import STRONG, WEAK
+from railscope.agent.analysis.facts.quantities import counted, size, size_class
+from railscope.agent.analysis.facts.report import Iteration
+from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
+from railscope.agent.analysis.report.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.traffic.sizes import cdf
+
+_WITHIN: Final = (
+    "p is of the spread within the two recordings: the same job started again may differ by more than that.  Give more "
+    "recordings of a side with --a-again and --b-again, and p is of the spread between them."
+)
+_BETWEEN: Final = (
+    "p is of the spread between recordings: figures are medians of a side's recordings, and what varies within one is "
+    "not looked at."
+)
+
+
+def compare_sides(a: Side, b: Side) -> Compared:
+    """Two recordings."""
+    return compare_runs([a], [b])
+
+
+def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
+    """One recording or more of each side; each side is called as its first one."""
+    sides = [*a, *b]
+    between_runs = len(sides) > 2
+    by_iteration = all(side.iterations is not None for side in sides)
+    kinds = {kind for side in sides for kind in side.latencies}
+    caveats = (
+        [] if by_iteration else ["Iterations were not found on both sides: counts and bytes are of whole recordings."]
+    )
+    for side in sides:
+        if not side.has_calls:
+            caveats.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
+        caveats += [f"{side.name}: {note}" for note in side.notes]
+    values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
+    first, second = (median_values(runs) if between_runs else runs[0] for runs in values)
+    scaled, why_not = _scaling(a[0], b[0])
+    if why_not:
+        caveats.append(why_not)
+    figures = compare_values(
+        [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
+    )
+    tested = any(figure.test is not None for figure in figures)
+    return Compared(
+        a=_name(a),
+        b=_name(b),
+        predicted=False,
+        simulated=any(side.report.simulated for side in sides),
+        figures=figures,
+        notes=(_BETWEEN if between_runs else _WITHIN,) if tested else (),
+        caveats=tuple(dict.fromkeys(caveats)),
+        between_runs=between_runs,
+    )
+
+
+def _name(runs: Sequence[Side]) -> str:
+    again = len(runs) - 1
+    return runs[0].name if not again else f"{runs[0].name}, and {counted(again, 'recording')} more"
+
+
+def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
+    """Of sides with different numbers of GPUs: the second one's scaling factor, or both where nothing tells which.
+
+    Where they are not one job there is none, and a sentence says why.
+    """
+    runs = [run_of(name, side.report) for name, side in (("A", first), ("B", second))]
+    found = find_scaling(runs)
+    if len(found) < 2 or found[0].gpus == found[1].gpus:
+        return [], ""
+    reason = unlike(*runs)
+    if reason:
+        return [], (
+            f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on {runs[1].gpus:,} GPUs, and these "
+            f"are not comparable, since {reason}."
+        )
+    factors = ((WEAK, found[1].weak_factor), (STRONG, found[1].strong_factor))
+    doubt = "" if found[1].kind else "if it is "
+    return [
+        Value(14, f"scaling factor, {doubt}{kind} scaling", Unit.SHARE, factor)
+        for kind, factor in factors
+        if found[1].kind in (kind, None)
+    ], ""
+
+
+def values_of(side: Side, kinds: set[Kind], *, by_iteration: bool) -> Iterator[Value]:
+    """Every figure of a recording; latency and bandwidth of these kinds of operations."""
+    yield Value(1, "GPUs", Unit.COUNT, len(side.report.gpus))
+    yield Value(1, "servers", Unit.COUNT, len({gpu.server for gpu in side.report.gpus}))
+    times = side.iterations if by_iteration and side.iterations is not None else 1
+    suffix = " an iteration" if by_iteration else ""
+    yield from _pattern(side, times, suffix)
+    yield from _durations(side, kinds)
+    yield from _composition(side, times, suffix)
+    yield from _iterations(side)
+    yield from _bandwidth(side, kinds)
+    yield from _receives(side, times, suffix)
+
+
+def iteration_value(
+    row: int, name: str, unit: Unit, iterations: Sequence[Iteration], get: Callable[[Iteration], float | None]
+) -> Value:
+    """The median of a figure of iterations, with all of its values."""
+    known = [value for value in map(get, iterations) if value is not None]
+    return Value(row, name, unit, median(known) if known else None, np.array(known) if known else None)
+
+
+def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
+    report, traffic = side.report, side.traffic
+    for op in sorted({use.op for use in side.ops}):
+        uses = [use for use in side.ops if use.op == op]
+        yield Value(1, f"{op} calls{suffix}", Unit.COUNT, sum(use.calls for use in uses) / times)
+        yield Value(1, f"{op} payload{suffix}", Unit.BYTES, sum(use.payload_bytes for use in uses) / times)
+    points = cdf(report.sizes)
+    for share, name in ((0.5, "median size of calls"), (0.9, "90 % of calls are at most")):
+        yield Value(2, name, Unit.BYTES, points.quantile_bytes(share))
+    known = side.has_calls
+    total = traffic.pairs.total_bytes
+    yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times if known else None)
+    yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs) if known else None)
+    yield Value(4, "pairs that talk, of all", Unit.SHARE, traffic.sparsity if known else None)
+    for name, count in (
+        ("wire bytes between servers", traffic.between_servers_wire_bytes),
+        ("wire bytes across rails", traffic.cross_rail_wire_bytes),
+        ("wire bytes over the spine", traffic.spine_wire_bytes),
+    ):
+        yield Value(5, f"{name}{suffix}", Unit.BYTES, count / times if known and count is not None else None)
+
+
+def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
+    shown = _shown_sizes(kinds)
+    for row in side.report.latency.rows:
+        kind = (row.op, row.payload_bytes, row.source)
+        if kind in kinds:
+            payload = row.payload_bytes
+            name = f"{row.op}{'' if payload is None else f' of {_of(shown, payload, row.over_bytes)}'} ({row.source})"
+            yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind), payload)
+            yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds, payload_bytes=payload)
+    if side.report.latency.rows:
+        yield Value(6, "far slower than usual, or stalled", Unit.COUNT, side.report.latency.anomaly_count)
+
+
+def _composition(side: Side, times: int, suffix: str) -> Iterator[Value]:
+    for role in side.composition.roles:
+        name = ROLE_NAMES.get(role.role, role.role)
+        yield Value(7, f"{name} payload of a rank{suffix}", Unit.BYTES, role.rank_payload_bytes / times)
+
+
+def _iterations(side: Side) -> Iterator[Value]:
+    iterations, regularity = side.report.iterations, side.report.regularity
+    yield iteration_value(9, "period", Unit.SECONDS, iterations, lambda one: one.period_seconds)
+    yield Value(9, "duty cycle", Unit.SHARE, None if regularity is None else regularity.duty_cycle)
+    yield Value(9, "recurrence", Unit.SHARE, None if regularity is None else regularity.recurrence)
+    yield iteration_value(
+        10,
+        "all-to-all (max − min) / mean",
+        Unit.COUNT,
+        iterations,
+        lambda one: None if one.all_to_all is None else one.all_to_all.relative,
+    )
+    yield iteration_value(11, "communication", Unit.SECONDS, iterations, lambda one: one.comm_seconds)
+    yield iteration_value(11, "communication ratio", Unit.SHARE, iterations, lambda one: one.comm_ratio)
+    yield iteration_value(12, "not overlapped", Unit.SECONDS, iterations, lambda one: one.non_overlapped_seconds)
+    yield iteration_value(12, "non-overlapped ratio", Unit.SHARE, iterations, lambda one: one.non_overlapped_ratio)
+
+
+def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
+    compared = {(op, payload) for op, payload, _ in kinds}
+    shown = _shown_sizes(kinds)
+    for row in side.report.bandwidth:
+        if (row.op, row.payload_bytes) not in compared:
+            continue
+        name = f"{row.op} of {_of(shown, row.payload_bytes, row.over_bytes)}"
+        yield Value(
+            13,
+            f"bus bandwidth of {name}",
+            Unit.RATE,
+            row.busbw_bytes_per_second,
+            _rates(side, row.op, row.payload_bytes),
+            row.payload_bytes,
+        )
+        if row.utilisation is not None:
+            part = f"part of the links' rate of {name}"
+            yield Value(13, part, Unit.SHARE, row.utilisation, payload_bytes=row.payload_bytes)
+
+
+def _rates(side: Side, op: str, payload: int) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
+    """Of stretches of time; only their order matters, so bytes a second of the payload will do."""
+    found = [medians for kind, medians in side.latencies.items() if kind[:2] == (op, payload) and len(medians)]
+    if len(found) != 1:
+        return None
+    rates: np.ndarray[tuple[int], np.dtype[np.float64]] = payload / np.maximum(found[0], 1e-9)
+    return rates
+
+
+def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
+    receives = side.report.receives
+    if not receives:
+        return
+    yield Value(
+        16, f"transfer of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.active_seconds for use in receives) / times
+    )
+    yield Value(
+        16, f"waiting of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.idle_seconds for use in receives) / times
+    )
+    ratios = [use.bubble_ratio for use in receives if use.bubble_ratio is not None]
+    yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
+
+
+def _of(shown: Mapping[int, str], payload: int, over: int | None) -> str:
+    """A size, or sizes that are put together."""
+    return shown[payload] if over is None else size_class(payload, over)
+
+
+def _shown_sizes(kinds: set[Kind]) -> dict[int, str]:
+    """How each size of both sides is shown: to the byte where another one would look the same."""
+    payloads = {payload for _, payload, _ in kinds if payload is not None}
+    alike = Counter(map(size, payloads))
+    return {payload: size(payload) if alike[size(payload)] == 1 else f"{payload:,} B" for payload in payloads}

@@ -1,0 +1,171 @@
+"""What `railscope place` finds in a dataset: how the job is laid out, what would be better, which links it needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from railscope.agent.analysis.facts.report import GpuFacts, Parallelism
+from railscope.agent.analysis.parallelism.groups import find_groups
+from railscope.agent.analysis.place.demands import find_demands
+from railscope.agent.analysis.place.grid import find_mapping
+from railscope.agent.analysis.place.link_demand import LinkAnswer, find_link_demand
+from railscope.agent.analysis.place.placement import LinkRates, RankedMapping, rank_mappings
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
+from railscope.agent.analysis.traffic.gpu_rails import Link, Rails, find_rails, links_of_servers
+from railscope.agent.analysis.traffic.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset
+
+
+class PlacementError(ValueError):
+    """Nothing can be said of placing this job; one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRequest:
+    """What is asked."""
+
+    gpus_per_server: int | None
+    """None: as recorded."""
+    epsilon: float
+    network_share: float
+    nic_bytes_per_second: float | None
+    """None: what was recorded of rails."""
+    nvlink_bytes_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceAnswer:
+    """What was found."""
+
+    gpus: tuple[GpuFacts, ...]
+    gpus_per_server: int
+    parallelism: Parallelism | None
+    doubts: tuple[str, ...]
+    """Why the evidence is ambiguous, one sentence each; none: it is not."""
+    mappings: tuple[RankedMapping, ...]
+    """The best first."""
+    rates: LinkRates
+    rails_known: bool
+    """Whether bytes across rails mean something."""
+    links: LinkAnswer | None
+    """None: nothing can be said of links."""
+    no_links: str
+    """Why not, the end of a sentence; empty: there is an answer."""
+    link_doubts: tuple[str, ...]
+    """What the answer assumes of rails."""
+
+
+def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
+    """How the job of a dataset is laid out, and how it could be.
+
+    Raises:
+        PlacementError: there is nothing to place, or it does not fill servers.
+    """
+    gpus, counted = find_gpus(dataset), count_calls(dataset)
+    if not gpus.gpus or not len(counted):
+        raise PlacementError("no call of a communicator was recorded: record while the job runs")
+    groups = find_groups(counted, gpus)
+    traffic, _ = find_traffic(dataset, gpus, counted)
+    rails = find_rails(dataset, gpus.gpus, traffic.pairs)
+    size, places = _places(gpus.gpus, request.gpus_per_server, rails)
+    mapping = find_mapping(groups, gpus)
+    links_of_gpus = _links_of(gpus.gpus, rails)
+    rail_rates, link_doubts, any_rail = _rail_rates(dataset, gpus, links_of_gpus)
+    nic = request.nic_bytes_per_second or (float(min(rail_rates.values())) if rail_rates else None)
+    rates = LinkRates(nic, request.nvlink_bytes_per_second)
+    no_links = _no_links(gpus, rails, any_rail or request.nic_bytes_per_second is not None)
+    return PlaceAnswer(
+        gpus=gpus.gpus,
+        gpus_per_server=size,
+        parallelism=groups.parallelism,
+        doubts=tuple(_doubts(groups.parallelism, mapping is not None, traffic.unobserved_wire_bytes, rails)),
+        mappings=rank_mappings(mapping, find_demands(counted, gpus, groups), places, size, rates),
+        rates=rates,
+        rails_known=rails.of_gpu is not None,
+        links=None
+        if no_links
+        else find_link_demand(
+            traffic.pairs,
+            links_of_gpus,
+            rail_rates or dict.fromkeys(links_of_gpus, 1),
+            request.epsilon,
+            request.network_share,
+        ),
+        no_links=no_links,
+        link_doubts=() if no_links else tuple(filter(None, (rails.assumption, *link_doubts))),
+    )
+
+
+def _no_links(gpus: Gpus, rails: Rails, any_link: bool) -> str:
+    """Why nothing can be said of links; empty: something can."""
+    if len({gpu.server for gpu in gpus.gpus}) < 2:
+        return "the recording is of one server only, and what its links carry elsewhere is not known"
+    if rails.of_gpu is None:
+        return f"it is not known which rail a GPU uses: {rails.doubt}"
+    return (
+        "" if any_link else "no rail was recorded: where servers have NICs all the same, give their rate with --c-nic"
+    )
+
+
+def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: int, rails: Rails) -> Iterable[str]:
+    if parallelism is None:
+        yield "no communicator shows a kind of parallelism"
+    elif not parallelism.certain:
+        yield parallelism.reason
+    if parallelism is not None and not gridded:
+        yield "the groups make no grid of stages, replicas and tensor ranks, so that no other mapping can be tried"
+    if unobserved_bytes:
+        yield "some ranks were not recorded, and what is sent to and from them is in no figure"
+    if rails.of_gpu is None:
+        yield "which rail a GPU uses is not known, and mappings are ranked as if each GPU had a NIC of its own"
+
+
+def _places(gpus: Sequence[GpuFacts], asked: int | None, told: Rails) -> tuple[int, tuple[int, ...]]:
+    """GPUs of a server, and by GPU its place: server × GPUs of a server + place in the server."""
+    servers: defaultdict[str, list[GpuFacts]] = defaultdict(list)
+    for gpu in gpus:
+        servers[gpu.server].append(gpu)
+    sizes = sorted({len(members) for members in servers.values()})
+    if asked is not None and sizes != [asked]:
+        if len(gpus) % asked:
+            raise PlacementError(f"{len(gpus)} GPUs do not fill servers of {asked}: choose a divisor of {len(gpus)}")
+        return asked, tuple(range(len(gpus)))
+    if len(sizes) > 1:
+        raise PlacementError(
+            f"servers have {' and '.join(map(str, sizes))} GPUs of the job: say with --gpus-per-node how many to assume"
+        )
+    rails = told.of_gpu
+    places = [0] * len(gpus)
+    for server, members in enumerate(servers.values()):
+        own = [rails[gpu.number] for gpu in members] if rails else []
+        fitting = len(set(own)) == len(members) and all(rail.isdecimal() and int(rail) < sizes[0] for rail in own)
+        for index, gpu in enumerate(members):
+            places[gpu.number] = server * sizes[0] + (int(own[index]) if fitting else index)
+    return sizes[0], tuple(places)
+
+
+def _links_of(gpus: Sequence[GpuFacts], rails: Rails) -> list[Link]:
+    """By GPU the link that it sends over."""
+    return [(gpu.server, rails.of_gpu[gpu.number] if rails.of_gpu else "0") for gpu in gpus]
+
+
+def _rail_rates(dataset: Dataset, gpus: Gpus, used: Sequence[Link]) -> tuple[Mapping[Link, int], tuple[str, ...], bool]:
+    """The rate of every link of the job's servers, what had to be assumed, and whether any of their rails was recorded.
+
+    No rates: no speeds are known.
+    """
+    described = dataset["rails"].select("node", "netns", "rail", "speed_bytes_per_second").distinct()
+    rows = dataset.rows(described).to_pylist()
+    found = links_of_servers(rows, {gpu.server for gpu in gpus.gpus})
+    rates: dict[Link, int] = {}
+    for link, place in found:
+        speed = rows[place]["speed_bytes_per_second"]
+        if speed:
+            rates[link] = min(rates.get(link, speed), speed)
+    if set(used) <= set(rates):
+        return rates, (), bool(found)
+    lacking = "the recorded rails are not numbered as the GPUs' rails are" if rates else "no rail's speed was recorded"
+    return {}, (f"one link a GPU, all alike: {lacking}",), bool(found)

@@ -1,0 +1,148 @@
+"""`railscope place`: how a recorded job is laid out over its servers, what would be better, which links it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final, TextIO
+
+from railscope.agent.analysis.tables.missing import not_installed
+from railscope.agent.facts.text_tables import table
+
+FINE: Final = 0
+COULD_NOT_RUN: Final = 2
+_COLUMNS: Final = 100
+_MOST_LINKS: Final = 64
+"""Shown as text."""
+
+
+def run_place(parsed: Any, out: TextIO) -> int:
+    """Print the answer; returns 0, or 2 where there is none, with one line on standard error."""
+    try:
+        from railscope.agent.analysis.place.answer import PlacementError, PlaceRequest, find_placement
+        from railscope.agent.dataset.reader import DatasetError, open_dataset
+    except ModuleNotFoundError as error:
+        print(f"railscope place: {not_installed(error)}", file=sys.stderr)
+        return COULD_NOT_RUN
+    request = PlaceRequest(
+        gpus_per_server=parsed.gpus_per_node,
+        epsilon=parsed.epsilon,
+        network_share=parsed.network_share,
+        nic_bytes_per_second=parsed.c_nic,
+        nvlink_bytes_per_second=parsed.c_nvlink,
+    )
+    try:
+        with open_dataset(parsed.folders) as dataset:
+            answer = find_placement(dataset, request)
+    except (DatasetError, PlacementError) as error:
+        print(f"railscope place: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    if parsed.json:
+        json.dump(as_json(answer, parsed.top), out, indent=2)
+        out.write("\n")
+    else:
+        out.write("\n".join(as_text(answer, parsed.top)) + "\n")
+    return FINE
+
+
+def as_json(answer: Any, top: int) -> dict[str, Any]:
+    """Bytes over the whole recording; `places` by GPU: server × GPUs of a server + place in the server."""
+    return {
+        "parallelism": None if answer.parallelism is None else asdict(answer.parallelism),
+        "doubts": list(answer.doubts),
+        "gpus": [asdict(gpu) for gpu in answer.gpus],
+        "gpus_per_server": answer.gpus_per_server,
+        "rates": asdict(answer.rates),
+        "mappings": [
+            asdict(one) | ({} if answer.rails_known else {"cross_rail_bytes": None}) for one in _shown(answer, top)
+        ],
+        "links": None if answer.links is None else {**asdict(answer.links), "doubts": list(answer.link_doubts)},
+        "no_links": answer.no_links,
+    }
+
+
+def as_text(answer: Any, top: int) -> Iterator[str]:
+    """Tables for people."""
+    from railscope.agent.analysis.facts.quantities import UNKNOWN, size, span
+
+    shape = answer.parallelism
+    if shape is not None:
+        sure = "" if shape.certain else ", perhaps"
+        expert = f", expert {shape.expert}" if shape.expert > 1 else ""
+        yield f"Job: pipeline {shape.pipeline}, tensor {shape.tensor}, data {shape.data}{expert}{sure}"
+        if shape.certain:
+            yield from _wrapped(f"{shape.reason}.")
+    for doubt in answer.doubts:
+        yield from _wrapped(f"Ambiguous: {doubt}.")
+    yield ""
+    yield f"Mappings to servers of {answer.gpus_per_server} GPUs, the best first; bytes of the whole recording:"
+    shown = _shown(answer, top)
+    rows = [("", "counted, fastest first", "busiest NIC", "busiest server", "between servers", "across rails", "time")]
+    rows += [
+        (
+            "→" if one.current else "",
+            one.name,
+            *(size(one.busiest_nic_bytes), size(one.busiest_server_bytes), size(one.between_servers_bytes)),
+            *(size(one.cross_rail_bytes) if answer.rails_known else UNKNOWN, span(one.seconds)),
+        )
+        for one in shown
+    ]
+    yield from table(rows, "<<>>>>>")
+    yield "  → is how the job runs."
+    if shown and shown[0].seconds is None:
+        yield "  No time without the rates of links: give --c-nic and --c-nvlink."
+    yield ""
+    if answer.links is None:
+        yield from _wrapped(f"Links: no advice, as {answer.no_links}.", "")
+        return
+    yield from _links_text(answer.links)
+    for doubt in answer.link_doubts:
+        yield from _wrapped(f"Assumed: {doubt}.")
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _shown(answer: Any, top: int) -> list[Any]:
+    """The best ones, and in any case the one that runs."""
+    return [one for place, one in enumerate(answer.mappings) if place < top or one.current]
+
+
+def _links_text(links: Any) -> Iterator[str]:
+    from railscope.agent.analysis.facts.quantities import share, size
+
+    yield (
+        f"Links: {links.removable} of {len(links.links)} rail links could go while the spine stays, and an iteration "
+        f"would grow by {share(links.inflation)} (allowed: {share(links.epsilon)})."
+    )
+    if links.removable_without_spine is None:
+        yield "  The spine is needed."
+    else:
+        yield (
+            f"  All spine links could go together with {links.removable_without_spine} rail links (growth "
+            f"{share(links.inflation_without_spine)}); between rails go {size(links.spine_bytes)} now."
+        )
+    rows = [("server", "rail", "sends", "receives", "needed", "then carries", "without spine")]
+    shown = links.links[:_MOST_LINKS]
+    rows += [
+        (
+            *(one.server, one.rail, size(one.transmit_bytes), size(one.receive_bytes), "yes" if one.needed else "no"),
+            *(size(one.busier_bytes_after), "yes" if one.needed_without_spine else "no"),
+        )
+        for one in shown
+    ]
+    yield from table(rows, "<<>><><")
+    if len(shown) < len(links.links):
+        yield f"  … and {len(links.links) - len(shown)} more: --json has all."
+    yield (
+        "  Assumed: NVLink takes what a removed link carried to the server's other links, which share it by their "
+        "rates;"
+    )
+    yield (
+        f"  the network takes {share(links.network_share)} of an iteration, hidden behind nothing, and as long as its "
+        "busiest link."
+    )

@@ -1,0 +1,274 @@
+"""The tables of a report's page: each takes the report and gives its rows with units, the most telling first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from railscope.agent.analysis.facts.quantities import (
+    UNKNOWN,
+    digits,
+    moment,
+    rate,
+    share,
+    size,
+    size_class,
+    span,
+    whole,
+)
+from railscope.agent.analysis.facts.report import Iteration, Report
+from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
+from railscope.agent.analysis.report.communicator_words import carries, telling
+from railscope.agent.analysis.report.html_page import Element, table, tag
+from railscope.agent.analysis.report.words import equal_iterations, least_equal, median_of, scaling_rows, used_of_link
+
+_MOST: Final = 12
+
+
+def operations(report: Report) -> list[Element]:
+    calls = sum(use.calls for use in report.ops) or 1
+    rows = [
+        (use.op, use.dtype, whole(use.calls), share(use.calls / calls), size(use.payload_bytes))
+        for use in report.ops[:_MOST]
+    ]
+    return table(
+        "Calls of all recorded ranks",
+        ("operation", "data type", "calls", "part of calls", "payload"),
+        rows,
+        "<<>>>",
+        len(report.ops),
+    )
+
+
+def sizes(report: Report) -> list[Element]:
+    calls = report.sizes.total_calls or 1
+    rows = [
+        (use.op, size(use.bytes), f"{use.bytes:,}", whole(use.calls), share(use.calls / calls))
+        for use in report.sizes.most_frequent(_MOST)
+    ]
+    header = ("operation", "payload", "bytes", "calls", "part of calls")
+    return table("Most frequent sizes", header, rows, "<>>>>", len(report.sizes))
+
+
+def pairs(report: Report) -> list[Element]:
+    total = report.matrix.pairs.total_bytes or 1
+    gpus = {gpu.number: f"GPU {gpu.number} ({gpu.server})" for gpu in report.gpus}
+    rows = [
+        (
+            gpus[pair.source],
+            gpus[pair.destination],
+            size(pair.wire_bytes),
+            share(pair.wire_bytes / total),
+        )
+        for pair in report.matrix.pairs.busiest(_MOST)
+    ]
+    header = ("from", "to", "wire bytes", "part of all")
+    return table("Busiest directed pairs", header, rows, "<<>>", len(report.matrix.pairs))
+
+
+def edges(report: Report) -> list[Element]:
+    traffic = report.matrix
+    total = traffic.pairs.total_bytes
+    leaving = traffic.between_servers_wire_bytes
+    rows = [("between GPUs in all", size(total), "")]
+    rows.append(("between servers", size(leaving), f"{share(leaving / total if total else None)} of all"))
+    for name, count in (
+        ("from rail to rail", traffic.cross_rail_wire_bytes),
+        ("over the spine", traffic.spine_wire_bytes),
+    ):
+        part = f"{share(count / leaving)} of what leaves servers" if count is not None and leaving else ""
+        rows.append((name, size(count), part))
+    return table("Wire bytes", ("where", "bytes", "part"), rows, "<><", len(rows))
+
+
+def latency(report: Report) -> list[Element]:
+    most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or 0, row.source))
+    rows = [
+        (
+            row.op,
+            size_class(row.payload_bytes, row.over_bytes),
+            row.source,
+            whole(row.count),
+            *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
+        )
+        for row in most[:_MOST]
+    ]
+    header = ("operation", "payload", "times from", "count", "median", "90 %", "99 %", "longest")
+    return table("Begin to completion", header, rows, "<><>>>>>", len(most))
+
+
+def anomalies(report: Report) -> list[Element]:
+    rows = [
+        (
+            moment(one.time_seconds),
+            one.comm,
+            UNKNOWN if one.rank is None else str(one.rank),
+            one.op,
+            size(one.payload_bytes),
+            span(one.seconds),
+            span(one.typical_seconds),
+            one.cause or UNKNOWN,
+        )
+        for one in report.latency.anomalies[:_MOST]
+    ]
+    header = ("when", "communicator", "rank", "operation", "payload", "took", "usually", "cause")
+    caption = f"Far slower than usual, or stalled: {report.latency.anomaly_count:,}"
+    return table(caption, header, rows, "<<><>>><", report.latency.anomaly_count)
+
+
+def composition(report: Report) -> list[Element]:
+    rows = [
+        (
+            ROLE_NAMES.get(role.role, role.role),
+            whole(role.communicators),
+            whole(role.calls),
+            size(role.payload_bytes),
+            digits(role.rank_calls),
+            size(role.rank_payload_bytes),
+        )
+        for role in report.composition.roles
+    ]
+    header = ("for", "communicators", "calls", "payload", "calls a rank", "payload a rank")
+    found = table("By parallelism", header, rows, "<>>>>>", len(rows))
+    number = min((gpu.number for gpu in report.gpus), default=0)
+    first = [
+        (ROLE_NAMES.get(use.role, use.role), use.op, whole(use.calls), size(use.payload_bytes))
+        for use in report.composition.ranks
+        if use.gpu == number
+    ]
+    found += table(f"What GPU {number} calls", ("for", "operation", "calls", "payload"), first, "<<>>", len(first))
+    uses = [
+        (
+            use.comm,
+            ROLE_NAMES.get(use.role, use.role),
+            _numbers(use.gpus),
+            UNKNOWN if use.nranks is None else f"{len(use.gpus)} of {use.nranks}",
+            whole(use.calls),
+            size(use.payload_bytes),
+            carries(use),
+        )
+        for use in telling(report.communicators, _MOST)
+    ]
+    columns = ("communicator", "for", "GPUs", "ranks recorded", "calls", "payload", "carries")
+    return [*found, *table("Communicators", columns, uses, "<<<>>><", len(report.communicators))]
+
+
+def iterations(report: Report) -> list[Element]:
+    regularity, all_of_them = report.regularity, report.iterations
+    if regularity is None:
+        return []
+    periods = [one.period_seconds for one in all_of_them]
+    rows = [
+        ("iterations", whole(regularity.iterations), f"{regularity.calls_per_iteration:,} calls each"),
+        ("period", span(regularity.period_seconds), f"median; {_range(periods)}"),
+        ("spread of periods", share(regularity.spread), "(75th − 25th percentile) / median"),
+        ("duty cycle", share(regularity.duty_cycle), "of the time operations were under way"),
+        ("recurrence", share(regularity.recurrence), "of iterations make the most frequent one's calls in its order"),
+        ("recurrence without sizes", share(regularity.recurrence_without_sizes), "the same, sizes not looked at"),
+        *_ratios(all_of_them),
+    ]
+    return table(regularity.basis, ("figure", "value", "meaning"), rows, "<><", len(rows))
+
+
+def _ratios(all_of_them: tuple[Iteration, ...]) -> list[tuple[str, str, str]]:
+    return [
+        ("communication", span(median_of(one.comm_seconds for one in all_of_them)), "of an iteration, median"),
+        ("communication ratio", share(median_of(one.comm_ratio for one in all_of_them)), "median over iterations"),
+        (
+            "not overlapped",
+            span(median_of(one.non_overlapped_seconds for one in all_of_them)),
+            "of an iteration, median: nothing was computed meanwhile",
+        ),
+        (
+            "non-overlapped ratio",
+            share(median_of(one.non_overlapped_ratio for one in all_of_them)),
+            "median over iterations",
+        ),
+    ]
+
+
+def all_to_all(report: Report) -> list[Element]:
+    worst, equal = least_equal(report), equal_iterations(report)
+    rows = [
+        (
+            moment(start),
+            size(one.max_minus_min_bytes),
+            UNKNOWN if one.max_over_min is None else digits(one.max_over_min),
+            digits(one.relative),
+            size(one.total_bytes),
+        )
+        for start, one in worst[:_MOST]
+    ]
+    header = ("iteration of", "max − min", "max / min", "(max − min) / mean", "in all")
+    found = table("Least equal iterations", header, rows, "<>>>>", len(worst))
+    return [*found, tag("p", equal)] if equal else found
+
+
+def bandwidth(report: Report) -> list[Element]:
+    most = sorted(report.bandwidth, key=lambda row: (-row.count, row.op, row.payload_bytes))
+    rows = [
+        (
+            row.op,
+            size_class(row.payload_bytes, row.over_bytes),
+            whole(row.count),
+            rate(row.algbw_bytes_per_second),
+            rate(row.busbw_bytes_per_second),
+            share(row.utilisation),
+        )
+        for row in most[:_MOST]
+    ]
+    header = ("operation", "payload", "count", "algorithm bandwidth", "bus bandwidth", "of the links")
+    return table("Medians", header, rows, "<>>>>>", len(most))
+
+
+def scaling(report: Report) -> list[Element]:
+    rows = scaling_rows(report)
+    header = ("run", "GPUs", "iterations/s", "scaling", "weak factor", "strong factor")
+    return table("Runs", header, rows, "<>><>>", len(rows))
+
+
+def rails(report: Report) -> list[Element]:
+    busiest = sorted(
+        report.rails, key=lambda use: (-(use.transmit_bytes + use.receive_bytes), use.server, use.rail, use.device)
+    )
+    rows = [
+        (
+            use.server,
+            use.rail or UNKNOWN,
+            use.device,
+            size(use.transmit_bytes),
+            _mean_and_peak(use.transmit_bytes_per_second, use.peak_transmit_bytes_per_second),
+            size(use.receive_bytes),
+            _mean_and_peak(use.receive_bytes_per_second, use.peak_receive_bytes_per_second),
+            rate(use.speed_bytes_per_second),
+            used_of_link(use),
+        )
+        for use in busiest[:_MOST]
+    ]
+    header = ("server", "rail", "device", "sent", "mean, peak", "received", "mean, peak", "link", "part of it")
+    return table("Port bytes of rails, the busiest first", header, rows, "<<<>>>>>>", len(busiest))
+
+
+def _mean_and_peak(mean: float, peak: float) -> str:
+    return f"{rate(mean)}, {rate(peak)}"
+
+
+def receives(report: Report) -> list[Element]:
+    longest = sorted(report.receives, key=lambda use: (-use.idle_seconds, use.gpu))
+    rows = [
+        (str(use.gpu), span(use.active_seconds), span(use.idle_seconds), share(use.bubble_ratio))
+        for use in longest[:_MOST]
+    ]
+    header = ("GPU", "transfers", "waits", "bubble ratio")
+    return table("Longest waiting first", header, rows, ">>>>", len(longest))
+
+
+def _numbers(gpus: tuple[int, ...]) -> str:
+    """`0–7`, `0, 8, 16, 24`, or the first few."""
+    if len(gpus) > 2 and gpus == tuple(range(gpus[0], gpus[0] + len(gpus))):
+        return f"{gpus[0]}–{gpus[-1]}"
+    shown = ", ".join(str(gpu) for gpu in gpus[:8])
+    return shown if len(gpus) <= 8 else f"{shown}, … ({len(gpus)} in all)"
+
+
+def _range(values: list[float]) -> str:
+    return f"{span(min(values))} to {span(max(values))}" if values else ""

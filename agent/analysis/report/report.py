@@ -1,0 +1,271 @@
+"""A report: what every analysis found in one dataset, put together.
+
+Each part is a module of its own; here is only the order in which they are asked, and what the recording itself says:
+when, of whom, and what was lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.analysis.facts.quantities import span
+from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, Unknown
+from railscope.agent.analysis.parallelism.composition import find_composition
+from railscope.agent.analysis.report.jobs_together import jobs_in, only_job, said_of_several
+from railscope.agent.analysis.report.one_of_several import said_of_one, said_of_rails, with_numbers
+from railscope.agent.analysis.report.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.engines import engine
+from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
+from railscope.agent.analysis.tables.leaf_map import LeafMap, read_leaf_map
+from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
+from railscope.agent.analysis.timing.bandwidth import find_bandwidth
+from railscope.agent.analysis.timing.iterations import find_iterations
+from railscope.agent.analysis.timing.latency import find_latency
+from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity
+from railscope.agent.analysis.timing.overlap import find_overlap
+from railscope.agent.analysis.timing.receives import find_receives
+from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, unknown_of_calls
+from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
+from railscope.agent.analysis.traffic.sizes import find_sizes
+from railscope.agent.analysis.traffic.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset, open_dataset
+
+_NS: Final = 1e9
+_APART: Final = 0.1
+"""Part of the whole time by which nodes' recordings may begin or end apart, as those do that somebody starts."""
+_ELSEWHERE: Final = (
+    Unknown(8, "A prediction needs the job's shape: 'railscope matrix' puts it beside what was observed."),
+    Unknown(15, "A comparison needs a second recording or an estimate: 'railscope compare A B'."),
+    Unknown(17, "Accuracy needs a prediction: 'railscope compare' holds a recording against an estimate."),
+)
+"""What one recording alone cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """How a report is made."""
+
+    leaf_map: Path | None = None
+    engine: str = DUCKDB
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    """What the engine may keep in memory."""
+    only: str | None = None
+    """Of several jobs the one with this communicator, or of this identifier; None: all that there are."""
+    scaling: str | None = None
+    """Of several runs: `weak` or `strong`; None: as their recordings tell."""
+
+
+_USUAL: Final = ReportOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What rests on when things happened, and not only on how long they took."""
+
+    regularity: Regularity | None
+    iterations: tuple[Iteration, ...]
+    receives: tuple[ReceiveUse, ...]
+    unknown: tuple[Unknown, ...]
+
+
+ONLY_AN_ORDER: Final = "What was imported has no times, only an order: import data with time stamps."
+_NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
+
+
+def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
+    """The report of the dataset in these folders, which are read as one: servers of one job.
+
+    Raises:
+        DatasetError: a folder is no dataset, the engine does not start, or there is no such job.
+        ConfigError: the leaf map cannot be used.
+    """
+    leaf_map = None if options.leaf_map is None else read_leaf_map(options.leaf_map)
+    with engine(options.engine, options.memory_bytes) as backend:
+        dataset = open_dataset(folders, backend)
+        gpus = None
+        if options.only is not None:
+            dataset, gpus = only_job(dataset, options.only)
+        return report_of(dataset, leaf_map, gpus)
+
+
+def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
+    """The report of the first folder, with the scaling of all of them: each is a run of its own (row 14).
+
+    Raises: as `make_report`.
+    """
+    reports = [make_report([folder], options) for folder in folders]
+    runs = [run_of(folder.name, one) for folder, one in zip(folders, reports, strict=True)]
+    scaling = find_scaling(runs, options.scaling)
+    unknown = [one for one in reports[0].unknown if one.row != 14]
+    aperiodic = [run.name for run in runs if run.regularity is None]
+    if aperiodic:
+        unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
+    others = {run.name: reason for run in runs if run.regularity and (reason := unlike(runs[0], run))}
+    unknown += [
+        Unknown(
+            14, f"{name} is not {runs[0].name} on another number of GPUs, so that its factors are of no job: {why}."
+        )
+        for name, why in others.items()
+    ]
+    untold = [one.name for one in scaling if one.factor is None and one.name not in others]
+    if untold:
+        unknown.append(
+            Unknown(
+                14,
+                f"Whether the batch of {', '.join(untold)} grew with the GPUs is not in what was recorded, so that "
+                "both factors are shown: say which with --scaling weak or --scaling strong.",
+            )
+        )
+    return replace(reports[0], scaling=scaling, unknown=_in_order(unknown))
+
+
+def has_times(report: Report) -> bool:
+    """Whether its times are those of the recording; else they were made up to tell an order, and mean nothing."""
+    return not any(one.reason == ONLY_AN_ORDER for one in report.unknown)
+
+
+def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | None = None) -> Report:
+    """Everything that an open dataset tells; `gpus` are those of the only job that is left in it.
+
+    Raises:
+        ConfigError: the leaf map lacks a server of the dataset.
+    """
+    recordings = dataset.rows(dataset["recordings"]).to_pylist()
+    gpus = find_gpus(dataset) if gpus is None else gpus
+    counted = count_calls(dataset)
+    traffic, unknown_traffic = find_traffic(dataset, gpus, counted, leaf_map)
+    classes = find_size_classes(dataset)
+    latency, unknown_latency = find_latency(dataset, gpus, classes=classes)
+    composition, roles, unknown_composition = find_composition(dataset, gpus, counted)
+    bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus, classes)
+    rails, unknown_rails = find_port_bytes(dataset)
+    course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
+    began_ns, ended_ns = _span(recordings)
+    several_jobs = said_of_several(jobs_in(dataset, gpus))
+    found = Report(
+        folders=tuple(str(folder) for folder in dataset.folders),
+        simulated=any(row["simulated"] for row in recordings),
+        began_seconds=began_ns / _NS,
+        seconds=(ended_ns - began_ns) / _NS,
+        gpus=gpus.gpus,
+        ops=find_ops(counted),
+        sizes=find_sizes(counted),
+        communicators=find_communicators(counted, gpus, roles),
+        matrix=traffic,
+        latency=latency,
+        composition=composition,
+        regularity=course.regularity,
+        iterations=course.iterations,
+        bandwidth=bandwidth,
+        receives=course.receives,
+        rails=rails,
+        unknown=_in_order(
+            [
+                *unknown_of_calls(counted),
+                *unknown_traffic,
+                *unknown_rails,
+                *unknown_latency,
+                *unknown_composition,
+                *unknown_bandwidth,
+                *course.unknown,
+                *_unknown_of_one_run(),
+            ]
+        ),
+        losses=tuple(_losses(recordings, gpus, several_jobs)),
+        several_jobs=several_jobs,
+        one_of_several=said_of_one(gpus),
+        shared_rails=said_of_rails(gpus) if rails else "",
+    )
+    return with_numbers(found, gpus)
+
+
+def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:
+    return not any(row["times_known"] is False for row in recordings)
+
+
+def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses) -> _Course:
+    regularity, bare, unknown_iterations = find_iterations(dataset, gpus)
+    overlapped, unknown_overlap = find_overlap(dataset, gpus, bare)
+    iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlapped)
+    receives, unknown_receives = find_receives(dataset, gpus, iterations, classes)
+    unknown = (*unknown_iterations, *unknown_overlap, *unknown_non_uniformity, *unknown_receives)
+    return _Course(regularity, iterations, receives, unknown)
+
+
+def _unknown_of_one_run() -> Iterable[Unknown]:
+    yield from _ELSEWHERE
+    yield Unknown(14, "Scaling needs several runs: give their folders, the smallest first, with --runs.")
+
+
+def _in_order(unknown: Iterable[Unknown]) -> tuple[Unknown, ...]:
+    return tuple(sorted(dict.fromkeys(unknown), key=lambda one: one.row))
+
+
+def _span(recordings: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """When what was recorded began and ended, ns."""
+    began = [row["began_ns"] for row in recordings if row["began_ns"] is not None]
+    ended = [row["ended_ns"] for row in recordings if row["ended_ns"] is not None]
+    if not began or not ended:
+        return 0, 0
+    return min(began), max(ended)
+
+
+def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str) -> Iterable[str]:
+    """What is missing, and what makes figures less sure, one sentence each."""
+    for column, what in (
+        ("calls_lost", "calls were seen and not recorded: counts and bytes are too small by them"),
+        ("operations_lost", "completed operations were seen and not recorded: latencies are of the rest"),
+        ("calls_removed", "calls were removed again by --max-size: counts and bytes are of the rest"),
+        ("operations_removed", "completed operations were removed again by --max-size: latencies are of the rest"),
+        ("lines_skipped", "lines or events of imported data made no sense and were skipped"),
+    ):
+        lost = sum(row[column] or 0 for row in recordings)
+        if lost:
+            nodes = sorted({row["node"] for row in recordings if row[column]})
+            yield f"{lost:,} {what} (on {_some(nodes)})."
+    for column, what in (("calls_lost", "calls"), ("operations_lost", "operations")):
+        unsure = sorted({row["node"] for row in recordings if row[column] is None})
+        if unsure:
+            yield f"Whether {what} were lost is not known of {_some(unsure)}."
+    partial = [one for one in gpus.communicators if not one.complete]
+    if partial:
+        yield f"{len(partial):,} of {len(gpus.communicators):,} communicators have ranks that were not recorded."
+    twice = gpus.twice_held_ranks()
+    if twice:
+        named = _some([f"rank {rank} of {comm}" for comm, rank in twice])
+        yield f"Two GPUs or more say that they are {named}: of their traffic with others only one's is shown."
+    if several_jobs:
+        yield several_jobs
+    if _times_are_known(recordings):
+        yield from _different_windows(recordings)
+
+
+def _different_windows(recordings: Iterable[dict[str, Any]]) -> Iterable[str]:
+    by_node: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in recordings:
+        if row["began_ns"] is not None and row["ended_ns"] is not None:
+            by_node[row["node"]].append(row)
+    windows = {node: _span(rows) for node, rows in by_node.items()}
+    if len(windows) < 2:
+        return
+    began, ended = zip(*windows.values(), strict=True)
+    apart_ns = max(max(began) - min(began), max(ended) - min(ended))
+    if apart_ns <= _APART * (max(ended) - min(began)):
+        return
+    lengths = sorted(((to - since) / _NS, node) for node, (since, to) in windows.items())
+    (shortest, short), (longest, long) = lengths[0], lengths[-1]
+    others = f" (the longest and the shortest of {len(lengths):,} nodes)" if len(lengths) > 2 else ""
+    yield (
+        f"{long} was recorded {span(longest)}, {short} {span(shortest)}{others}, up to {span(apart_ns / _NS)} apart: "
+        "figures that need several nodes are of different times."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

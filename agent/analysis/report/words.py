@@ -1,0 +1,177 @@
+"""What a report comes to, in a few plain sentences: what the job is, who talks, and how much of its time that takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+import numpy as np
+
+from railscope.agent.analysis.facts.options import STRONG, WEAK
+from railscope.agent.analysis.facts.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
+from railscope.agent.analysis.facts.report import NonUniformity, RailUse, Report, Unknown
+from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
+from railscope.agent.analysis.report.measurements import BY_NUMBER
+from railscope.agent.analysis.report.report import has_times
+
+
+def summary(report: Report) -> tuple[str, ...]:
+    """Sentences, the most important first; of what is not known there is none."""
+    return (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report), *_slow(report))
+
+
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def unknown_by_reason(unknown: Iterable[Unknown]) -> list[tuple[str, list[str]]]:
+    """Each reason once, in the order in which it comes first, with the names of the measurements that it is for."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for one in unknown:
+        names[one.reason].append(BY_NUMBER[one.row].name)
+    return list(names.items())
+
+
+def used_of_link(use: RailUse) -> str:
+    """What part of the link's speed is used on average, of the busier direction."""
+    known = [part for part in (use.transmit_utilisation, use.receive_utilisation) if part is not None]
+    return share(max(known, default=None))
+
+
+def least_equal(report: Report) -> list[tuple[float, NonUniformity]]:
+    """Iterations in which a pair sent more than another, after their begin (seconds since 1970); the worst first."""
+    uneven = [(start, one) for start, one in _all_to_alls(report) if one.max_minus_min_bytes]
+    return sorted(uneven, key=lambda row: (-row[1].relative, row[0]))
+
+
+def equal_iterations(report: Report) -> str:
+    """What is to be said of iterations in which all pairs sent as much; empty where there are none."""
+    found = _all_to_alls(report)
+    alike = [one.total_bytes for _, one in found if not one.max_minus_min_bytes]
+    if not alike:
+        return ""
+    of = "" if len(alike) == len(found) else f" of {whole(len(found))}"
+    return (
+        f"In {whole(len(alike))}{of} iteration{'' if len(found) == 1 else 's'} every pair sent as much as any other: "
+        f"{size(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
+    )
+
+
+def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:
+    return [(one.start, one.all_to_all) for one in report.iterations if one.all_to_all is not None]
+
+
+def scaling_rows(report: Report) -> list[tuple[str, ...]]:
+    """Name, GPUs, iterations a second, kind, and both factors, of which the one that does not apply is left out."""
+    return [
+        (
+            one.name,
+            whole(one.gpus),
+            digits(one.iterations_per_second),
+            one.kind or UNKNOWN,
+            UNKNOWN if one.kind == STRONG else f"{one.weak_factor:.3f}",
+            UNKNOWN if one.kind == WEAK else f"{one.strong_factor:.3f}",
+        )
+        for one in report.scaling
+    ]
+
+
+def _job(report: Report) -> Iterator[str]:
+    servers = len({gpu.server for gpu in report.gpus})
+    calls = sum(use.calls for use in report.ops)
+    # What is received was sent, and counts there, as in the table of what the traffic is for.
+    sent = [use for use in report.ops if use.op != "Recv"] or list(report.ops)
+    payload = sum(use.payload_bytes for use in sent)
+    when = f"for {span(report.seconds)} from {moment(report.began_seconds)}"
+    told = when if has_times(report) else "at times that are not known"
+    yield f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded {told}."
+    if report.ops:
+        most = max(sent, key=lambda use: (use.payload_bytes, use.calls, use.op))
+        yield (
+            f"They made {counted(calls, 'call')} of {size(payload)} payload in "
+            f"{counted(len(report.communicators), 'communicator')}; most bytes are {most.op} of {most.dtype} "
+            f"({share(most.payload_bytes / payload if payload else 0.0)})."
+        )
+
+
+def _shape(report: Report) -> Iterator[str]:
+    shape = report.composition.parallelism
+    if shape is not None:
+        expert = f" × expert {shape.expert}" if shape.expert > 1 else ""
+        sure = "The job is" if shape.certain else "The job is perhaps"
+        reason = f"{shape.reason.rstrip('.')}."
+        yield f"{sure} pipeline {shape.pipeline} × tensor {shape.tensor} × data {shape.data}{expert}: {reason}"
+    roles = sorted(report.composition.roles, key=lambda role: (-role.payload_bytes, role.role))
+    total = sum(role.payload_bytes for role in roles)
+    if total:
+        parts = [
+            f"{ROLE_NAMES.get(role.role, role.role)} {share(role.payload_bytes / total)}"
+            for role in roles
+            if role.payload_bytes
+        ]
+        yield f"Of the payload: {', '.join(parts)}."
+
+
+def _pattern(report: Report) -> Iterator[str]:
+    traffic = report.matrix
+    if traffic.sparsity is not None and traffic.pairs:
+        possible = traffic.gpus * (traffic.gpus - 1)
+        yield (
+            f"{len(traffic.pairs):,} of {possible:,} directed pairs of GPUs talk ({share(traffic.sparsity)}), and "
+            f"{_half(report)} of them carry half of the bytes."
+        )
+
+
+def _half(report: Report) -> str:
+    reached = np.sort(report.matrix.pairs.wire_bytes)[::-1]
+    np.cumsum(reached, out=reached)
+    return f"{int(np.searchsorted(reached, (report.matrix.pairs.total_bytes + 1) // 2)) + 1:,}"
+
+
+def _edges(report: Report) -> Iterator[str]:
+    traffic = report.matrix
+    total = traffic.pairs.total_bytes
+    if not total or len(traffic.server_transmit_wire_bytes) < 2:
+        return
+    leaving = traffic.between_servers_wire_bytes
+    if not leaving:
+        yield f"Nothing leaves the servers: all {size(total)} stay inside."
+        return
+    words = f"{size(leaving)} leave the servers, {share(leaving / total)} of {size(total)} on the wire"
+    if traffic.cross_rail_wire_bytes is not None:
+        words += f"; {share(traffic.cross_rail_wire_bytes / leaving)} of that crosses rails"
+    if traffic.spine_wire_bytes is not None:
+        words += f"; {share(traffic.spine_wire_bytes / leaving)} of that reaches the spine"
+    yield f"{words}."
+
+
+def _time(report: Report) -> Iterator[str]:
+    regularity = report.regularity
+    if regularity is None:
+        return
+    yield (
+        f"{counted(regularity.iterations, 'iteration')} of {span(regularity.period_seconds)} (median) were seen; "
+        f"{share(regularity.recurrence)} of them make the same {whole(regularity.calls_per_iteration)} calls in the "
+        "same order."
+    )
+    ratio = median_of(one.comm_ratio for one in report.iterations)
+    alone = median_of(one.non_overlapped_ratio for one in report.iterations)
+    if ratio is not None:
+        words = f"Communication takes {share(ratio)} of an iteration (median)"
+        yield f"{words}, and {share(alone)} is not overlapped with computation." if alone is not None else f"{words}."
+
+
+def _slow(report: Report) -> Iterator[str]:
+    latency = report.latency
+    if latency.anomaly_count:
+        worst = latency.anomalies[0] if latency.anomalies else None
+        words = f"{counted(latency.anomaly_count, 'operation')} stalled or took far longer than usual"
+        if worst is not None:
+            usual = "" if worst.typical_seconds is None else f" instead of {span(worst.typical_seconds)}"
+            words += f"; the worst, {worst.op}, took {span(worst.seconds)}{usual}"
+        yield f"{words}."
+    elif latency.rows:
+        yield "No operation took far longer than its like."

@@ -1,0 +1,162 @@
+"""The rows of one GPU: which of a table's rows are its own, and its calls as series of small numbers.
+
+Only one GPU's calls are in memory at a time, as numpy columns.  They come in order of time; calls of the same
+nanosecond come in an order that does not depend on how they were stored.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ibis
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from railscope.agent.analysis.tables.gpus import Gpus, Instance
+from railscope.agent.dataset.reader import Dataset
+from railscope.agent.dataset.schema import TIME_OF
+
+Integers = NDArray[np.int64]
+Codes = NDArray[np.int32]
+
+SOURCES: Final = ("kernel", "cuda", "proxy")
+"""Where an operation's times may be from, the best first: of the GPU, of its events, of NCCL's network threads."""
+_NO_PEER: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallSeries:
+    """The calls of one GPU, in order of time; all columns of equal length."""
+
+    time_ns: Integers
+    kind: Codes
+    """Which communicator, operation, data type and peer."""
+    symbol: Codes
+    """Which kind and payload: equal calls have equal numbers."""
+    communicator: Codes
+    payload_bytes: Integers
+    """0: not known."""
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+def of_gpu(table: Any, gpus: Gpus, number: int) -> Any:
+    """The rows of a table with `recording` and `instance` that belong to one GPU."""
+    return of_instances(table, [one for one, gpu in gpus.gpu_of.items() if gpu == number])
+
+
+def of_instances(table: Any, instances: list[Instance]) -> Any:
+    """The rows of a table with `recording` and `instance` of these ends of communicators."""
+    by_recording: defaultdict[int, list[int]] = defaultdict(list)
+    for recording, instance in sorted(instances):
+        by_recording[recording].append(instance)
+    own = [(table.recording == recording) & table.instance.isin(found) for recording, found in by_recording.items()]
+    return table.filter(ibis.or_(*own)) if own else table.limit(0)
+
+
+def instances_table(gpus: Gpus, **columns: tuple[pa.DataType, dict[Instance, Any]]) -> Any:
+    """A small table by `recording` and `instance` with a GPU's number and these columns, to be joined with."""
+    ends = sorted(gpus.gpu_of)
+    return ibis.memtable(
+        pa.table(
+            {
+                "recording": pa.array([end[0] for end in ends], pa.int64()),
+                "instance": pa.array([end[1] for end in ends], pa.int64()),
+                "gpu": pa.array([gpus.gpu_of[end] for end in ends], pa.int32()),
+                **{name: pa.array([of.get(end) for end in ends], kind) for name, (kind, of) in columns.items()},
+            }
+        )
+    )
+
+
+def rows_by_gpu(dataset: Dataset, table: str, gpus: Gpus) -> dict[int, int]:
+    """How many rows of `calls` or `operations` with a time each GPU has; GPUs without any are left out."""
+    rows = _timed(dataset[table], table)
+    counted = dataset.rows(rows.group_by(["recording", "instance"]).agg(rows=rows.count())).to_pylist()
+    totals: defaultdict[int, int] = defaultdict(int)
+    for row in counted:
+        number = gpus.gpu_of.get((row["recording"], row["instance"]))
+        if number is not None:
+            totals[number] += row["rows"]
+    return dict(totals)
+
+
+def _timed(rows: Any, table: str) -> Any:
+    """Without those that have no time: nobody knows where in the order they belong."""
+    return rows.filter(rows[TIME_OF[table]].notnull())
+
+
+def read_series(dataset: Dataset, gpus: Gpus, number: int, table: str = "calls") -> CallSeries:
+    """The calls of one GPU, or its operations by their beginnings (`table` `operations`)."""
+    rows = of_gpu(_timed(dataset[table], table), gpus, number)
+    rows = rows.select(
+        "recording",
+        "instance",
+        called_ns=rows[TIME_OF[table]],
+        operation=rows["op"].fill_null(""),
+        dtype=rows.data_type.fill_null(""),
+        payload=rows.payload_bytes.fill_null(0),
+        other=rows.peer.fill_null(_NO_PEER),
+    )
+    # Few: what one GPU calls differs in sizes at most.
+    keys = ("recording", "instance", "operation", "dtype", "other")
+    found = dataset.rows(rows.select(*keys).distinct()).to_pylist()
+    names = {
+        tuple(row.values()): (
+            gpus.communicator_of[row["recording"], row["instance"]].comm,
+            row["operation"],
+            row["dtype"],
+            row["other"],
+        )
+        for row in found
+    }
+    kinds = {name: place for place, name in enumerate(sorted(set(names.values())))}
+    communicators = {comm: place for place, comm in enumerate(sorted({name[0] for name in kinds}))}
+    if not names:
+        nothing, no_codes = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return CallSeries(nothing, no_codes, no_codes, no_codes, nothing)
+    columns = dict(zip(keys, zip(*names, strict=True), strict=True))
+    codes = ibis.memtable(
+        pa.table(
+            {
+                "recording": pa.array(columns["recording"], pa.int64()),
+                "instance": pa.array(columns["instance"], pa.int64()),
+                "operation": pa.array(columns["operation"], pa.string()),
+                "dtype": pa.array(columns["dtype"], pa.string()),
+                "other": pa.array(columns["other"], pa.int32()),
+                "kind": pa.array([kinds[name] for name in names.values()], pa.int32()),
+            }
+        )
+    )
+    result = dataset.rows(rows.join(codes, list(keys)).select("called_ns", "kind", "payload"))
+    time_ns = result["called_ns"].to_numpy()
+    kind, payload = result["kind"].to_numpy(), result["payload"].to_numpy()
+    order = np.argsort(time_ns, kind="stable")
+    if (np.diff(time_ns[order]) == 0).any():
+        order = np.lexsort((payload, kind, time_ns))
+    time_ns, kind, payload = time_ns[order], kind[order].astype(np.int32), payload[order]
+    of_kind = np.array([communicators[name[0]] for name in sorted(kinds)], np.int32)
+    return CallSeries(time_ns, kind, dense(kind.astype(np.int64), payload), of_kind[kind], payload)
+
+
+def dense(*columns: Integers) -> Codes:
+    """Equal rows get equal numbers, 0 … k−1 in the order of their values: np.unique's inverse, without sorting rows."""
+    codes = _encoded(columns[0])[0]
+    for column in columns[1:]:
+        more, so_many = _encoded(column)
+        codes = _encoded(codes.astype(np.int64) * so_many + more)[0]
+    return codes
+
+
+def _encoded(column: Integers) -> tuple[Codes, int]:
+    encoded = pc.dictionary_encode(pa.array(column))
+    values = encoded.dictionary.to_numpy()
+    place = np.empty(len(values), np.int32)
+    place[np.argsort(values, kind="stable")] = np.arange(len(values), dtype=np.int32)
+    codes: Codes = place[encoded.indices.to_numpy()]
+    return codes, len(values)

@@ -1,0 +1,141 @@
+"""How long a job communicates, and how much of it while nothing is computed (rows 11 and 12; paper B).
+
+- communication time: the union of the intervals of an iteration's operations on one GPU; several at a time count once.
+- communication ratio: communication time / length of the iteration.
+- non-overlapped time: communication time minus its intersection with the GPU's kernels that are no communication.
+- computing time: the union of these kernels; a GPU that does neither is idle, and that is in none of the three.
+
+All are of one GPU, the one that communicates longest in all.  An iteration begins within the silence before its first
+call (`Iteration.from_ns`), and that is where its length counts from.  Calls have no duration: the time in NCCL's
+function is that of enqueueing, and is never taken for communication.  Times of NCCL's network threads (`proxy`) hold
+only what crosses the network.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import ibis
+import numpy as np
+
+from railscope.agent.analysis.facts.report import Iteration, Unknown
+from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu
+from railscope.agent.analysis.tables.gpus import Gpus
+from railscope.agent.analysis.tables.intervals import Intervals, union
+from railscope.agent.analysis.timing.iterations import communication
+from railscope.agent.dataset.reader import Dataset
+
+COMMUNICATION, NON_OVERLAPPED = 11, 12
+_NO_TIMES: Final = (
+    "No operation has times, only calls, and when a call is enqueued says nothing of its duration: record at the level "
+    "'completion', or import a trace of the GPU."
+)
+_NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
+_NO_COMPUTE: Final = (
+    "Kernels that compute were not recorded, so nobody knows how long it computes and what communication that hides: "
+    "import a trace of the GPU (PyTorch's Kineto) of the same job."
+)
+_NO_PROCESS: Final = (
+    "Nobody said which process drives the GPU, so it is not known which of the recorded kernels are its own: trace "
+    "the CPU's activity, too, or keep the names that PyTorch's profiler gives to its files."
+)
+_SHARED_PROCESS: Final = (
+    "A process drives several GPUs, and of its kernels nobody can say on which of them they ran: run a process a GPU."
+)
+_NETWORK_ONLY: Final = (
+    "The times are those of NCCL's network threads: communication that stays inside a server is not in them. Import a "
+    "trace of the GPU for all of it."
+)
+
+
+def find_overlap(
+    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]
+) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
+    """The iterations with communication and non-overlapped time, as far as they can be known."""
+    rows = rows_by_gpu(dataset, "operations", gpus)
+    if not rows or not iterations:
+        reason = _NO_TIMES if not rows else _NO_ITERATIONS
+        return tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason))
+    from_ns = np.array([one.from_ns for one in iterations], np.int64)
+    to_ns = np.array([one.to_ns for one in iterations], np.int64)
+    busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
+    if busiest is None:
+        busiest = min(rows)
+    busy = communication(dataset, gpus, busiest)
+    busy_ns = busy.length_in(from_ns, to_ns)
+    unknown = []
+    if _sources(dataset) == {"proxy"}:
+        unknown.append(Unknown(COMMUNICATION, _NETWORK_ONLY))
+    length = to_ns - from_ns
+    computed = _compute(dataset, gpus, busiest)
+    if isinstance(computed, str):
+        unknown.append(Unknown(NON_OVERLAPPED, computed))
+        alone: list[int | None] = [None] * len(iterations)
+        computing = alone
+    else:
+        alone = list(busy.without(computed).length_in(from_ns, to_ns).tolist())
+        computing = list(computed.length_in(from_ns, to_ns).tolist())
+    return tuple(
+        replace(
+            one,
+            comm_seconds=spent / 1e9,
+            comm_ratio=spent / whole,
+            non_overlapped_seconds=None if left is None else left / 1e9,
+            non_overlapped_ratio=None if left is None else left / whole,
+            compute_seconds=None if used is None else used / 1e9,
+        )
+        for one, spent, whole, left, used in zip(
+            iterations, busy_ns.tolist(), length.tolist(), alone, computing, strict=True
+        )
+    ), tuple(unknown)
+
+
+def _busiest(dataset: Dataset, gpus: Gpus, from_ns: int, to_ns: int) -> int | None:
+    """Which GPU communicates longest in this time; the first of equals; None: none of them.
+
+    One query for all GPUs, as each query reads all operations: what an operation adds to the union of those that began
+    before it is what of it lies behind the latest of their ends.
+    """
+    operations = dataset["operations"]
+    timed = operations.join(instances_table(gpus), ["recording", "instance"]).select(
+        "gpu",
+        since=ibis.greatest(operations.begin_ns, from_ns),
+        until=ibis.least(operations.end_ns, to_ns),
+        known=operations.begin_ns.notnull() & operations.end_ns.notnull(),
+    )
+    timed = timed.filter(timed.known & (timed.until > timed.since))
+    earlier = ibis.window(group_by="gpu", order_by="since", preceding=(None, 1))
+    covered = timed.mutate(covered_ns=timed.until.max().over(earlier).fill_null(from_ns))
+    added = covered.mutate(added_ns=ibis.greatest(covered.until - ibis.greatest(covered.since, covered.covered_ns), 0))
+    found = dataset.rows(added.group_by("gpu").agg(busy_ns=added.added_ns.sum())).to_pylist()
+    return min(found, key=lambda row: (-row["busy_ns"], row["gpu"]))["gpu"] if found else None
+
+
+def _sources(dataset: Dataset) -> set[str]:
+    operations = dataset["operations"]
+    return set(dataset.rows(operations.select("source").distinct())["source"].to_pylist())
+
+
+def _compute(dataset: Dataset, gpus: Gpus, number: int) -> Intervals | str:
+    """When a GPU computed, or why nobody knows."""
+    recordings = {recording for (recording, _), gpu in gpus.gpu_of.items() if gpu == number}
+    told = dataset.rows(dataset["recordings"].select("recording", "compute_recorded")).to_pylist()
+    if not all(row["compute_recorded"] for row in told if row["recording"] in recordings):
+        return _NO_COMPUTE
+    drives: defaultdict[tuple[int, int | None], set[int]] = defaultdict(set)
+    ends = dataset["communicators"].select("recording", "instance", "pid")
+    for row in dataset.rows(ends).to_pylist():
+        drives[row["recording"], row["pid"]].add(gpus.gpu_of[row["recording"], row["instance"]])
+    processes = sorted((process for process, driven in drives.items() if number in driven), key=str)
+    if any(pid is None for _, pid in processes):
+        return _NO_PROCESS
+    if any(len(drives[process]) > 1 for process in processes):
+        return _SHARED_PROCESS
+    compute = dataset["compute"]
+    own: list[Any] = [(compute.recording == recording) & (compute.pid == pid) for recording, pid in processes]
+    known = compute.begin_ns.notnull() & compute.end_ns.notnull()
+    found = dataset.rows(compute.filter(ibis.or_(*own) & known).select("begin_ns", "end_ns"))
+    return union(found["begin_ns"].to_numpy(), found["end_ns"].to_numpy())

@@ -1,0 +1,388 @@
+"""The command line: one entry for each command, whose options and work are in modules of their own.
+
+Exit status 0: fine; 1: a problem was found; 2: could not run.  Errors are one line that says what to do.
+
+Only the command that is asked for is imported: the modules of all of them are 10 MB, which an agent would keep for as
+long as it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+# numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from railscope.agent.cli.options import add_options
+from railscope.agent.config.options import CommandParser, config_from
+from railscope.agent.facts.log import set_up_logging
+from railscope.agent.node.daemon.signals import end_by_signals
+from railscope.probes.bpf_syscall import KernelRefusal
+
+_M_ARENA_MAX: Final = -8
+"""mallopt(3)."""
+
+FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
+
+_OF_NAMED_FILES: Final = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EROFS})
+"""What is wrong with files that users name, wherever it shows."""
+
+
+def version() -> str:
+    """This installation's version, or "unknown" where it runs from a folder that was never installed."""
+    # The name of the folder that every installer writes; importlib.metadata reads it too, and takes 2 MB to do so.
+    for path in sys.path:
+        for installed in Path(path).glob("railscope-*.dist-info"):
+            return installed.stem.removeprefix("railscope-")
+    return "unknown"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names come from hosts and files: what the terminal's encoding lacks is shown as its number.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        parsed, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            # By the command's own parser, whose options and help are the ones to look at.
+            parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except _told_errors() as error:
+        print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
+            raise
+        print(f"railscope: {error.filename}: {error.strerror}", file=sys.stderr)
+    return COULD_NOT_RUN
+
+
+def _told_errors() -> tuple[type[Exception], ...]:
+    """Errors whose text is for the user; asked for, and their modules imported, once something has gone wrong."""
+    from railscope.agent.config.keys import ConfigError
+    from railscope.agent.recording.file import RecordingError
+    from railscope.exporters.web.config_yaml import WebConfigError
+    from railscope.exporters.web.listen import ServerError
+    from railscope.probes.libbpf import LoadError
+    from railscope.testbed.hosts import TestbedError
+
+    return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal
+
+
+class _Command(CommandParser):
+    """A command's parser, which gets its options when it is asked to parse."""
+
+    def __init__(self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._fill = fill
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            fill(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="railscope",
+        description="Every NCCL collective of this host and what it put on each rail, without touching the job.",
+    )
+    parser.add_argument("--version", action="version", version=f"railscope {version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
+
+    def add(name: str, run: Callable[[Any], int], help: str, description: str, epilog: str | None = None) -> None:
+        command = commands.add_parser(
+            name, help=help, description=description, epilog=epilog, fill=partial(add_options, name)
+        )
+        command.set_defaults(run=run, parser=command)
+
+    add(
+        "agent",
+        _agent,
+        help="run the daemon in the foreground",
+        description="Observe the NCCL of running processes and serve /metrics.",
+        epilog="example: railscope agent --web.listen-address 0.0.0.0:9779",
+    )
+    add(
+        "doctor",
+        _doctor,
+        help="what works on this host and what to do about the rest",
+        description="Try everything the agent needs, and say what is missing and how to mend it.",
+        epilog="Takes every option of 'railscope agent', so that its command line can be tried.  "
+        "example: railscope doctor --json",
+    )
+    add(
+        "top",
+        _top,
+        help="live view of a running agent: communicators, ranks, rails, NVLinks, stalls",
+        description="What a running agent sees, live: ranks with their operations, rails and NVLinks with their rates, "
+        "stalls with cause, blame and evidence.  Needs no root; '?' shows the keys.  Exit status 2: the agent cannot "
+        "be asked.",
+        epilog="example: railscope top --plain --count 1 | grep kind=stall",
+    )
+    add(
+        "demo",
+        _demo,
+        help="two hosts, two rails, a real collective job, the agent beside it",
+        description="Start namespace hosts, a job that really sends, and the agent; compare what both counted.",
+        epilog="example: railscope demo --pattern gpt --ranks-per-host 4 --record job/ && railscope report job/",
+    )
+    add(
+        "record",
+        _record,
+        help="watch this host for a while and write everything to a file",
+        description="Record calls, what completed, rails and links until the time is over or Ctrl-C: into a folder as "
+        "tables for report, matrix, compare and place, or into one file that ends in .npz.  It needs no running agent; "
+        "from one that runs, SIGUSR2 gets the last moments.",
+        epilog="example: railscope record -o job/ --seconds 60 --pid 4711 && railscope report job/",
+    )
+    add(
+        "estimate",
+        _estimate,
+        help="what a training job of a given shape sends, where, and how long it takes",
+        description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of a\n"
+        "GPT-shaped job, from a model: nothing is measured, no rights are needed.",
+    )
+    add(
+        "diagnose",
+        _diagnose,
+        help="what is stuck in the whole cluster, and who is to blame",
+        description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
+        "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
+        "Exit status 0: no stall; 1: a stall, now or within the last minute (two scrapes, if that is longer); "
+        "2: the store could not be asked.",
+        epilog="example: railscope diagnose --prometheus http://prometheus:9090",
+    )
+    # What works on recordings needs no rights, and no GPU.
+    add(
+        "report",
+        _report,
+        help="what a recorded job did: operations, sizes, pairs, iterations, bandwidth, and what stays unknown",
+        description="Everything that a recording tells of a job, as tables, JSON, or a page with pictures.",
+    )
+    add(
+        "matrix",
+        _matrix,
+        help="which GPU sent how much to which, as a picture, beside what the model predicts",
+        description="The bytes between each pair of GPUs of a recorded job.",
+    )
+    add(
+        "compare",
+        _compare,
+        help="two recordings, or a recording and an estimate, figure by figure",
+        description="Every figure of two recordings side by side, and whether a difference means something.",
+    )
+    add(
+        "place",
+        _place,
+        help="where the ranks of a recorded job would better run, and which links it needs",
+        description="The job's shape and mapping as its communicators show it, other mappings by the bytes over their "
+        "busiest NIC, and the links whose removal would cost little.",
+    )
+    add(
+        "bursts",
+        _bursts,
+        help="when each rail and job is busy, and whether jobs on one link meet",
+        description="The burst calendar of recorded rails and jobs: period, duty, bytes, regularity.",
+    )
+    add(
+        "import",
+        _import,
+        help="what others recorded (NCCL logs, Kineto, Chakra, flight recorder, Inspector), for the same analyses",
+        description="Put data from elsewhere into a dataset; what makes no sense in it is counted and shown.",
+        epilog="example: railscope import nccl.*.log -o imported/ && railscope report imported/",
+    )
+    add(
+        "export",
+        _export,
+        help="a recording as a trace for Perfetto",
+        description="Calls, network legs and rails of one or several hosts as a trace for ui.perfetto.dev.",
+        epilog="example: railscope export node-1.npz node-2.npz --perfetto job.pftrace",
+    )
+    add(
+        "dashboards",
+        _dashboards,
+        help="Grafana dashboards: build, check, publish; what they cost",
+        description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana; and what "
+        "a fleet's series take.",
+        epilog="example: railscope dashboards check",
+    )
+    return parser
+
+
+def _agent(parsed: Any) -> int:
+    config = config_from(parsed)
+    set_up_logging(config.log_level, config.log_format)
+    # Imported here so that `--help` and errors of the command line answer at once.
+    from railscope.agent.config.unmatched import require_processes
+    from railscope.agent.node.daemon.daemon import Daemon
+    from railscope.agent.node.daemon.warm_up import await_first_readings
+    from railscope.exporters.series.families import families
+    from railscope.exporters.series.selection import Selection
+    from railscope.exporters.series.text import Format, Renderer
+    from railscope.probes.clock import SystemClock
+
+    # One heap for all threads: each of glibc's own would keep a megabyte.
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # not every C library has it
+        libc.mallopt(_M_ARENA_MAX, 1)
+    # One descriptor a process and library is kept: the shell's soft limit is often 1024.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
+        if not folder.is_dir():
+            print(f"railscope agent: {flag}: {folder} is no folder; name where it is mounted", file=sys.stderr)
+            return COULD_NOT_RUN
+    require_processes(config.procfs, config.pids)
+    clock = SystemClock()
+    daemon = Daemon(config, clock, version(), serve=not config.once)
+    try:
+        if config.once:
+            daemon.start()
+            await_first_readings(daemon.observer, clock, config.once_settle_ns)
+            daemon.observer.tick()
+            snapshot = daemon.observer.snapshot()
+            selection = Selection(config.series_detail)
+            sys.stdout.buffer.write(Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS))
+            return FINE
+        signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
+        # To the very end: a second signal ends nothing halfway.
+        end_by_signals(daemon.stop)
+        daemon.start()
+        daemon.run()
+        return FINE
+    finally:
+        daemon.close()
+
+
+def _doctor(parsed: Any) -> int:
+    config = config_from(parsed)
+    set_up_logging("error", config.log_format)
+    from railscope.agent.doctor.command import run_doctor, run_topology
+
+    if parsed.topology is not None:
+        return run_topology(parsed.topology, config, as_json=parsed.json, out=sys.stdout)
+    return run_doctor(config, as_json=parsed.json, out=sys.stdout)
+
+
+def _demo(parsed: Any) -> int:
+    set_up_logging("warn", "logfmt")
+    from railscope.agent.cli.demo import DemoSettings, run_demo
+
+    settings = DemoSettings(
+        parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json, parsed.record
+    )
+    return run_demo(settings, sys.stdout, version())
+
+
+def _top(parsed: Any) -> int:
+    from railscope.exporters.top.command import run_top
+
+    return run_top(parsed, sys.stdout)
+
+
+def _record(parsed: Any) -> int:
+    if parsed.schema:
+        from railscope.agent.record.command import run_schema
+
+        return run_schema(sys.stdout)
+    config = config_from(parsed)
+    if parsed.describe is not None:
+        from railscope.agent.record.command import run_describe
+
+        return run_describe(parsed.describe, sys.stdout, as_json=parsed.json)
+    set_up_logging(config.log_level, config.log_format)
+    from railscope.agent.config.unmatched import require_processes
+    from railscope.agent.record.command import RecordSettings, run_record
+
+    require_processes(config.procfs, config.pids)
+    settings = RecordSettings(parsed.output, parsed.seconds, parsed.memory, parsed.max_size)
+    return run_record(settings, config, sys.stdout, version())
+
+
+def _estimate(parsed: Any) -> int:
+    from railscope.agent.estimate.command import run_estimate
+
+    return run_estimate(parsed, sys.stdout)
+
+
+def _diagnose(parsed: Any) -> int:
+    from railscope.agent.cluster.command import run_diagnose
+
+    return run_diagnose(parsed, sys.stdout)
+
+
+def _report(parsed: Any) -> int:
+    from railscope.agent.analysis.report.command import run_report
+
+    return run_report(parsed, sys.stdout)
+
+
+def _matrix(parsed: Any) -> int:
+    from railscope.agent.analysis.matrix.command import run_matrix
+
+    return run_matrix(parsed, sys.stdout)
+
+
+def _compare(parsed: Any) -> int:
+    from railscope.agent.analysis.compare.command import run_compare
+
+    return run_compare(parsed, sys.stdout)
+
+
+def _place(parsed: Any) -> int:
+    from railscope.agent.analysis.place.command import run_place
+
+    return run_place(parsed, sys.stdout)
+
+
+def _bursts(parsed: Any) -> int:
+    from railscope.agent.analysis.bursts.command import run_bursts
+
+    return run_bursts(parsed, sys.stdout)
+
+
+def _import(parsed: Any) -> int:
+    from railscope.agent.imports.command import run_import
+
+    return run_import(parsed, sys.stdout)
+
+
+def _export(parsed: Any) -> int:
+    from railscope.agent.trace.command import run_export
+    from railscope.agent.trace.perfetto import write_trace
+
+    return run_export(parsed, sys.stdout, write_trace)
+
+
+def _dashboards(parsed: Any) -> int:
+    from railscope.dashboards.command import run_dashboards
+
+    return run_dashboards(parsed, sys.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""`railscope diagnose`: one verdict on all hosts, from what a Prometheus-compatible store holds.
+
+It needs neither root nor eBPF, only the store's address.  The first line is the verdict; evidence, what is healthy
+beside it, what cannot be known and what to do next follow.  A stall that ended within the last minute, or is on and
+off, is a verdict too, since whoever was woken by it asks a moment later (agent/cluster/verdict/recent.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from railscope.agent.cluster.fleet.facts import Fleet
+from railscope.agent.cluster.fleet.prometheus import (
+    Endpoint,
+    PrometheusError,
+    PrometheusStore,
+    Store,
+    basic,
+    bearer,
+    moment_of,
+    seconds_of,
+)
+from railscope.agent.cluster.fleet.reader import named_communicator, read_fleet
+from railscope.agent.cluster.verdict.advice import Step
+from railscope.agent.cluster.verdict.recent import next_moment
+from railscope.agent.cluster.verdict.words import Finding, Verdict, verdict_of
+from railscope.agent.facts.communicator_names import bare_hash
+from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.text_tables import printable
+
+FINE: Final = 0
+PROBLEM: Final = 1
+CANNOT_TELL: Final = 2
+
+_COLUMNS: Final = 80
+_SHORTEST_WINDOW_SECONDS: Final = 30.0
+_MOST_FINDINGS: Final = 5
+_MOST_WAITING: Final = 5
+_UNPRINTED: Final = re.compile("[\x7f-\x9f]")
+_RED, _GREEN, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[32m", "\x1b[1m", "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and of whom."""
+
+    url: str
+    comm: str | None = None
+    """A communicator's hash, or how it begins."""
+    at: float | None = None
+    """Seconds since the Unix epoch; None: now, by the store's clock."""
+    window_seconds: float = 300.0
+    bearer_token_file: Path | None = None
+    basic_auth: str = ""
+    """`USER:FILE`; empty: none."""
+    ca_file: Path | None = None
+    insecure: bool = False
+    timeout_seconds: float = 10.0
+
+
+def question_from(parsed: Any) -> Question:
+    """The question in parsed arguments.
+
+    Raises:
+        PrometheusError: an option's value cannot be understood.
+    """
+    try:
+        at = None if parsed.time is None else moment_of(parsed.time)
+    except ValueError:
+        raise PrometheusError(f"--time: {parsed.time!r} is no moment: write 2026-11-21T03:05:00Z") from None
+    try:
+        window_seconds = seconds_of(parsed.window)
+    except ValueError as error:
+        raise PrometheusError(f"--window: {error}") from None
+    comm = None if parsed.comm is None else bare_hash(parsed.comm)
+    if comm == "":
+        raise PrometheusError(f"--comm: {parsed.comm!r} is no communicator's hash: write it, or how it begins")
+    return Question(
+        url=parsed.prometheus,
+        comm=comm,
+        at=at,
+        window_seconds=max(window_seconds, _SHORTEST_WINDOW_SECONDS),
+        bearer_token_file=parsed.bearer_token_file,
+        basic_auth=parsed.basic_auth,
+        ca_file=parsed.ca_file,
+        insecure=parsed.insecure,
+    )
+
+
+def run_diagnose(parsed: Any, out: TextIO) -> int:
+    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (nobody can tell).
+
+    The reason for 2 is one line on standard error, or the verdict says that no host is heard.
+    """
+    try:
+        question = question_from(parsed)
+        verdict = diagnose(PrometheusStore(endpoint_of(question)), question)
+    except PrometheusError as error:
+        print(f"railscope diagnose: {error}", file=sys.stderr)
+        return CANNOT_TELL
+    if parsed.json:
+        out.write(as_json_text(verdict))
+    else:
+        out.write(as_text(verdict, colour=out.isatty() and "NO_COLOR" not in os.environ))
+    if verdict.problem:
+        return PROBLEM
+    return FINE if verdict.heard else CANNOT_TELL
+
+
+def endpoint_of(question: Question) -> Endpoint:
+    """Raises:
+    PrometheusError: credentials cannot be read.
+    """
+    if question.bearer_token_file is not None and question.basic_auth:
+        raise PrometheusError("give --bearer-token-file or --basic-auth, not both")
+    authorization = basic(question.basic_auth) if question.basic_auth else ""
+    if question.bearer_token_file is not None:
+        authorization = bearer(question.bearer_token_file)
+    return Endpoint(question.url, authorization, question.ca_file, question.insecure, question.timeout_seconds)
+
+
+def diagnose(store: Store, question: Question) -> Verdict:
+    """The verdict on what the store holds.
+
+    Raises:
+        PrometheusError: the store does not answer, knows nothing of railscope, or not one communicator that is meant.
+    """
+    if question.comm is not None:
+        question = replace(question, comm=named_communicator(store, question.comm, question.at))
+    fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)
+    earlier: list[Fleet] = []
+    while (moment := next_moment(fleet, earlier)) is not None:
+        earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
+    verdict = verdict_of(fleet, question.comm, earlier)
+    # What is known in part only stands first: it limits every statement.
+    return replace(verdict, notes=(*store.reservations(), *verdict.notes))
+
+
+def as_json_text(verdict: Verdict) -> str:
+    """One JSON object for programs; ranks, world_ranks and pids are numbers, null where they are not known."""
+    content = asdict(verdict)
+    for finding in content["findings"]:
+        for name in ("ranks", "world_ranks", "pids"):
+            finding[name] = [number_of(label) for label in finding[name]]
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    # A terminal obeys these too, and JSON lets them stand.
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
+
+
+def as_text(verdict: Verdict, *, colour: bool = False) -> str:
+    """What a person reads: the verdict in the first line, nothing wider than 80 columns but commands."""
+    red, green, bold, plain = (_RED, _GREEN, _BOLD, _PLAIN) if colour else ("", "", "", "")
+    lines: list[str] = []
+
+    def headline(text: str, mark: str) -> None:
+        lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(printable(text), _COLUMNS))
+
+    if not verdict.findings:
+        headline(verdict.headline, green if verdict.heard else red)
+        lines.extend(_section("", verdict.asked, bold, plain))
+    for number, finding in enumerate(verdict.findings[:_MOST_FINDINGS]):
+        if number:
+            lines.append("")
+        headline(verdict.headline if number == 0 else finding.headline, red)
+        lines.extend(_finding(finding, bold, plain))
+    if len(verdict.findings) > _MOST_FINDINGS:
+        lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more root causes: --json shows all."]
+    lines.extend(_section("Also", verdict.notes, bold, plain))
+    moment = datetime.fromtimestamp(verdict.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    lines += ["", f"As of {moment}, by the store's clock."]
+    return "\n".join(lines) + "\n"
+
+
+def _finding(finding: Finding, bold: str, plain: str) -> Iterable[str]:
+    waiting = [f"{one.comm}: {one.why}" for one in finding.waiting[:_MOST_WAITING]]
+    if len(finding.waiting) > _MOST_WAITING:
+        waiting.append(f"{len(finding.waiting) - _MOST_WAITING} more (--json lists all)")
+    yield from _section("Evidence", finding.evidence, bold, plain)
+    yield from _section("Healthy beside it", finding.healthy, bold, plain)
+    yield from _section("Waits only because of this", waiting, bold, plain)
+    yield from _section("Cannot be known", finding.unknown, bold, plain)
+    if finding.next_steps:
+        yield from ("", f"{bold}Check next{plain}")
+        for number, step in enumerate(finding.next_steps, start=1):
+            yield from _step(number, step)
+
+
+def _step(number: int, step: Step) -> Iterable[str]:
+    if not step.command:
+        yield from _wrapped(f"{number}. ", step.why)
+        return
+    where = f"{step.host}: " if step.host else ""
+    # A command stays on one line, so that it can be copied.
+    yield printable(f"  {number}. {where}{step.command}")
+    yield from _wrapped("   ", step.why)
+
+
+def _section(title: str, sentences: Iterable[str], bold: str, plain: str) -> Iterable[str]:
+    found = tuple(sentences)
+    if not found:
+        return
+    yield ""
+    if title:
+        yield f"{bold}{title}{plain}"
+    for sentence in found:
+        yield from _wrapped("- ", sentence)
+
+
+def _wrapped(mark: str, text: str) -> list[str]:
+    indent = " " * (2 + len(mark))
+    return textwrap.wrap(
+        printable(text), _COLUMNS, initial_indent=f"  {mark}", subsequent_indent=indent, break_on_hyphens=False
+    )

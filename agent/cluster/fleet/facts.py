@@ -1,0 +1,219 @@
+"""What is known of a fleet at one moment, as far as it matters to a stall: agents, ranks, rails.
+
+agent/cluster/fleet/reader.py makes these facts from series, agent/cluster/verdict/verdict.py concludes from them.  A
+host is called by one name everywhere; None is what nobody tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.agent.cluster.fleet.sequences import Position
+
+WRITING: Final = "writing"
+"""No fault, and only the fleet shows it: the others wait for a rank that writes to storage, as for a checkpoint."""
+
+RANK_MISSING: Final = "rank_missing"
+"""A cause that only the fleet shows: ranks that nobody sees."""
+
+TIERS: Final[Mapping[str, int]] = {
+    "process_gone": 0,
+    "process_stopped": 0,
+    "rail_down": 0,
+    "rail_filtered": 1,
+    "rail_lossy": 1,
+    "rail_slow": 1,
+    WRITING: 2,
+    "rank_behind": 3,
+    "gpu_not_progressing": 4,
+    RANK_MISSING: 5,
+    "unseen": 6,
+    "unknown": 7,
+}
+"""Best evidence first; a cause that is not known here ranks with `unknown`."""
+
+
+RECENT_SECONDS: Final = 60.0
+"""What is a moment ago, where hosts are scraped often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """railscope's agent on one host, as the store sees it."""
+
+    host: str
+    up: bool
+    """It answered the last scrape, and that was not long ago."""
+    silent_seconds: float | None = None
+    """How long it has said nothing, by its own last time stamp; None: it is up, or was not seen within the hour."""
+    started: float | None = None
+    """Seconds since the Unix epoch; None: not told."""
+    clock_offset_seconds: float | None = None
+    """The host's clock less the store's, as far as one scrape interval can tell; None: not known."""
+    failing: tuple[str, ...] = ()
+    """Collectors whose last run failed."""
+    mixed_by: tuple[str, ...] = ()
+    """Labels that alone tell several agents of this instance apart, as where stores of clusters are one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What a host says of one of its ranks."""
+
+    op: str
+    """Empty: the host does not know."""
+    cause: str
+    strength: str = "unknown"
+    """`strong`, `weak` or `unknown`."""
+    blamed_rank: str = ""
+    rail: str = ""
+    device: str = ""
+    netns: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's end of one communicator."""
+
+    comm: str
+    rank: str
+    host: str
+    nranks: int | None = None
+    pid: str = ""
+    gpu: str = ""
+    netns: str = ""
+    job: str = ""
+    world_rank: str = ""
+    """Its rank in the whole job, as launchers number them; empty: not known."""
+    present: bool = True
+    """False: it was seen within the hour, and is not any more."""
+    ended: bool = False
+    """Its end of the communicator was destroyed or aborted, or its process has ended: it does not wait."""
+    enqueued: int | None = None
+    completed: int | None = None
+    """None: this cannot be known."""
+    inflight_seconds: float | None = None
+    position: Position | None = None
+    """Where it stands in the communicator's sequence; None: not comparable with other ranks."""
+    calls_per_second: float | None = None
+    moving: bool = False
+    """It entered an operation between its last scrapes."""
+    usual_calls_per_second: float | None = None
+    """Within the window, before it stalled; and `mean_` over all of it where the rank is counted from its first call
+    on."""
+    mean_calls_per_second: float | None = None
+    stall: Stall | None = None
+    writing: bool = False
+    """Its process makes no call and writes to storage, or did so a moment ago."""
+    last_said: Stall | None = None
+    """What its host said of it when it was last seen, of a rank that is not any more."""
+    stalled_seconds: float | None = None
+    """Length of its stalls within the window."""
+    scraped: float | None = None
+    """When its host was last heard: seconds since the Unix epoch, by the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One rail of one host; None: not known."""
+
+    host: str
+    rail: str
+    device: str
+    netns: str = ""
+    up: bool | None = None
+    speed: float | None = None
+    """Bytes per second."""
+    transmit: float | None = None
+    """Bytes per second now, and `usual_` the most within the window."""
+    receive: float | None = None
+    usual_transmit: float | None = None
+    backlog_bytes: float | None = None
+    """The longest that its queue was at the last few scrapes."""
+    unacknowledged_segments: float | None = None
+    unsent_bytes: float | None = None
+    """In the socket buffers of its TCP connections, and never sent."""
+    round_trip_seconds: float | None = None
+    retransmitted_ratio: float | None = None
+    """Of the payload that its TCP connections sent."""
+    events: tuple[tuple[str, str, float], ...] = ()
+    """(counter, severity, increase within the window) of errors that matter."""
+
+    @property
+    def mute(self) -> bool:
+        """Data waits to be sent and nothing is under way: the host itself keeps it back, as its own filter does."""
+        return bool(self.unsent_bytes) and self.unacknowledged_segments == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A communicator that goes on, on a host that a stall touches."""
+
+    comm: str
+    host: str
+    calls_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongWait:
+    """An operation in flight for long that no host calls a stall."""
+
+    comm: str
+    rank: str
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallHistory:
+    """When hosts called a communicator stalled within the window, as their scrapes show; now may be among it."""
+
+    comm: str
+    times: int
+    """How often it began: between two of them no host called it stalled."""
+    first: float
+    """Seconds since the Unix epoch, by the store's clock."""
+    last: float
+    telling: float
+    """The latest of its last moments at which the best founded cause was said by most."""
+    said: tuple[tuple[str, str, Stall], ...]
+    """(host, rank, what was said) at that moment."""
+    wrote: bool = False
+    """Within the window one of its ranks wrote to storage while it made no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class BriefStall:
+    """A stall of the last moments that was too short for a scrape to show it."""
+
+    comm: str
+    host: str
+    cause: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Everything that a verdict may rest on."""
+
+    at: float
+    """Seconds since the Unix epoch, by the store's clock."""
+    window_seconds: float
+    scrape_seconds: float | None
+    """The longest usual time between two scrapes of a host."""
+    agents: tuple[Agent, ...]
+    ranks: tuple[Rank, ...] = ()
+    """Of communicators that are stalled, or were a moment ago, and of the one asked for; where there are such, of those
+    with a rank that writes to storage, too."""
+    rails: tuple[Rail, ...] = ()
+    moving: tuple[Moving, ...] = ()
+    waiting: tuple[LongWait, ...] = ()
+    communicators: int = 0
+    """How many there are in all."""
+    history: tuple[StallHistory, ...] = ()
+    """Of every communicator that was stalled within the window, the latest first."""
+    brief: tuple[BriefStall, ...] = ()
+    recent_seconds: float = RECENT_SECONDS
+    """A stall that ended no longer ago still matters: what is on and off is off for less."""

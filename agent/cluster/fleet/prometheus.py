@@ -1,0 +1,431 @@
+"""Questions to Prometheus, or to a store that speaks its HTTP interface (VictoriaMetrics, Thanos, Mimir).
+
+One call, `/api/v1/query`, with types for what comes back: samples of one moment, or every scrape within a time (in a
+range query VictoriaMetrics repeats old values for the last 30 seconds, and both know only a grid).  Redirects are not
+followed, so that credentials go nowhere else; whatever goes wrong is a `PrometheusError` of one line that says what to
+do.  A store that answers in part only, as a cluster of which a node is down, says so beside its answer: that is kept
+for the verdict's notes.
+
+Source: https://prometheus.io/docs/prometheus/latest/querying/api/.  `nocache=1` is VictoriaMetrics': without it its
+answers leave out the last 30 seconds; Prometheus does not look at it.  `isPartial` is a VictoriaMetrics cluster's.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import socket
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from railscope.agent.facts.text_tables import printable
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_MOST_BYTES: Final = 256 * 1024 * 1024
+"""A longer answer is not read: it is not one to the questions asked here."""
+_PIECE_BYTES: Final = 1 << 20
+_LARGEST: Final = 1e30
+"""No metric is as large; so sums of values are numbers too."""
+_LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""What comes later is no moment that can be shown."""
+_LONGEST_SECONDS: Final = 100 * 365 * 86400.0
+_MOST_WARNINGS: Final = 4
+_MOST_LETTERS: Final = 300
+"""Of what a store says in words."""
+_REMARK: Final = "PromQL info"
+"""How a warning begins that is none: Prometheus 2.48 to 2.53 puts what is worth knowing of a query among them."""
+
+
+class PrometheusError(Exception):
+    """The store cannot be asked, or does not answer; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One series at one moment."""
+
+    labels: Mapping[str, str]
+    """Without `__name__`."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series over a time."""
+
+    labels: Mapping[str, str]
+    points: tuple[tuple[float, float], ...]
+    """(seconds since the Unix epoch, value), ascending; what is no number is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the store is, and how to get in."""
+
+    url: str
+    """Prometheus' own address, with the path it is served under: `https://host:9090`, `http://host/prometheus`."""
+    authorization: str = field(default="", repr=False)
+    """Value of the Authorization header; empty: none."""
+    ca_file: Path | None = None
+    """Certificates to trust instead of the system's."""
+    insecure: bool = False
+    """Take any certificate."""
+    timeout_seconds: float = 10.0
+    """For one answer, however it comes."""
+
+
+class Store(Protocol):
+    """What answers; calls may come from several threads at once."""
+
+    def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
+        """An instant query, at a moment in seconds since the Unix epoch; None: at the store's own now."""
+
+    def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
+        """Everything that was scraped of some series in the seconds before a moment."""
+
+    def reservations(self) -> tuple[str, ...]:
+        """What it said so far that limits its answers, a sentence each."""
+
+
+def bearer(file: Path) -> str:
+    """The Authorization header for a token.
+
+    Raises:
+        PrometheusError: the file cannot be read, or does not hold a token.
+    """
+    token = _secret(file, "--bearer-token-file")
+    if not token.isascii():
+        raise PrometheusError(f"--bearer-token-file: {file} holds letters that are in no token: copy it once more")
+    return f"Bearer {token}"
+
+
+def basic(user_and_file: str) -> str:
+    """The Authorization header for `USER:FILE`, the file holding the password.
+
+    Raises:
+        PrometheusError: there is no colon, or the file cannot be read.
+    """
+    user, colon, file = user_and_file.partition(":")
+    if not (user and colon and file):
+        raise PrometheusError("--basic-auth: write USER:FILE, the file holding the password")
+    pair = f"{user}:{_secret(Path(file), '--basic-auth')}"
+    # A user that is no text in this locale goes out byte for byte as it was typed.
+    return f"Basic {base64.b64encode(pair.encode(errors='surrogateescape')).decode()}"
+
+
+def _secret(file: Path, option: str) -> str:
+    try:
+        secret = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise PrometheusError(f"{option}: {file}: {why}") from None
+    if not secret or not secret.isprintable():
+        raise PrometheusError(f"{option}: {file} does not hold one line with the secret")
+    return secret
+
+
+class PrometheusStore:
+    """A store behind HTTP; every question has a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Raises:
+        PrometheusError: the URL or the certificates cannot be used.
+        """
+        self._endpoint = endpoint
+        text = endpoint.url if "://" in endpoint.url else f"http://{endpoint.url}"
+        try:
+            url = urllib.parse.urlsplit(text)
+            port = url.port
+            # What a connection makes of the name: of the wrong length in a part, it is none.
+            (url.hostname or "").encode("idna")
+            self._path = urllib.parse.quote(url.path.rstrip("/").removesuffix("/api/v1"), safe="/%:@!$&'()*+,;=~")
+        except ValueError as error:
+            raise PrometheusError(f"{endpoint.url} is no URL: {error}") from None
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise PrometheusError(f"{endpoint.url} is no URL of a Prometheus: write http://HOST:9090")
+        if url.username or url.password:
+            raise PrometheusError("a URL with a password shows it to everybody: use --basic-auth USER:FILE")
+        self.shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+        """The URL as messages show it."""
+        self._connect = self._connector(url.scheme == "https", url.hostname, port)
+        self._partial = False
+        self._warnings: dict[str, None] = {}
+
+    def _connector(self, secure: bool, host: str, port: int | None) -> Callable[[], http.client.HTTPConnection]:
+        timeout = self._endpoint.timeout_seconds
+        if not secure:
+            return lambda: http.client.HTTPConnection(host, port, timeout=timeout)
+        try:
+            context = ssl.create_default_context(cafile=self._endpoint.ca_file)
+        except (OSError, ssl.SSLError):
+            raise PrometheusError(
+                f"--ca-file: {self._endpoint.ca_file} holds no certificate that can be read"
+            ) from None
+        if self._endpoint.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return lambda: http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+
+    def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
+        """Raises:
+        PrometheusError: the store cannot be reached, refuses, or is none.
+        """
+        moment = {} if at is None else {"time": f"{at:.3f}"}
+        return samples_of(self._ask("query", {"query": expression, **moment}), self.shown)
+
+    def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
+        """Raises:
+        PrometheusError: the store cannot be reached, refuses, or is none.
+        """
+        data = self._ask("query", {"query": f"{selector}[{seconds:.0f}s]", "time": f"{at:.3f}"})
+        return series_of(data, self.shown)
+
+    def reservations(self) -> tuple[str, ...]:
+        """That answers were partial, and what the store warned of; empty: neither."""
+        partial = f"{self.shown} calls its answers partial: hosts and ranks may be missing from all that is said here"
+        warned = [f"{self.shown} warns: {warning}" for warning in tuple(self._warnings)[:_MOST_WARNINGS]]
+        return (*((partial,) if self._partial else ()), *warned)
+
+    def _ask(self, call: str, parameters: Mapping[str, str]) -> Any:
+        try:
+            body = urllib.parse.urlencode({**parameters, "nocache": "1"})
+        except UnicodeEncodeError:
+            raise PrometheusError("--comm: this is no text that a store could be asked for") from None
+        status, text = self._exchange("POST", call, body)
+        if status == 405:
+            # A proxy in front that lets nobody write.
+            status, text = self._exchange("GET", call, body)
+        return self._data(status, text)
+
+    def _exchange(self, method: str, call: str, parameters: str) -> tuple[int, bytes]:
+        path = f"{self._path}/api/v1/{call}"
+        headers = {"Accept": "application/json", "User-Agent": "railscope"}
+        if self._endpoint.authorization:
+            headers["Authorization"] = self._endpoint.authorization
+        if method == "POST":
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        until = time.monotonic() + self._endpoint.timeout_seconds
+        connection = self._connect()
+        try:
+            connection.request(
+                method,
+                path if method == "POST" else f"{path}?{parameters}",
+                parameters if method == "POST" else None,
+                headers,
+            )
+            # Each piece within the time that is left: a store that drips would be waited for without an end.
+            timed = cast("socket.socket", _Timed(connection.sock, until))
+            with closing(http.client.HTTPResponse(timed, method=method)) as response:
+                response.begin()
+                text = _read(response)
+            location = printable(response.headers.get("Location", ""))[:_MOST_LETTERS]
+        except ssl.SSLCertVerificationError as error:
+            raise PrometheusError(
+                f"the certificate of {self.shown} is not trusted ({error.verify_message}): name its authority with "
+                "--ca-file"
+            ) from None
+        except TimeoutError:
+            raise PrometheusError(
+                f"{self.shown} did not answer within {self._endpoint.timeout_seconds:g} s: is it up, and reachable "
+                "from here?"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+            raise PrometheusError(
+                f"cannot reach {self.shown}: {_one_line(why)}; check the URL given with --prometheus"
+            ) from None
+        finally:
+            connection.close()
+        if 300 <= response.status < 400:
+            raise PrometheusError(
+                f"{self.shown} sends us to {location or 'another place'}: give that URL, if you trust it"
+            )
+        if len(text) > _MOST_BYTES:
+            raise PrometheusError(f"{self.shown} answers with more than {_MOST_BYTES >> 20} MiB: name one --comm")
+        return response.status, text
+
+    def _data(self, status: int, text: bytes) -> Any:
+        """The `data` of an answer."""
+        if status in (401, 403):
+            given = "the credentials given" if self._endpoint.authorization else "a request without credentials"
+            raise PrometheusError(
+                f"{self.shown} refuses {given} (HTTP {status}): use --bearer-token-file FILE or --basic-auth USER:FILE"
+            )
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or answer.get("status") not in ("success", "error"):
+            raise PrometheusError(
+                f"{self.shown} does not answer as Prometheus does (HTTP {status}): give the address below which "
+                "/api/v1/query is found"
+            )
+        if answer["status"] == "error":
+            why = _one_line(str(answer.get("error", f"HTTP {status}")))
+            raise PrometheusError(f"{self.shown} cannot answer: {why}")
+        self._note(answer)
+        return answer.get("data")
+
+    def _note(self, answer: Mapping[str, Any]) -> None:
+        """Remember what limits this answer; from any thread."""
+        if answer.get("isPartial") is True:
+            self._partial = True
+        warnings = answer.get("warnings")
+        for warning in warnings if isinstance(warnings, list) else ():
+            if isinstance(warning, str) and not warning.startswith(_REMARK) and len(self._warnings) < _MOST_WARNINGS:
+                self._warnings[_one_line(warning)] = None
+
+
+class _Timed:
+    """A connection as an answer is read from it: as a whole until a moment, not piece by piece."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection, self._until = connection, until
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_TimedBytes(self._connection, self._until))
+
+
+class _TimedBytes(io.RawIOBase):
+    """The bytes of a connection; raises TimeoutError once the moment has come, by the monotonic clock."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        super().__init__()
+        self._connection, self._until = connection, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    """The body, or one byte more than is taken of it."""
+    pieces, length = [], 0
+    while length <= _MOST_BYTES and (piece := response.read(_PIECE_BYTES)):
+        pieces.append(piece)
+        length += len(piece)
+    return b"".join(pieces)
+
+
+def _one_line(text: str) -> str:
+    """What somebody else wrote, as a terminal may show it."""
+    return printable(" ".join(text.split()))[:_MOST_LETTERS]
+
+
+def samples_of(data: Any, source: str) -> tuple[Sample, ...]:
+    """The samples in the `data` of an instant query; what is no number is left out.
+
+    Raises:
+        PrometheusError: this is no vector or scalar.
+    """
+    try:
+        if data["resultType"] == "scalar":
+            found: list[tuple[dict[str, Any], Any]] = [({}, data["result"])]
+        elif data["resultType"] == "vector":
+            found = [(one["metric"], one["value"]) for one in data["result"]]
+        else:
+            raise KeyError(data["resultType"])
+        samples = [Sample(_labels(labels), float(value)) for labels, (_, value) in found]
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        raise PrometheusError(f"{source} answers with something that is no Prometheus vector") from None
+    return tuple(sample for sample in samples if _is_number(sample.value))
+
+
+def series_of(data: Any, source: str) -> tuple[Series, ...]:
+    """The series in the `data` of a query for a range.
+
+    Raises:
+        PrometheusError: this is no matrix.
+    """
+    try:
+        if data["resultType"] != "matrix":
+            raise KeyError(data["resultType"])
+        return tuple(
+            Series(
+                _labels(one["metric"]),
+                tuple((_moment(t), float(value)) for t, value in one["values"] if _is_number(float(value))),
+            )
+            for one in data["result"]
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+        raise PrometheusError(f"{source} answers with something that is no Prometheus matrix") from None
+
+
+def _is_number(value: float) -> bool:
+    """Whether it is one that can be counted and added up; NaN and the infinite are not."""
+    return abs(value) < _LARGEST
+
+
+def _moment(given: Any) -> float:
+    """Raises:
+    ValueError: it is no moment.
+    OverflowError: the same.
+    """
+    moment = float(given)
+    if not 0 <= moment <= _LATEST:
+        raise ValueError(f"{moment} is no moment")
+    return moment
+
+
+def _labels(given: Mapping[str, Any]) -> dict[str, str]:
+    labels = {str(name): str(value) for name, value in given.items() if name != "__name__"}
+    for value in labels.values():
+        # Half of a surrogate pair cannot be written, nor asked for: UnicodeEncodeError is a ValueError.
+        value.encode()
+    return labels
+
+
+def moment_of(text: str) -> float:
+    """Seconds since the Unix epoch of `2026-11-21T03:05:00Z` or `1795230300`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        given = datetime.fromisoformat(text)
+        seconds = (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp()
+    return _moment(seconds)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a length of time as Prometheus writes it: `90s`, `5m`, `1h30m`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+    wrong = ValueError(f"{text!r} is no length of time: write 90s, 5m or 1h30m")
+    total, rest = 0.0, text
+    while rest:
+        number = rest[: len(rest) - len(rest.lstrip("0123456789."))]
+        rest = rest[len(number) :]
+        unit = rest[: len(rest) - len(rest.lstrip("mshdw"))]
+        if unit not in units:
+            raise wrong
+        try:
+            total += float(number) * units[unit]
+        except ValueError:
+            raise wrong from None
+        rest = rest[len(unit) :]
+    if not 0 < total <= _LONGEST_SECONDS:
+        raise wrong
+    return total

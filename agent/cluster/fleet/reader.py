@@ -1,0 +1,386 @@
+"""Reads from a Prometheus-compatible store what it knows of the fleet at one moment.
+
+Series become facts here, and nothing is concluded yet (agent/cluster/verdict/verdict.py does that).  What a host says
+that is heard now is kept apart from what it said before it fell silent, or before its agent was started anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from railscope.agent.cluster.fleet.history import Points, highest_rate, mean_rate, risen, usual_rate
+from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
+from railscope.agent.cluster.fleet.scrapes import (
+    MOST_POINTS,
+    REMEMBERED,
+    Asker,
+    Scrapes,
+    beginning,
+    either,
+    rate_seconds_of,
+    recent_seconds_of,
+    scrapes_of,
+)
+from railscope.agent.cluster.fleet.sequences import RankKey, positions
+from railscope.agent.cluster.fleet.stalls import (
+    brief_questions,
+    brief_stalls,
+    stall_histories,
+    stalls_now,
+    with_details,
+)
+from railscope.agent.facts.communicator_names import HASH_DIGITS, several_fit
+from railscope.agent.facts.label_numbers import number_of
+
+_LONG_SECONDS: Final = 30.0
+"""An operation in flight for longer is worth a word even where no host calls it a stall."""
+_MOST_HOSTS: Final = 64
+"""Rails are asked for on so many hosts at most, those first that a stall names."""
+
+
+def named_communicator(store: Store, text: str, at: float | None = None) -> str:
+    """The hash that begins so, of communicators within the last hour; what was given where none does.
+
+    Raises:
+        PrometheusError: the store does not answer, or several begin so.
+    """
+    if len(text) >= HASH_DIGITS:
+        return text
+    info = f"railscope_comm_info{{{beginning('comm', text)}}}"
+    found = store.query(f"count by (comm) (last_over_time({info}[{REMEMBERED}]))", at)
+    comms = {sample.labels.get("comm", "") for sample in found}
+    if text in comms or not comms:
+        return text
+    if len(comms) > 1:
+        raise PrometheusError(several_fit("--comm", text, comms))
+    return comms.pop()
+
+
+def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, comm: str | None = None) -> Fleet:
+    """Ask the store for everything a verdict needs.
+
+    Raises:
+        PrometheusError: the store does not answer, has no series of railscope, or none of `comm`.
+    """
+    if at is None:
+        clock = store.query("time()")
+        if not clock:
+            raise PrometheusError("the store does not tell its time: is it a Prometheus?")
+        at = clock[0].value
+    ask = Asker(store, at)
+    scrapes = scrapes_of(ask)
+    recent_seconds = recent_seconds_of(scrapes.interval_seconds)
+    looked_back = max(window_seconds, recent_seconds)
+    said = ask.all(
+        stalled="railscope_comm_stalled == 1",
+        info="railscope_comm_stall_info == 1",
+        waiting=f"railscope_comm_inflight_seconds > {_LONG_SECONDS:g}",
+        count="count(count by (comm) (railscope_comm_enqueued_total))",
+        told=f"count(last_over_time(railscope_comm_stall_info[{looked_back:.0f}s]))",
+        wrote=f"max_over_time(railscope_comm_writing[{looked_back:.0f}s]) == 1",
+        writes=_writing("", scrapes),
+        **brief_questions(recent_seconds),
+    )
+    said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
+    told = int(said["told"][0].value) if said["told"] else 0
+    wrote = {sample.labels.get("comm", "") for sample in said["wrote"]}
+    history = tuple(
+        replace(one, wrote=one.comm in wrote)
+        for one in stall_histories(ask, scrapes, told, looked_back, recent_seconds)
+    )
+    stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
+    asked = stalled | ({comm} if comm else set())
+    comms = asked | {one.comm for one in history if at - one.last <= recent_seconds}
+    if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
+        comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
+    rate_seconds = rate_seconds_of(scrapes.interval_seconds)
+    ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
+    if comm and not any(rank.comm == comm for rank in ranks):
+        raise PrometheusError(
+            f"no communicator {comm} within the last hour: see the label comm of railscope_comm_enqueued_total"
+        )
+    instances = _instances_of(said["info"], ranks, scrapes.names)
+    rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
+    hosts = either("instance", instances)
+    enqueued = f"railscope_comm_enqueued_total{{{hosts}}}"
+    # What stopped within the range of the rate does not go on.
+    lately = f"{_moves(enqueued, scrapes)} > 0"
+    moving = ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0") if ranks else ()
+    return Fleet(
+        at=at,
+        window_seconds=window_seconds,
+        scrape_seconds=scrapes.interval_seconds,
+        agents=scrapes.agents,
+        ranks=ranks,
+        rails=rails,
+        moving=tuple(
+            Moving(one.labels.get("comm", ""), scrapes.names.get(one.labels.get("instance", ""), "unknown"), one.value)
+            for one in moving
+            if one.labels.get("comm") not in asked
+        ),
+        waiting=tuple(
+            LongWait(one.labels.get("comm", ""), one.labels.get("rank", ""), _host(one, scrapes.names), one.value)
+            for one in said["waiting"]
+            if one.labels.get("comm") not in asked
+        ),
+        communicators=int(said["count"][0].value) if said["count"] else 0,
+        history=history,
+        brief=brief_stalls(said, history, scrapes),
+        recent_seconds=recent_seconds,
+    )
+
+
+def _host(sample: Sample | Series, names: Mapping[str, str]) -> str:
+    instance = sample.labels.get("instance", "")
+    return names.get(instance, instance or "unknown")
+
+
+def _fresh(samples: Iterable[Sample], scrapes: Scrapes) -> tuple[Sample, ...]:
+    return tuple(one for one in samples if one.labels.get("instance", "") in scrapes.fresh or not one.labels)
+
+
+def _rank_key(sample: Sample | Series) -> RankKey:
+    labels = sample.labels
+    return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")
+
+
+def _by_rank(samples: Iterable[Sample]) -> dict[RankKey, float]:
+    found: dict[RankKey, float] = {}
+    for sample in samples:
+        key = _rank_key(sample)
+        found[key] = max(found.get(key, sample.value), sample.value)
+    return found
+
+
+def _writing(selector: str, scrapes: Scrapes) -> str:
+    """Who writes to storage, as a question.
+
+    The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so that
+    of a moment that is over the writer's next scrape counts too, though it be late.
+    """
+    return f"max_over_time(railscope_comm_writing{selector}[{scrapes.lately(4)}] offset -{scrapes.lately(1.5)})"
+
+
+def _moves(enqueued: str, scrapes: Scrapes) -> str:
+    """Whether operations were entered between the last scrapes, as a question."""
+    return f"changes({enqueued}[{scrapes.lately(2.5)}])"
+
+
+def _ranks(
+    ask: Asker,
+    scrapes: Scrapes,
+    comms: Collection[str],
+    said: Mapping[str, tuple[Sample, ...]],
+    history: Iterable[StallHistory],
+    rate_seconds: float,
+    window_seconds: float,
+) -> tuple[Rank, ...]:
+    """Every rank of these communicators that the store knows."""
+    of = either("comm", comms)
+    enqueued = f"railscope_comm_enqueued_total{{{of}}}"
+    found = ask.all(
+        info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
+        enqueued=enqueued,
+        completed=f"railscope_comm_completed_total{{{of}}}",
+        inflight=f"railscope_comm_inflight_seconds{{{of}}}",
+        from_start=f"railscope_comm_counted_from_start{{{of}}}",
+        ended=f"railscope_comm_ended{{{of}}}",
+        had_ended=f"last_over_time(railscope_comm_ended{{{of}}}[{REMEMBERED}])",
+        sequence=f"railscope_comm_sequence{{{of}}}",
+        resets=f"resets({enqueued}[{window_seconds:.0f}s])",
+        rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
+        writing=_writing(f"{{{of}}}", scrapes),
+        moves=_moves(enqueued, scrapes),
+    )
+    numbers = {name: _by_rank(samples) for name, samples in found.items()}
+    now = {key: value for key, value in numbers["enqueued"].items() if key[0] in scrapes.fresh}
+    known = max(len(now), len(found["info"]), 1)
+    points_seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / known)
+    points = _points(ask.store.scrapes(enqueued, points_seconds, ask.at))
+    placed = positions(
+        now=now,
+        from_start=numbers["from_start"],
+        sequence=numbers["sequence"],
+        resets=numbers["resets"],
+        history=points,
+    )
+    stalls = stalls_now(said["stalled"], said["info"])
+    lengths = _lengths(ask.store.scrapes(f"railscope_comm_stall_seconds_total{{{of}}}", points_seconds, ask.at), points)
+    stalled_first = {one.comm: one.first for one in history}
+    infos = {_rank_key(sample): sample.labels for sample in found["info"]}
+
+    def whole(name: str, key: RankKey) -> int | None:
+        value = numbers[name].get(key)
+        return None if value is None else int(value)
+
+    ranks = []
+    for key in sorted({*infos, *now, *stalls}, key=lambda key: (key[1], _number(key[2]), key[0])):
+        instance, comm, rank = key
+        labels = infos.get(key, {})
+        present = key in now or key in stalls
+        if not present and any(other[1:] == key[1:] for other in now):
+            continue  # it moved to another host, or is told of twice
+        ranks.append(
+            Rank(
+                comm=comm,
+                rank=rank,
+                host=scrapes.names.get(instance, instance or "unknown"),
+                nranks=number_of(labels.get("nranks", "")),
+                pid=labels.get("pid", ""),
+                gpu=labels.get("gpu", ""),
+                netns=labels.get("netns", ""),
+                job=labels.get("exported_job", ""),
+                world_rank=labels.get("world_rank", ""),
+                present=present,
+                # One that is seen may be a later job's, where jobs fix NCCL's id.
+                ended=key in numbers["ended" if present else "had_ended"],
+                enqueued=whole("enqueued", key) if present else None,
+                completed=whole("completed", key) if present else None,
+                inflight_seconds=numbers["inflight"].get(key) if present else None,
+                position=placed.get(key),
+                calls_per_second=numbers["rate"].get(key) if present else None,
+                moving=present and bool(numbers["moves"].get(key)),
+                usual_calls_per_second=usual_rate(points.get(key, ()), before=stalled_first.get(comm)),
+                # A rank that is counted since later did other things in that time than the others.
+                mean_calls_per_second=(
+                    mean_rate(points.get(key, ())) if present and numbers["from_start"].get(key) != 0 else None
+                ),
+                stall=stalls.get(key),
+                writing=present and bool(numbers["writing"].get(key)),
+                stalled_seconds=lengths.get(key) if present else None,
+                scraped=scrapes.scraped.get(instance) if present else None,
+            )
+        )
+    return _with_history(ask, scrapes, ranks, of, window_seconds)
+
+
+def _points(series: Iterable[Series]) -> dict[RankKey, Points]:
+    """History by rank; of replicas' the longest."""
+    found: dict[RankKey, Points] = {}
+    for one in series:
+        key = _rank_key(one)
+        if len(one.points) > len(found.get(key, ())):
+            found[key] = one.points
+    return found
+
+
+def _lengths(series: Iterable[Series], calls: Mapping[RankKey, Points]) -> dict[RankKey, float]:
+    """For how long each rank was stalled, over all causes."""
+    found: dict[RankKey, float] = defaultdict(float)
+    for one in series:
+        key = _rank_key(one)
+        of_rank = calls.get(key, ())
+        found[key] += risen(one.points, of_rank[0][0] if of_rank else None)
+    return found
+
+
+def _with_history(
+    ask: Asker, scrapes: Scrapes, ranks: Sequence[Rank], of: str, window_seconds: float
+) -> tuple[Rank, ...]:
+    """The ranks, those that are not seen any more with what their host said of them at the end."""
+    gone = {rank.host for rank in ranks if not rank.present}
+    if not gone:
+        return tuple(ranks)
+    on = either("instance", (instance for instance, name in scrapes.names.items() if name in gone))
+    stalls = ask.store.scrapes(f"railscope_comm_stall_info{{{of},{on}}}", window_seconds, ask.at)
+    seen = ask.store.scrapes(f"railscope_comm_enqueued_total{{{of},{on}}}", window_seconds, ask.at)
+    last_seen = {_rank_key(one): one.points[-1][0] for one in seen if one.points}
+    said = {}
+    for one in stalls:
+        key = _rank_key(one)
+        # Only what was still said when the rank was last seen: what had ended before is no matter.
+        if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * scrapes.spacing_seconds:
+            host = _host(one, scrapes.names)
+            said[host, *key[1:]] = with_details(Stall("", one.labels.get("cause", "unknown")), one.labels)
+    return tuple(
+        rank if rank.present else replace(rank, last_said=said.get((rank.host, rank.comm, rank.rank))) for rank in ranks
+    )
+
+
+def _number(text: str) -> int:
+    number = number_of(text)
+    return -1 if number is None else number
+
+
+def _instances_of(info: Iterable[Sample], ranks: Iterable[Rank], names: Mapping[str, str]) -> list[str]:
+    """Hosts whose rails may matter, those first that a stall's evidence names."""
+    instance_of = {name: instance for instance, name in names.items()}
+    named = [one.labels.get("instance", "") for one in info if one.labels.get("device")]
+    others = [instance_of[rank.host] for rank in ranks if rank.present and rank.host in instance_of]
+    return list(dict.fromkeys([*named, *others]))[:_MOST_HOSTS]
+
+
+_RailKey = tuple[str, str, str, str]
+
+
+def _rails(
+    ask: Asker, scrapes: Scrapes, instances: Collection[str], rate_seconds: float, window_seconds: float
+) -> tuple[Rail, ...]:
+    """Every rail of these hosts."""
+    on = either("instance", instances)
+    window = f"{window_seconds:.0f}s"
+    events = f'railscope_rail_events_total{{{on},severity=~"page|warn"}}'
+    transmit = f"railscope_rail_transmit_bytes_total{{{on}}}"
+    short = f"{max(rate_seconds, 30):.0f}s"
+    found = ask.all(
+        info=f"railscope_rail_info{{{on}}}",
+        up=f"railscope_rail_up{{{on}}}",
+        speed=f"railscope_rail_speed_bytes_per_second{{{on}}}",
+        transmit=f"rate({transmit}[{rate_seconds:.0f}s])",
+        receive=f"rate(railscope_rail_receive_bytes_total{{{on}}}[{rate_seconds:.0f}s])",
+        # The queue before a slow rail is empty now and then.
+        backlog=f"max_over_time(railscope_rail_queue_backlog_bytes{{{on}}}[{rate_seconds:.0f}s])",
+        unacknowledged=f"railscope_rail_tcp_unacknowledged_segments{{{on}}}",
+        unsent=f"railscope_rail_tcp_unsent_bytes{{{on}}}",
+        round_trip=f'railscope_rail_tcp_round_trip_seconds{{{on},stat="mean"}}',
+        retransmitted=f"increase(railscope_rail_tcp_retransmitted_bytes_total{{{on}}}[{short}])",
+        sent=f"increase(railscope_rail_tcp_sent_bytes_total{{{on}}}[{short}]) > 0",
+        events=f"increase({events}[{window}]) > 0",
+        # A counter may be shown only once it is above 0, and then had no value to rise from; its sum is always there.
+        appeared=f"{events} unless {events} offset {window} "
+        "and on (job, instance, rail, device, port, netns, severity) "
+        f"railscope_rail_events_by_severity_total{{{on}}} offset {window}",
+    )
+    by_rail: dict[str, dict[_RailKey, float]] = {}
+    for name, samples in found.items():
+        numbers = by_rail.setdefault(name, {})
+        for sample in samples:
+            key = _rail_key(sample)
+            numbers[key] = max(numbers.get(key, sample.value), sample.value)
+    seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / max(len(found["up"]), 1))
+    sent_points = {_rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
+    errors: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
+    for sample in (*found["events"], *found["appeared"]):
+        errors[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
+
+    def rail(key: _RailKey) -> Rail:
+        value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
+        up, sent, again = value("up"), value("sent"), value("retransmitted")
+        return Rail(
+            host=scrapes.names.get(key[0], key[0]),
+            rail=key[1],
+            device=key[2],
+            netns=key[3],
+            up=None if up is None else bool(up),
+            speed=value("speed"),
+            transmit=value("transmit"),
+            receive=value("receive"),
+            usual_transmit=highest_rate(sent_points.get(key, ()), rate_seconds, value("speed")),
+            backlog_bytes=value("backlog"),
+            unacknowledged_segments=value("unacknowledged"),
+            unsent_bytes=value("unsent"),
+            round_trip_seconds=value("round_trip"),
+            retransmitted_ratio=again / sent if sent and again is not None else None,
+            events=tuple(sorted((*counter, value) for counter, value in errors[key].items())),
+        )
+
+    return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)
+
+
+def _rail_key(sample: Sample | Series) -> _RailKey:
+    labels = sample.labels
+    return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")

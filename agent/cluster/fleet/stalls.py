@@ -1,0 +1,151 @@
+"""What hosts said of stalls, now and before: who is stalled for which reason, since when, how often, until when.
+
+A stall may be on and off, as where single operations end on a slow rail, and whoever asks comes a moment late as a
+rule; so what was said within the last minute counts too (agent/cluster/verdict/recent.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import TIERS, BriefStall, Stall, StallHistory
+from railscope.agent.cluster.fleet.history import spans
+from railscope.agent.cluster.fleet.prometheus import Sample, Series
+from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
+from railscope.agent.cluster.fleet.sequences import RankKey
+from railscope.agent.facts.snapshot import UNKNOWN
+
+_GAP: Final = 1.5
+"""Scrape intervals: where the next one did not show it, the stall had ended in between."""
+_MOST_CANDIDATES: Final = 100
+"""For the telling moment: thousands of hosts have as many."""
+
+
+def stalls_now(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKey, Stall]:
+    """What each host says of its ranks, with what it rests on."""
+    details = {(_rank_key(one), one.labels.get("cause", "")): one.labels for one in info}
+    found: dict[RankKey, Stall] = {}
+    for sample in stalled:
+        key, cause = _rank_key(sample), sample.labels.get("cause", "unknown")
+        labels = details.get((key, cause))
+        op = sample.labels.get("op", UNKNOWN)
+        stall = Stall(op="" if op == UNKNOWN else op, cause=cause)
+        if labels is not None:
+            stall = with_details(stall, labels)
+        # Of two for one rank the one that names somebody.
+        if key not in found or found[key].cause in ("unknown", "unseen", "rank_behind"):
+            found[key] = stall
+    return found
+
+
+def with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
+    return replace(
+        stall,
+        strength=labels.get("strength", "unknown"),
+        blamed_rank=labels.get("blamed_rank", ""),
+        rail=labels.get("rail", ""),
+        device=labels.get("device", ""),
+        netns=labels.get("netns", ""),
+    )
+
+
+def stall_histories(
+    ask: Asker, scrapes: Scrapes, series: int, window_seconds: float, recent_seconds: float
+) -> tuple[StallHistory, ...]:
+    """What was said within the window, by communicator, the latest first; `series`: how many there were of it.
+
+    Raises:
+        PrometheusError: the store does not answer.
+    """
+    if not series:
+        return ()
+    interval = scrapes.spacing_seconds
+    seconds = max(recent_seconds, min(window_seconds, interval * MOST_POINTS / series))
+    by_comm: dict[str, list[Series]] = defaultdict(list)
+    for one in ask.store.scrapes("railscope_comm_stall_info", seconds, ask.at):
+        if one.points:
+            by_comm[one.labels.get("comm", "")].append(one)
+    found = [_history(comm, said, scrapes, recent_seconds) for comm, said in by_comm.items()]
+    return tuple(sorted(found, key=lambda one: (-one.last, one.comm)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    """One host says one thing of one of its ranks, from one scrape to another."""
+
+    series: Series
+    first: float
+    last: float
+
+
+def _history(comm: str, said: Sequence[Series], scrapes: Scrapes, recent_seconds: float) -> StallHistory:
+    interval = scrapes.spacing_seconds
+    times = {t for one in said for t, _ in one.points}
+    on = spans(times, _GAP * interval)
+    last = on[-1][1]
+    sayings = [
+        _Saying(one, first, until)
+        for one in said
+        for first, until in spans([t for t, _ in one.points], _GAP * interval)
+    ]
+
+    def at(moment: float) -> list[_Saying]:
+        # Until the next scrape of that host, which ends it, what its last one showed holds.
+        return [one for one in sayings if one.first <= moment <= one.last + 0.9 * interval]
+
+    def told(moment: float) -> tuple[int, int, float]:
+        tiers = [TIERS.get(one.series.labels.get("cause", ""), TIERS["unknown"]) for one in at(moment)]
+        return -min(tiers), len(tiers), moment
+
+    # Only where something began to be said, or is said for the last time, is there more to hear than before.
+    candidates = {t for one in sayings for t in (one.first, one.last) if t >= last - recent_seconds}
+    step = 1 + len(candidates) // _MOST_CANDIDATES
+    telling = max(sorted(candidates, reverse=True)[::step], key=told)
+    return StallHistory(
+        comm=comm,
+        times=len(on),
+        first=on[0][0],
+        last=last,
+        telling=telling,
+        said=tuple(
+            (
+                scrapes.names.get(one.series.labels.get("instance", ""), "unknown"),
+                one.series.labels.get("rank", ""),
+                with_details(Stall("", one.series.labels.get("cause", "unknown")), one.series.labels),
+            )
+            for one in at(telling)
+        ),
+    )
+
+
+def brief_questions(recent_seconds: float) -> dict[str, str]:
+    """What to ask for stalls that no scrape may show."""
+    seconds, ago = "railscope_comm_stall_seconds_total", f"{recent_seconds:.0f}s"
+    return {
+        "lengthened": f"max by (instance, comm, cause) (increase({seconds}[{ago}])) > 0",
+        # Of a rank that never stalled there is no such counter: it appears, and had nothing to rise from.
+        "appeared": f"max by (instance, comm, cause) ({seconds} unless {seconds} offset {ago} and on (job, instance) "
+        f"railscope_build_info offset {ago}) > 0",
+    }
+
+
+def brief_stalls(
+    found: Mapping[str, Iterable[Sample]], history: Iterable[StallHistory], scrapes: Scrapes
+) -> tuple[BriefStall, ...]:
+    """Those of communicators of which no scrape shows a stall."""
+    shown = {one.comm for one in history}
+    seconds: dict[tuple[str, str, str], float] = {}
+    for sample in (*found["lengthened"], *found["appeared"]):
+        comm = sample.labels.get("comm", "")
+        host = scrapes.names.get(sample.labels.get("instance", ""), "unknown")
+        if comm not in shown:
+            seconds[comm, host, sample.labels.get("cause", "unknown")] = sample.value
+    return tuple(BriefStall(comm, host, cause, value) for (comm, host, cause), value in sorted(seconds.items()))
+
+
+def _rank_key(sample: Sample | Series) -> RankKey:
+    labels = sample.labels
+    return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")

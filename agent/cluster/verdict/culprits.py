@@ -1,0 +1,403 @@
+"""Who may be to blame for one communicator's stall, best evidence first.
+
+Evidence is ordered by how little it leaves open: a process that is gone or stopped or a link that is down; a rail
+that loses, filters or is slow; a rank behind the others in the sequence of operations; a GPU that does not progress;
+ranks that nobody sees; nothing.  A host can only speak of its own ranks, so its `rank_behind` is a hint, and the
+sequences of all ranks decide.
+
+Operations are handed over ahead of the GPU, so to have handed over fewer is not yet to be behind: a rank is behind if
+it did not enter the operation that the others wait in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import RANK_MISSING, TIERS, WRITING, Fleet, Rail, Rank
+
+_SETTLED_SECONDS: Final = 1.0
+"""A rank scraped sooner after the stall began may only be a moment late."""
+_POINT_TO_POINT: Final = frozenset({"Send", "Recv", "SendRecv"})
+_STANDS_SECONDS: Final = 2.0
+"""With an operation under way for longer a communicator stands, whatever was entered between the last scrapes."""
+_UNEVEN: Final = 1.5
+"""Mean call rates of ranks that differ more show that they do not all do the same."""
+_QUEUE_BYTES: Final = 16_384
+"""Queues that differ by less are alike."""
+_MOST_RANKS: Final = 1 << 20
+"""A label that tells of more is not believed: those that nobody sees are listed one by one."""
+_CARRIED: Final = 1e5
+"""Bytes per second: a rail that never carried more within the window did not serve the communicator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """What a communicator's stall comes from, as far as its own ranks show."""
+
+    cause: str
+    ranks: tuple[Rank, ...] = ()
+    """The ranks blamed; empty: none can be named."""
+    missing: tuple[str, ...] = ()
+    """Ranks that nobody sees."""
+    rails: tuple[Rail, ...] = ()
+    """The rails blamed, worst first."""
+    basis: str = "nothing"
+    """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
+    `rail state`, `absence` (nobody sees them), `nothing`."""
+    strength: str = "unknown"
+
+    @property
+    def tier(self) -> int:
+        return TIERS.get(self.cause, TIERS["unknown"])
+
+    @property
+    def one_of(self) -> bool:
+        """Whether only one of its ranks is to blame, and nobody knows which."""
+        return self.cause == "process_gone" and len(self.missing) > 1
+
+
+def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
+    """Everything that may have caused the stall of the communicator with these ranks; never empty."""
+    present = [rank for rank in ranks if rank.present]
+    missing = missing_ranks(ranks)
+    early = frozenset(too_early(present))
+    settled = [rank for rank in present if rank not in early]
+    foremost = _foremost(present)
+    by_sequence = tuple(_by_sequence(settled))
+    found = [
+        *_said_of_processes(ranks, missing),
+        *_said_of_rails(present, fleet.rails),
+        *_writing(present, early, by_sequence, foremost),
+        *by_sequence,
+        *_blamed_locally(present, foremost),
+        *_idle(settled),
+        *_said_of_gpus(present),
+        *_by_completion(present, missing),
+        *_said_before(ranks, missing),
+        *_absent(ranks, missing),
+        *_the_rest(present),
+    ]
+    if found[0].tier > TIERS["rail_slow"]:
+        found = [*_rails_down(present, fleet.rails), *found]
+    return tuple(sorted(found, key=lambda culprit: (culprit.tier, culprit.basis == "history")))
+
+
+def too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
+    """Ranks whose last scrape is from before the stall, so that their sequence says nothing."""
+    began = stall_began(present)
+    if began is None:
+        return ()
+    return tuple(
+        rank
+        for rank in present
+        if rank.stall is None and rank.scraped is not None and rank.scraped < began + _SETTLED_SECONDS
+    )
+
+
+def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """Ranks that the communicator has and nobody sees, in order."""
+    nranks = size_of(ranks)
+    seen = {rank.rank for rank in ranks if rank.present}
+    if nranks is None or "unknown" in seen or any(rank.comm == "unknown" for rank in ranks):
+        return ()
+    return tuple(number for number in map(str, range(nranks)) if number not in seen)
+
+
+def size_of(ranks: Iterable[Rank]) -> int | None:
+    """How many ranks the communicator has; None: not known."""
+    told = (rank.nranks for rank in ranks if rank.nranks is not None)
+    return max((nranks for nranks in told if nranks <= _MOST_RANKS), default=None)
+
+
+def stall_began(present: Iterable[Rank]) -> float | None:
+    """When the first rank began to wait, by the store's clock; None: not known."""
+    return min(
+        (
+            rank.scraped - rank.inflight_seconds
+            for rank in present
+            if rank.stall and rank.scraped is not None and rank.inflight_seconds
+        ),
+        default=None,
+    )
+
+
+def is_gone(rank: Rank) -> bool:
+    """Whether a rank's own process has ended, and not only that of a peer for which it waits.
+
+    A host blames the first that went for those that went after it.  That an end of a communicator without a name has
+    ended is not told: there, who waits has something in flight, and the host tells for how long, or it follows from
+    other signs, and the stall is weak.
+    """
+    if rank.stall is None or rank.stall.cause != "process_gone":
+        return False
+    if rank.stall.blamed_rank == rank.rank:
+        return True
+    return rank.ended if identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
+
+
+def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    """What hosts say of processes: of their own, or of a peer that closed its connections and may not be known."""
+    by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
+    for cause in ("process_gone", "process_stopped"):
+        said = [rank for rank in ranks if rank.stall and rank.stall.cause == cause]
+        if not said:
+            continue
+        named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
+        if named or not missing:
+            # How it is with a process is seen, also where an operation that it is in is not.
+            yield Culprit(cause, named, basis="host", strength="strong")
+            continue
+        # A peer that closed its connections, and no host names it: it may be one of those that nobody sees any more.
+        unseen = tuple(by_number.get(number) or Rank(said[0].comm, number, "", present=False) for number in missing)
+        strength = "strong" if len(unseen) == 1 else "weak"
+        yield Culprit(cause, unseen, tuple(missing), basis="absence", strength=strength)
+
+
+def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
+    """The rank that a stall about a process speaks of; None: not known."""
+    if rank.stall is None:
+        return None
+    # Only a host's own processes are seen to be stopped, and without details nothing else can be meant.
+    own = rank.stall.cause == "process_stopped" or rank.stall.strength == "unknown"
+    number = rank.stall.blamed_rank or (rank.rank if own else "")
+    if number not in ("", "unknown") and rank.comm != "unknown":
+        return by_number.get(number) or Rank(rank.comm, number, "", present=False)
+    # By such a number somebody else would be found; but a host may speak of the rank itself.
+    return rank if not identified(rank) and (own or is_gone(rank)) else None
+
+
+def identified(rank: Rank) -> bool:
+    """Whether its number tells it apart: not where ranks have none, or all that have no name pass for one."""
+    return "unknown" not in (rank.comm, rank.rank)
+
+
+def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
+    """What hosts say of rails of theirs."""
+    known = {(rail.host, rail.device, rail.netns): rail for rail in rails}
+    for cause in ("rail_down", "rail_filtered", "rail_lossy", "rail_slow"):
+        said = [rank for rank in present if rank.stall and rank.stall.cause == cause]
+        strong: dict[tuple[str, str, str], bool] = {}
+        blamed: dict[tuple[str, str, str], Rail] = {}
+        for rank in said:
+            stall = rank.stall
+            if stall is None or not (stall.device or stall.rail):
+                continue
+            rail = known.get((rank.host, stall.device, stall.netns)) or next(
+                (one for one in rails if (one.host, one.device) == (rank.host, stall.device) and not stall.netns),
+                Rail(rank.host, stall.rail, stall.device, stall.netns),
+            )
+            key = rail.host, rail.device, rail.netns
+            blamed[key] = rail
+            strong[key] = strong.get(key, False) or stall.strength == "strong"
+        if said:
+            worst = sorted(blamed, key=lambda key: (*_badness(blamed[key], cause), not strong[key], key))
+            yield Culprit(cause, rails=tuple(blamed[key] for key in worst), basis="host", strength=_strength(said))
+
+
+def _badness(rail: Rail, cause: str) -> tuple[float, ...]:
+    """Sorts the rail with the most to show against it first."""
+    retransmitted = -round(rail.retransmitted_ratio or 0.0, 2)
+    backlog = -((rail.backlog_bytes or 0.0) // _QUEUE_BYTES)
+    return (
+        rail.up is not False,
+        not rail.mute,
+        # Behind a slow rail both ends send again, what was late is taken for lost; only the slow one has a queue.
+        *((backlog, retransmitted) if cause == "rail_slow" else (retransmitted, backlog)),
+        -(rail.unacknowledged_segments or 0.0),
+        -(rail.round_trip_seconds or 0.0),
+    )
+
+
+def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
+    """Rails that are down where the communicator runs, and carried something a moment ago."""
+    hosts = {rank.host for rank in present}
+    down = [
+        rail for rail in rails if rail.host in hosts and rail.up is False and (rail.usual_transmit or 0.0) > _CARRIED
+    ]
+    if down:
+        yield Culprit("rail_down", rails=tuple(down), basis="rail state", strength="weak")
+
+
+def incomparable(ranks: Sequence[Rank]) -> str:
+    """Why the sequences of these ranks say nothing of who is behind; empty: they do."""
+    if not all(identified(rank) for rank in ranks):
+        return "railscope cannot read which communicator or rank is meant: sequences are not compared"
+    if any(rank.stall and rank.stall.op in _POINT_TO_POINT for rank in ranks):
+        return "point to point, ranks make different numbers of calls: their sequences are not compared"
+    stands = any((rank.inflight_seconds or 0.0) >= _STANDS_SECONDS for rank in ranks)
+    if not stands and any(rank.moving for rank in ranks):
+        return "ranks still entered operations between their last scrapes: their sequences are not compared"
+    # Only of ranks that are counted since the beginning: a series that began later has a lower mean.
+    counted = [rank for rank in ranks if rank.position and not rank.position.learnt]
+    mean = [rank.mean_calls_per_second for rank in counted if rank.mean_calls_per_second]
+    if mean and max(mean) > _UNEVEN * min(mean):
+        return "ranks usually make different numbers of calls here: their sequences are not compared"
+    return ""
+
+
+def entered_and_completed(rank: Rank) -> tuple[int, int | None] | None:
+    """Where a rank stands, on the communicator's scale: operations entered, and completed if that is known."""
+    if rank.position is None:
+        return None
+    if rank.completed is None or rank.enqueued is None:
+        return rank.position.entered, None
+    return rank.position.entered, rank.position.entered - (rank.enqueued - rank.completed)
+
+
+def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
+    """The ranks that did not enter the operation in which the others wait."""
+    placed = [(rank, rank.position) for rank in ranks if rank.position is not None]
+    if len(placed) < 2 or incomparable(ranks):
+        return
+    foremost = max(position.entered - position.uncertainty for _, position in placed)
+    behind = [(rank, at) for rank, at in placed if at.entered + at.uncertainty < foremost]
+    if not behind:
+        return
+    least = min(at.entered for _, at in behind)
+    last = {rank: at for rank, at in behind if at.entered - at.uncertainty <= least}
+    done = [
+        at[1] - rank.position.uncertainty
+        for rank in ranks
+        if rank not in last and rank.position and (at := entered_and_completed(rank)) and at[1] is not None
+    ]
+    if done:
+        # What the others wait in is the first that not all of them completed; a rank inside it is not behind.
+        waited_in = min(done) + 1
+        last = {rank: at for rank, at in last.items() if at.entered + at.uncertainty < waited_in}
+    if not last:
+        return
+    # The host of such a rank may know better why.
+    causes = {rank.stall.cause if rank.stall else "" for rank in last}
+    strength = "weak" if any(at.learnt for _, at in placed) else "strong"
+    if causes == {"gpu_not_progressing"}:
+        yield Culprit("gpu_not_progressing", tuple(last), basis="sequence", strength=strength)
+    else:
+        yield Culprit("rank_behind", tuple(last), basis="sequence", strength=strength)
+
+
+def _writing(
+    present: Sequence[Rank], early: Collection[Rank], by_sequence: Iterable[Culprit], foremost: int | None
+) -> Iterable[Culprit]:
+    """Ranks that write to storage, if it is they that the others wait for."""
+    behind = frozenset(rank for found in by_sequence for rank in found.ranks)
+    # Who has just gone on is ahead of those whose hosts were scraped before.
+    writing = tuple(
+        rank
+        for rank in present
+        if rank.writing
+        and (rank.moving or rank in early or (rank in behind if behind else not _has_come(rank, foremost)))
+    )
+    if writing:
+        yield Culprit(WRITING, writing, basis="host", strength="strong")
+
+
+def _has_come(rank: Rank, foremost: int | None) -> bool:
+    """Whether it surely entered as many operations as any other."""
+    return foremost is not None and rank.position is not None and rank.position.entered >= foremost
+
+
+def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[Culprit]:
+    """Ranks that somebody waits for; who waits for others himself, or has come as far as anybody, is not to blame."""
+    said = [rank for rank in present if rank.stall and rank.stall.cause == "rank_behind" and rank.stall.blamed_rank]
+    hosts_of: defaultdict[str, set[str]] = defaultdict(set)
+    for rank in said:
+        if rank.stall:
+            hosts_of[rank.stall.blamed_rank].add(rank.host)
+    by_number: defaultdict[str, list[Rank]] = defaultdict(list)
+    for rank in present:
+        by_number[rank.rank].append(rank)
+    blamed = [
+        rank
+        for number in hosts_of
+        for rank in by_number[number]
+        if (
+            rank.stall.blamed_rank == number
+            if rank.stall is not None and rank.stall.cause == "rank_behind"
+            else identified(rank)
+        )
+        # A host that guesses at another's rank cannot know how far that came.
+        and (rank.stall is not None or rank.host in hosts_of[number] or not _has_come(rank, foremost))
+    ]
+    if blamed:
+        named = {rank.rank for rank in blamed}
+        because = [rank for rank in said if rank.stall and rank.stall.blamed_rank in named]
+        yield Culprit("rank_behind", tuple(blamed), basis="host", strength=_strength(because))
+
+
+def _foremost(present: Sequence[Rank]) -> int | None:
+    """How many operations the first of the ranks surely entered; None: that is not known of all."""
+    positions = [rank.position for rank in present]
+    if incomparable(present) or any(position is None or position.learnt for position in positions):
+        return None
+    return max((position.entered for position in positions if position is not None), default=None)
+
+
+def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:
+    """Ranks with nothing under way while others wait, where sequences are too vague to tell who is behind."""
+    waiting = [rank for rank in ranks if rank.stall and rank.inflight_seconds]
+    idle = [rank for rank in ranks if rank.stall is None and rank.inflight_seconds == 0 and rank.enqueued]
+    vague = any(rank.position is None or rank.position.learnt for rank in (*waiting, *idle))
+    if waiting and idle and vague and not incomparable(ranks):
+        yield Culprit("rank_behind", tuple(idle), basis="idle", strength="weak")
+
+
+def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
+    said = [rank for rank in present if rank.stall and rank.stall.cause == "gpu_not_progressing"]
+    if said:
+        numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
+        own = [rank for rank in said if not identified(rank)]
+        blamed = (*(rank for rank in present if rank.rank in numbers and identified(rank)), *own) or tuple(said)
+        yield Culprit("gpu_not_progressing", blamed, basis="host", strength=_strength(said))
+
+
+def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    """All entered the same operation, and a few did not complete what the others completed."""
+    known = [(rank, at) for rank in present if (at := entered_and_completed(rank)) is not None]
+    if missing or len(known) < len(present) or len(known) < 2 or incomparable(present):
+        return
+    if any(rank.position and rank.position.learnt for rank, _ in known) or len({at[0] for _, at in known}) != 1:
+        return
+    counted = [(rank, completed) for rank, (_, completed) in known if completed is not None]
+    if len(counted) < len(known):
+        return
+    least = min(completed for _, completed in counted)
+    last = [rank for rank, completed in counted if completed == least]
+    if len(last) * 2 <= len(counted):
+        # None of them is behind: all entered it.
+        yield Culprit("unknown", tuple(last), basis="completion", strength="weak")
+
+
+def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    """What hosts said of ranks of theirs before they fell silent, or before their agent was started anew."""
+    for rank in ranks:
+        said = rank.last_said
+        if rank.present or said is None or rank.rank not in missing:
+            continue
+        if said.cause in ("process_gone", "process_stopped") and said.blamed_rank in ("", rank.rank):
+            yield Culprit(said.cause, (rank,), basis="history", strength="weak")
+        elif said.cause.startswith("rail_") and said.device:
+            rail = Rail(rank.host, said.rail, said.device, said.netns)
+            yield Culprit(said.cause, rails=(rail,), basis="history", strength="weak")
+
+
+def _absent(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    if missing:
+        history = {rank.rank: rank for rank in ranks if not rank.present}
+        known = tuple(history[number] for number in missing if number in history)
+        yield Culprit(RANK_MISSING, known, tuple(missing), basis="absence", strength="weak")
+
+
+def _the_rest(present: Sequence[Rank]) -> Iterable[Culprit]:
+    """Something stands still and nobody can be named."""
+    unseen = [rank for rank in present if rank.stall and rank.stall.cause == "unseen"]
+    if unseen:
+        yield Culprit("unseen", tuple(unseen), basis="host", strength=_strength(unseen))
+    yield Culprit("unknown")
+
+
+def _strength(said: Iterable[Rank]) -> str:
+    given = {rank.stall.strength for rank in said if rank.stall}
+    return next((one for one in ("strong", "weak") if one in given), "unknown")

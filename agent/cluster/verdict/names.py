@@ -1,0 +1,44 @@
+"""Ranks, hosts and rails as the verdict names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from railscope.agent.cluster.fleet.facts import Rail, Rank
+from railscope.agent.cluster.verdict.quantities import ranks_text
+from railscope.agent.facts.stall import rail_name
+
+
+def named(ranks: Sequence[Rank]) -> str:
+    """The ranks with their hosts; empty where there are none."""
+    return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else ranks_and_hosts(ranks)
+
+
+def last_places(ranks: Iterable[Rank]) -> str:
+    """In brackets, where ranks that nobody sees were; empty: nobody knows."""
+    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
+    return f" (last seen on {hosts_text(hosts)})" if hosts else ""
+
+
+def _rank_text(rank: Rank) -> str:
+    # Logs of the job number its ranks through; a communicator of some of them has numbers of its own.
+    of_job = f"rank {rank.world_rank} of the job" if rank.world_rank not in ("", rank.rank) else ""
+    known = ", ".join(word for word in (of_job, f"pid {rank.pid}" if rank.pid else "", rank.host) if word)
+    return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
+
+
+def ranks_and_hosts(ranks: Sequence[Rank]) -> str:
+    """`ranks 1-3 (on host0, host1)`."""
+    hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
+    return f"{ranks_text(rank.rank for rank in ranks)} (on {hosts_text(hosts)})"
+
+
+def hosts_text(hosts: Iterable[str], most: int = 3) -> str:
+    """`host0, host1, host2, …`."""
+    names = list(hosts)
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def rail_text(rail: Rail) -> str:
+    """`rail 0 (eth0) of host1`."""
+    return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"

@@ -1,0 +1,46 @@
+"""Numbers as the verdict writes them: short, with their unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from railscope.agent.facts.label_numbers import number_of
+
+
+def ranks_text(ranks: Iterable[str]) -> str:
+    """`rank 3`, `ranks 0-2, 5`."""
+    numbers = sorted({number for rank in ranks if (number := number_of(rank)) is not None})
+    if not numbers:
+        return "an unknown rank"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'s' if len(numbers) > 1 else ''} {text}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def decimal_bytes(value: float) -> str:
+    """`1.25 GB`, as link speeds are written."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def rate_text(value: float | None) -> str:
+    return "an unknown rate" if value is None else f"{decimal_bytes(value)}/s"

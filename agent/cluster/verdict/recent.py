@@ -1,0 +1,187 @@
+"""Stalls that are over, or off for a moment: what was said while they were on.
+
+Where single operations end on a slow rail a stall is on and off, and whoever was woken asks a moment after it was on.
+The answer is then the verdict of the moment at which hosts said most, and says so.  What has been over for longer is a
+line beside the verdict, and so is a stall of a communicator whose processes have ended: nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, Stall, StallHistory
+from railscope.agent.cluster.verdict.quantities import duration
+from railscope.agent.cluster.verdict.verdict import RootCause, has_ended, root_causes
+from railscope.agent.facts.stall import rail_name
+
+_MOST_MOMENTS: Final = 3
+"""Each takes as many questions as the verdict on now."""
+_MOST_LINES: Final = 4
+_WAITS: Final = frozenset({"rank_behind", "unseen", "unknown"})
+_PAST: Final = {
+    "is": "was",
+    "are": "were",
+    "does": "did",
+    "keep": "kept",
+    "keeps": "kept",
+    "loses": "lost",
+    "wait": "waited",
+    "write": "wrote",
+    "writes": "wrote",
+}
+_VERB: Final = re.compile(rf"(?<= )(?:{'|'.join(_PAST)})(?= |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCause:
+    """A root cause of a moment ago, with the fleet as it was."""
+
+    cause: RootCause
+    then: Fleet
+    history: StallHistory
+
+
+def next_moment(fleet: Fleet, earlier: Sequence[Fleet]) -> float | None:
+    """The next moment at which the fleet is to be read for its recent stalls; None: there is none.
+
+    `earlier`: the fleet at the moments that were named before.
+    """
+    if len(earlier) == _MOST_MOMENTS:
+        return None
+    read = {rank.comm for then in earlier for rank in then.ranks if rank.stall}
+    moments = {then.at for then in earlier}
+    return next(
+        (one.telling for one in _recent(fleet) if one.comm not in read and one.telling not in moments),
+        None,
+    )
+
+
+def recent_causes(fleet: Fleet, earlier: Iterable[Fleet]) -> tuple[RecentCause, ...]:
+    """Root causes of stalls that were on a moment ago and are not now."""
+    pending = {one.comm: one for one in _recent(fleet)}
+    now = _stalled_now(fleet)
+    found = []
+    for then in earlier:
+        for cause in root_causes(then):
+            comms = [cause.stalled.comm, *(one.stalled.comm for one in cause.dependents)]
+            told = [pending.pop(comm) for comm in comms if comm in pending]
+            # What waited because of a stall that is still on stands below that one.
+            if told and cause.stalled.comm not in now:
+                latest = max(told, key=lambda one: (one.comm == cause.stalled.comm, one.last))
+                found.append(RecentCause(cause, then, latest))
+    return tuple(found)
+
+
+def when(recent: RecentCause, fleet: Fleet) -> str:
+    """The beginning of a headline: `STALLED until 4.2 s ago for 6.0 s, not at this moment`."""
+    history = recent.history
+    length = length_of(history, fleet, recent.then)
+    if _told_by_the_silent(history, fleet):
+        # It may be on: who said so says nothing any more.
+        return f"STALLED when last heard of, {duration(fleet.at - history.last)} ago, for {duration(length)}"
+    if history.times > 1:
+        often = f"{history.times} times and for {duration(length)} in the last {duration(fleet.at - history.first)}"
+        return f"STALLED on and off, {often}, not at this moment"
+    return f"STALLED until {duration(fleet.at - history.last)} ago for {duration(length)}, not at this moment"
+
+
+def is_over(recent: RecentCause, fleet: Fleet) -> bool:
+    """Whether nothing is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
+    return recent.history.times == 1 and not _told_by_the_silent(recent.history, fleet)
+
+
+def length_of(history: StallHistory, *fleets: Fleet) -> float:
+    """For how long a communicator was stalled within the window, in s: as the hosts measured it, else by scrapes."""
+    told = [rank.stalled_seconds or 0.0 for fleet in fleets for rank in fleet.ranks if rank.comm == history.comm]
+    longest = max(told, default=0.0)
+    return longest or history.last - history.first
+
+
+def state_now(recent: RecentCause, fleet: Fleet) -> str:
+    """As of when the evidence is, and what the ranks do now."""
+    moment = datetime.fromtimestamp(recent.then.at, UTC).strftime("%H:%M:%S UTC")
+    rates = [
+        rank.calls_per_second
+        for rank in fleet.ranks
+        if rank.comm == recent.history.comm and rank.calls_per_second is not None
+    ]
+    now = f"; now its ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s" if rates else ""
+    return f"what follows was so at {moment}, while it was stalled{now}"
+
+
+def past(words: str) -> str:
+    """What was said of now, of then."""
+    return _VERB.sub(lambda verb: _PAST[verb[0]], words)
+
+
+def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
+    """Stalls that are over, as far as one hears, those of communicators in `shown` apart."""
+    told = {*shown, *_stalled_now(fleet)}
+    over = [one for one in fleet.history if one.comm not in told and not _left_without_a_word(one)]
+    for one in over[:_MOST_LINES]:
+        who = "; ".join(dict.fromkeys(_saying(*said) for said in one.said[:2]))
+        ended = ", and its processes have ended since" if _ended(one, fleet) else ""
+        moment = datetime.fromtimestamp(one.last, UTC).strftime("%H:%M:%S UTC")
+        until = "when last heard of at" if _told_by_the_silent(one, fleet) else "until"
+        asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        yield (
+            f"communicator {one.comm} {_state_of(one)} {until} {moment}, {duration(fleet.at - one.last)} ago{ended}: "
+            f"{who}; --time {asked} gives the verdict of then"
+        )
+    if len(over) > _MOST_LINES:
+        yield f"{len(over) - _MOST_LINES} more were stalled within the last {duration(fleet.window_seconds)}"
+    for brief in [one for one in fleet.brief if one.comm not in told][:_MOST_LINES]:
+        yield (
+            f"communicator {brief.comm} was stalled for about {duration(brief.seconds)} within the last "
+            f"{duration(fleet.recent_seconds)}, between two scrapes: {brief.host} said {brief.cause}"
+        )
+
+
+def _recent(fleet: Fleet) -> list[StallHistory]:
+    now = _stalled_now(fleet)
+    return [
+        one
+        for one in fleet.history
+        if fleet.at - one.last <= fleet.recent_seconds and one.comm not in now and not _ended(one, fleet)
+    ]
+
+
+def _stalled_now(fleet: Fleet) -> set[str]:
+    return {rank.comm for rank in fleet.ranks if rank.stall}
+
+
+def _ended(history: StallHistory, fleet: Fleet) -> bool:
+    """Whether nobody is left who could wait; where nobody can tell, somebody may be."""
+    ranks = [rank for rank in fleet.ranks if rank.comm == history.comm]
+    if any(rank.present for rank in ranks):
+        return has_ended(ranks)
+    watched = {
+        agent.host for agent in fleet.agents if agent.up and (agent.started is None or agent.started <= history.last)
+    }
+    return bool(ranks) and all(rank.host in watched for rank in ranks)
+
+
+def _told_by_the_silent(history: StallHistory, fleet: Fleet) -> bool:
+    silent = {agent.host for agent in fleet.agents if not agent.up}
+    return any(host in silent for host, _, _ in history.said)
+
+
+def _state_of(history: StallHistory) -> str:
+    """What a stall that is over was, as far as one knows without the verdict of then."""
+    waited = history.wrote and all(stall.cause in _WAITS for _, _, stall in history.said)
+    return "waited, while one of its ranks wrote to storage," if waited else "was stalled"
+
+
+def _left_without_a_word(history: StallHistory) -> bool:
+    """Whether it was called stalled only because its processes ended, as at the end of a job that is killed."""
+    return all(stall.cause == "process_gone" for _, _, stall in history.said)
+
+
+def _saying(host: str, rank: str, stall: Stall) -> str:
+    named = f" by {rail_name(stall.rail, stall.device, stall.netns)}" if stall.device else ""
+    named = named or (f" by rank {stall.blamed_rank}" if stall.blamed_rank not in ("", rank) else "")
+    return f"{host} said {stall.cause} of rank {rank}{named}"

@@ -1,0 +1,486 @@
+"""The verdict in words: what happened, on what evidence, what is healthy beside it, what cannot be known."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import RANK_MISSING, WRITING, Agent, Fleet, Rail, Rank
+from railscope.agent.cluster.verdict.advice import Step, next_steps
+from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, incomparable, is_gone
+from railscope.agent.cluster.verdict.names import hosts_text, last_places, named, rail_text, ranks_and_hosts
+from railscope.agent.cluster.verdict.past_advice import Period, past_steps
+from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text, rate_text
+from railscope.agent.cluster.verdict.recent import (
+    RecentCause,
+    is_over,
+    length_of,
+    notes_of,
+    past,
+    recent_causes,
+    state_now,
+    when,
+)
+from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
+from railscope.agent.facts.stall import OF_A_PROCESS
+
+_CLOCK_SECONDS: Final = 5.0
+"""Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
+_SLOW_SCRAPE_SECONDS: Final = 30.0
+_MOST_LINES: Final = 4
+_WEAK: Final = " (weak evidence)"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A communicator that waits only because of another."""
+
+    comm: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One root cause, ready to be read."""
+
+    cause: str
+    comm: str
+    nranks: int | None
+    op: str
+    seconds: float | None
+    strength: str
+    basis: str
+    ranks: tuple[str, ...]
+    """The ranks blamed."""
+    hosts: tuple[str, ...]
+    """Where they, or the blamed rails, are."""
+    world_ranks: tuple[str, ...]
+    """Their ranks in the whole job; empty where it is not known."""
+    pids: tuple[str, ...]
+    rails: tuple[str, ...]
+    devices: tuple[str, ...]
+    headline: str
+    evidence: tuple[str, ...]
+    healthy: tuple[str, ...]
+    waiting: tuple[Waiting, ...]
+    next_steps: tuple[Step, ...]
+    unknown: tuple[str, ...]
+    """What cannot be known, and why."""
+    now: bool = True
+    """False: no host calls it stalled at this moment; everything is as it was while one did, a moment ago."""
+    times: int = 1
+    """How often it was stalled within the window."""
+    last: float | None = None
+    """When a host called it stalled for the last time, seconds since the Unix epoch; None: now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `railscope diagnose` says."""
+
+    at: float
+    """Seconds since the Unix epoch, by the store's clock."""
+    problem: bool
+    """Something is stalled, or was a moment ago."""
+    headline: str
+    findings: tuple[Finding, ...]
+    asked: tuple[str, ...] = ()
+    """About the communicator asked for, where it is not stalled."""
+    notes: tuple[str, ...] = ()
+    """What limits every statement above, and what is odd elsewhere."""
+    heard: bool = True
+    """False: no host says anything at this moment, so that nothing being stalled is no answer."""
+
+
+def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
+    """The verdict on a fleet, or on one communicator and what it waits for.
+
+    `earlier`: the fleet as it was at the moments that agent/cluster/verdict/recent.py asks for.
+    """
+    found = [cause for cause in root_causes(fleet) if comm is None or comm in _comms(cause)]
+    ended = [one for one in recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
+    causes = [cause for cause in found if not _is_writing(cause)]
+    recent = [one for one in ended if not _is_writing(one.cause)]
+    writing = [_wait_for_writers(cause) for cause in found if _is_writing(cause)]
+    findings = (
+        *(_finding(cause, fleet) for cause in causes),
+        *(_recent_finding(one, fleet) for one in recent),
+    )
+    silent = [agent for agent in fleet.agents if not agent.up]
+    heard = len(silent) < len(fleet.agents) or not fleet.agents
+    if findings:
+        headline = findings[0].headline
+        if len(findings) > 1:
+            more = f"{len(findings) - 1} more root cause{'s' if len(findings) > 2 else ''} below"
+            headline = f"{headline.removesuffix('.')} ({more})."
+    elif writing:
+        headline = f"No stall: {writing.pop(0)}"
+    elif not heard:
+        headline = f"Cannot tell whether anything is stalled: none of {len(fleet.agents)} hosts says anything."
+    else:
+        what = f"communicator {comm}" if comm else f"any of {fleet.communicators} communicators"
+        headline = f"No stall: no host calls {what} stalled"
+        headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
+        headline += "."
+    asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
+    shown = [name for one in ended for name in _comms(one.cause)]
+    writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
+    notes = (*writing, *_notes(fleet), *notes_of(fleet, shown))
+    return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
+
+
+def _comms(cause: RootCause) -> tuple[str, ...]:
+    """The communicators that stall because of it."""
+    return (cause.stalled.comm, *(one.stalled.comm for one in cause.dependents))
+
+
+def _is_writing(cause: RootCause) -> bool:
+    """Whether everything waits for a rank that writes to storage: that is no stall."""
+    return cause.stalled.culprit.cause == WRITING
+
+
+def _wait_for_writers(cause: RootCause) -> str:
+    also = f" (and {', '.join(others)} because of it)" if (others := _comms(cause)[1:]) else ""
+    who, verb = named(cause.stalled.culprit.ranks), "writes" if len(cause.stalled.culprit.ranks) == 1 else "write"
+    return f"communicator {cause.stalled.comm}{also} waits for {who}, which {verb} to storage: a checkpoint?"
+
+
+def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
+    stalled = recent.cause.stalled
+    ago = duration(fleet.at - recent.history.last)
+    who = named(stalled.culprit.ranks)
+    return f"communicator {stalled.comm} waited until {ago} ago for {who}, which wrote to storage: a checkpoint?"
+
+
+def _finding(cause: RootCause, fleet: Fleet) -> Finding:
+    stalled, culprit = cause.stalled, cause.stalled.culprit
+    places = [rank.host for rank in culprit.ranks if rank.host] + [rail.host for rail in culprit.rails]
+    blamed = culprit.missing or tuple(rank.rank for rank in culprit.ranks)
+    in_job = {rank.rank: rank.world_rank for rank in stalled.ranks}
+    history = next((one for one in fleet.history if one.comm == stalled.comm), None)
+    evidence = list(_evidence(cause))
+    if history is not None and history.times > 1:
+        span, length = duration(fleet.at - history.first), duration(length_of(history, fleet))
+        evidence.insert(1, f"it was stalled {history.times} times in the last {span}, for {length} in all")
+    return Finding(
+        cause=culprit.cause,
+        comm=stalled.comm,
+        nranks=stalled.nranks,
+        op=stalled.op,
+        seconds=stalled.seconds,
+        strength=culprit.strength,
+        basis=culprit.basis,
+        ranks=blamed,
+        hosts=tuple(dict.fromkeys(places)),
+        world_ranks=tuple(in_job.get(number, "") for number in blamed),
+        pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
+        rails=tuple(rail.rail for rail in culprit.rails),
+        devices=tuple(rail.device for rail in culprit.rails),
+        headline=f"{_length(stalled)}: {_what(cause)}.",
+        evidence=tuple(evidence),
+        healthy=tuple(_healthy(stalled, fleet)),
+        waiting=tuple(Waiting(one.stalled.comm, one.why) for one in cause.dependents),
+        next_steps=next_steps(stalled),
+        unknown=tuple(_unknown(stalled, fleet, evidence)),
+        times=history.times if history is not None else 1,
+    )
+
+
+def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
+    """Of a stall that is not on at this moment: everything as it was, and said to be so."""
+    history = recent.history
+    period = Period(history.first, history.last)
+    as_it_was = _finding(recent.cause, replace(recent.then, history=()))
+    return replace(
+        as_it_was,
+        seconds=length_of(history, fleet, recent.then),
+        headline=f"{when(recent, fleet)}: {past(_what(recent.cause))}.",
+        evidence=(state_now(recent, fleet), *as_it_was.evidence),
+        next_steps=past_steps(recent.cause.stalled, period) if is_over(recent, fleet) else as_it_was.next_steps,
+        now=False,
+        times=history.times,
+        last=history.last,
+    )
+
+
+def _length(stalled: StalledCommunicator) -> str:
+    return "STALLED" + (f" for {duration(stalled.seconds)}" if stalled.seconds is not None else "")
+
+
+def _what(cause: RootCause) -> str:
+    """What stalls, and what is to blame."""
+    stalled, culprit = cause.stalled, cause.stalled.culprit
+    said = _blame(culprit)
+    if cause.deadlock:
+        said = "communicators wait for each other in a circle (deadlock); it may begin where " + said
+    op = f"{stalled.op} on " if stalled.op else ""
+    # That a process or a link is as it is, is seen itself; weak is only how the stall was.
+    seen = culprit.cause == RANK_MISSING or (culprit.tier == 0 and culprit.basis == "host")
+    doubt = _WEAK if culprit.strength == "weak" and not seen else ""
+    return f"{op}{stalled.comm}: {said}{doubt}"
+
+
+def _blame(culprit: Culprit) -> str:
+    ranks, rails = culprit.ranks, culprit.rails
+    who = named(ranks) or "a peer that its host does not know"
+    verb = "is" if len(ranks) < 2 else "are"
+    rail = rail_text(rails[0]) if rails else "a rail"
+    where = "" if rails else ", which its host does not name"
+    words = {
+        "process_gone": f"{who} {verb} gone: the process ended",
+        "process_stopped": f"{who} {verb} stopped (SIGSTOP or a debugger)",
+        "rail_down": f"{rail} went down and is back" if rails and rails[0].up else f"{rail} is down{where}",
+        "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
+        "rail_lossy": f"{rail} loses packets{where}",
+        "rail_slow": f"{rail} is slow{where}",
+        WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
+        "rank_behind": f"{who} did not enter the operation that the others wait in",
+        "gpu_not_progressing": f"the GPU of {who} does not progress",
+        RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + last_places(ranks),
+        "unseen": "cannot tell: operations run that railscope does not see",
+    }
+    if len({entry.host for entry in rails}) > 1 and culprit.cause != "rail_down":
+        also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
+        rail_words = words[culprit.cause]
+        return f"{rail_words} (seen from {also} too)"
+    if culprit.one_of:
+        return f"a peer is gone; it may be one of {ranks_text(culprit.missing)}{last_places(ranks)}, which nobody sees"
+    if culprit.cause == "process_gone" and culprit.basis == "absence":
+        return f"{words[culprit.cause]} (a peer's did, and only this rank is seen by nobody)"
+    if culprit.basis == "history":
+        return f"when its host last told of it, {past(words[culprit.cause])}"
+    if culprit.cause == "rank_behind" and culprit.basis == "host":
+        return f"{who} keep{'s' if len(ranks) == 1 else ''} the others waiting"
+    if culprit.basis == "idle":
+        return f"{who} {verb} not inside any operation while the others wait"
+    if culprit.basis == "completion":
+        return f"data does not reach {who}: the others completed more"
+    return words.get(culprit.cause, "the cause is not known; no rank, rail or host stands out")
+
+
+def _evidence(cause: RootCause) -> Iterable[str]:
+    stalled, culprit = cause.stalled, cause.stalled.culprit
+    present = [rank for rank in stalled.ranks if rank.present]
+    causes = [culprit.cause] if culprit.basis == "host" else []
+    yield _membership(stalled)
+    # What the ranks that only wait are said to wait for is shown where nothing better is known.
+    causes = causes or sorted({rank.stall.cause for rank in present if rank.stall})
+    for said in causes:
+        yield from _said(present, said)
+    yield from _sequences(present)
+    blamed = frozenset(culprit.ranks)
+    waiting = [rank for rank in present if rank.stall and rank not in blamed]
+    ops = {rank.stall.op for rank in present if rank.stall and rank.stall.op}
+    if len(ops) > 1:
+        yield (
+            f"ranks wait in different operations ({', '.join(sorted(ops))}): the program may call collectives in "
+            "another order on some ranks"
+        )
+    for rank in culprit.ranks[:_MOST_LINES]:
+        if culprit.cause == "rank_behind" and culprit.basis == "sequence" and rank.present:
+            if rank.stall is None and not rank.inflight_seconds:
+                yield f"rank {rank.rank} has no operation under way: its program is elsewhere"
+            else:
+                yield f"rank {rank.rank} waits in an earlier operation: it may have skipped a collective"
+    for rail in culprit.rails[:_MOST_LINES]:
+        yield _rail_state(rail)
+    if waiting and culprit.cause not in ("rank_behind", "unknown") and (culprit.ranks or culprit.rails):
+        yield f"{ranks_text(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
+    for other in stalled.others[:2]:
+        if set(other.ranks) - blamed or set(other.rails) - set(culprit.rails):
+            yield f"also found: {_blame(other)}"
+    if len({rail.host for rail in culprit.rails if rail.up is False}) > 1:
+        yield "both ends of the link are down: look at the cable or the switch between them first"
+
+
+def _membership(stalled: StalledCommunicator) -> str:
+    """Who is in the communicator: `4 ranks on host0, host1; job 4711`."""
+    hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks))
+    count = stalled.nranks or len(stalled.ranks)
+    where = ", ".join(hosts[:_MOST_LINES]) + (
+        f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
+    )
+    jobs = sorted({rank.job for rank in stalled.ranks if rank.job})
+    return f"{count} ranks on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
+
+
+def _said(present: Sequence[Rank], cause: str) -> Iterable[str]:
+    """What hosts say, one line a host."""
+    by_host: dict[tuple[str, str], list[Rank]] = defaultdict(list)
+    for rank in present:
+        if rank.stall and rank.stall.cause == cause:
+            by_host[rank.host, rank.stall.strength].append(rank)
+    for (host, strength), ranks in list(by_host.items())[:_MOST_LINES]:
+        grade = f" ({strength} evidence)" if strength != "unknown" and cause not in OF_A_PROCESS else ""
+        yield f"{host} says {cause} of {ranks_text(rank.rank for rank in ranks)}{grade}"
+
+
+def _sequences(present: Sequence[Rank]) -> Iterable[str]:
+    """How far every rank came, ranks of one number together, the last first."""
+    by_place: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+    for rank in present:
+        at = entered_and_completed(rank)
+        if at is not None and rank.position is not None:
+            error = f" (±{rank.position.uncertainty:,}, learnt from history)" if rank.position.learnt else ""
+            by_place[at[0], -1 if at[1] is None else at[1], error].append(rank.rank)
+    for (entered, completed, error), ranks in sorted(by_place.items())[:_MOST_LINES]:
+        done = f", completed {completed:,}" if completed >= 0 else ""
+        yield f"{ranks_text(ranks)} entered {entered:,} operations{error}{done}"
+
+
+def _rail_state(rail: Rail) -> str:
+    """One rail's state in a line."""
+    words = [] if rail.up is None else ["up" if rail.up else "DOWN"]
+    if rail.transmit is not None and rail.up is not False:  # the rate is that of the last seconds, as it was up
+        usual = f" (at most {rate_text(rail.usual_transmit)} before)" if rail.usual_transmit else ""
+        speed = f" of {rate_text(rail.speed)}" if rail.speed else ""
+        words.append(f"sends {rate_text(rail.transmit)}{speed}{usual}")
+    if rail.backlog_bytes is not None:
+        up_to = "up to " if rail.backlog_bytes else ""
+        words.append(f"{up_to}{decimal_bytes(rail.backlog_bytes)} wait in its queue")
+    if rail.round_trip_seconds is not None:
+        words.append(f"round trip {rail.round_trip_seconds * 1000:.3g} ms")
+    if rail.retransmitted_ratio is not None:
+        words.append(f"{rail.retransmitted_ratio:.2%} sent again")
+    if rail.unacknowledged_segments:
+        words.append(f"{rail.unacknowledged_segments:,.0f} segments not acknowledged")
+    if rail.mute and rail.unsent_bytes:
+        words.append(f"{decimal_bytes(rail.unsent_bytes)} were never let out")
+    words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
+    return f"{rail_text(rail)}: {', '.join(words) or 'nothing is known of it'}"
+
+
+def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
+    culprit = stalled.culprit
+    blamed = {(rail.host, rail.device, rail.netns) for rail in culprit.rails}
+    hosts = {rail.host for rail in culprit.rails}
+    numbers = {rail.rail for rail in culprit.rails}
+    siblings = [
+        rail for rail in fleet.rails if rail.host in hosts and (rail.host, rail.device, rail.netns) not in blamed
+    ]
+    members = {rank.host for rank in stalled.ranks}
+    peers = [rail for rail in fleet.rails if rail.rail in numbers and rail.host not in hosts and rail.host in members]
+    for rail in (siblings[:2] + peers[:1]) if culprit.rails else ():
+        yield _rail_state(rail)
+    for rank in culprit.ranks[:2]:
+        if rank.usual_calls_per_second:
+            yield f"rank {rank.rank} made {rank.usual_calls_per_second:,.1f} calls/s before the stall"
+    places = hosts or {rank.host for rank in culprit.ranks} or members
+    going = [one for one in fleet.moving if one.host in places]
+    for one in going[:2]:
+        yield f"communicator {one.comm} goes on at {one.calls_per_second:,.1f} calls/s on {one.host}"
+    if not culprit.rails and stalled.ranks:
+        states = [rail for rail in fleet.rails if rail.host in members]
+        if states and all(rail.up for rail in states):
+            yield f"all {len(states)} rails of the hosts concerned are up"
+
+
+def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]) -> Iterable[str]:
+    present = [rank for rank in stalled.ranks if rank.present]
+    silent = {agent.host: agent for agent in fleet.agents if not agent.up}
+    if stalled.missing:
+        gone = {rank.rank: rank for rank in stalled.ranks if not rank.present}
+        by_host: dict[str, list[str]] = defaultdict(list)
+        for number in stalled.missing:
+            if number in gone:
+                by_host[gone[number].host].append(number)
+        for host, numbers in by_host.items():
+            yield f"{ranks_text(numbers)} on {host}: {_silence(silent.get(host))}"
+        never = [number for number in stalled.missing if number not in gone]
+        if never:
+            yield f"{ranks_text(never)}: no host told of them within the hour; {_silent_text(silent.values())}"
+    if stalled.nranks is None:
+        yield "how many ranks the communicator has is not known, so some may be missing"
+    if all(rank.completed is None for rank in present):
+        yield "no host tells what completed (probe level counts, or no network part): only what was entered is compared"
+    why_not = incomparable(present)
+    if why_not:
+        yield why_not
+    lost = [rank for rank in present if rank.position is None and rank.enqueued is not None]
+    if lost:
+        yield (
+            f"{ranks_and_hosts(lost)}: the agent began to count beside the running job and has too little history: "
+            "its sequence is not compared"
+        )
+    if stalled.too_early:
+        early = ranks_and_hosts(stalled.too_early)
+        yield f"{early}: last scraped before the stall began; ask again after the next scrape"
+    if any(line.endswith(_WEAK) for line in evidence):
+        yield "evidence marked weak rests on calls and threads that wait, not on completions"
+
+
+def _silence(agent: Agent | None) -> str:
+    if agent is None:
+        return "the agent answers, but sees this rank no more (it ended, or the agent was started after it stalled)"
+    if agent.silent_seconds is None:
+        return "its agent is silent"
+    return f"its agent has said nothing for {duration(agent.silent_seconds)}"
+
+
+def _silent_text(agents: Iterable[Agent]) -> str:
+    hosts = [agent.host for agent in agents]
+    if not hosts:
+        return "a host may not be scraped at all"
+    return f"silent now: {hosts_text(hosts, most=5)}"
+
+
+def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """The state of a communicator that is not stalled."""
+    present = [rank for rank in ranks if rank.present]
+    lines = list(_sequences(present))
+    waiting = [rank.inflight_seconds for rank in present if rank.inflight_seconds]
+    if waiting:
+        lines.append(f"the oldest operation under way is {duration(max(waiting))} old")
+    rates = [rank.calls_per_second for rank in present if rank.calls_per_second is not None]
+    if rates:
+        lines.append(f"ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s")
+    if not present:
+        lines.append(f"{ranks_and_hosts(ranks)} were seen within the hour, and are not any more")
+    return tuple(lines)
+
+
+def _notes(fleet: Fleet) -> Iterable[str]:
+    """What holds for the whole answer."""
+    for comm in sorted({rank.comm for rank in fleet.ranks}):
+        ranks = [rank for rank in fleet.ranks if rank.comm == comm]
+        if has_ended(ranks):
+            left = [rank.rank for rank in ranks if rank.ended and not is_gone(rank)]
+            gone = ranks_text(rank.rank for rank in ranks if is_gone(rank))
+            ended = f"{gone} ended within it, {ranks_text(left)} left it" if left else "all its processes have ended"
+            yield f"communicator {comm}: {ended}, nobody waits any more"
+        elif is_idle(ranks):
+            stopped = ranks_text(rank.rank for rank in ranks if rank.stall)
+            yield f"communicator {comm}: nobody waits, every operation entered is complete; stopped: {stopped}"
+    silent = [agent for agent in fleet.agents if not agent.up]
+    if silent:
+        for agent in silent[:_MOST_LINES]:
+            yield f"{agent.host}: {_silence(agent)}: what happens there cannot be known"
+        if len(silent) > _MOST_LINES:
+            yield f"{len(silent) - _MOST_LINES} more hosts are silent"
+    mixed = [agent for agent in fleet.agents if agent.mixed_by]
+    if mixed:
+        labels = ", ".join(sorted({label for agent in mixed for label in agent.mixed_by}))
+        yield (
+            f"{hosts_text(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
+            "what different hosts say may be mixed here: ask a store that holds one of them"
+        )
+    slack = _CLOCK_SECONDS + (fleet.scrape_seconds or 0.0)
+    for agent in fleet.agents:
+        offset = agent.clock_offset_seconds
+        if offset is not None and abs(offset) > slack:
+            way = "ahead of" if offset > 0 else "behind"
+            yield (
+                f"{agent.host}: its clock is {duration(abs(offset))} {way} the store's; times in its log differ, "
+                "the verdict does not rest on them"
+            )
+        if agent.failing:
+            yield f"{agent.host}: {', '.join(agent.failing)} cannot be read there: run railscope doctor"
+    if fleet.scrape_seconds is not None and fleet.scrape_seconds > _SLOW_SCRAPE_SECONDS:
+        yield f"hosts are scraped every {duration(fleet.scrape_seconds)}: what is said here may be so old"
+    for waiting in sorted(fleet.waiting, key=lambda one: -one.seconds)[:2]:
+        yield (
+            f"communicator {waiting.comm}: an operation of rank {waiting.rank} on {waiting.host} is under way for "
+            f"{duration(waiting.seconds)}, which its host does not call a stall"
+        )

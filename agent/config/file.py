@@ -1,0 +1,145 @@
+"""Reads a configuration file strictly: what it does not know, it refuses, with file, line and key.
+
+The file is YAML: groups of keys, one level deep, each value a scalar or a list of scalars.  A typing error in a
+configuration that is silently ignored costs an operator more than a daemon that does not start, so an unknown or
+doubled key, a value of the wrong kind and a value out of range are errors of one line that say what is allowed.
+PyYAML's safe loader parses; its nodes carry the line numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from railscope.agent.config.keys import ConfigError, Key, Kind, nearest
+
+__all__ = ["ConfigError", "Key", "Kind", "nearest", "read_config_file"]
+
+_LARGEST_FILE_BYTES: Final = 1 << 20
+_TAG: Final = "tag:yaml.org,2002:"
+_TRUE: Final = frozenset({"true", "yes", "on"})
+
+
+def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
+    """The values that a file sets, by `group.key`; lists are tuples.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML, or has something in it that `keys` does not allow.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration file: {error.strerror}") from None
+    if len(content) > _LARGEST_FILE_BYTES:
+        raise ConfigError(f"{path}: this is no configuration file: it has more than {_LARGEST_FILE_BYTES} bytes")
+    return _Reader(path, keys).values(_parse(path, content))
+
+
+def _parse(path: Path, content: bytes) -> yaml.Node | None:
+    try:
+        return yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{path}: {place}this is no YAML: {_one_line(error.problem or error.context)}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is no YAML: {_one_line(str(error))}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: this is no configuration file: it is nested too deeply") from None
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "cannot be parsed").split())
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    path: Path
+    keys: Mapping[str, Key]
+
+    def values(self, document: yaml.Node | None) -> dict[str, object]:
+        values: dict[str, object] = {}
+        if document is None or _is_null(document):
+            return values
+        groups = sorted({name.partition(".")[0] for name in self.keys})
+        for group, node in self._entries(document, "", groups):
+            if not _is_null(node):
+                members = [name.partition(".")[2] for name in self.keys if name.startswith(f"{group}.")]
+                for member, value in self._entries(node, f"{group}.", members):
+                    key = self.keys[f"{group}.{member}"]
+                    values[key.name] = self._value(value, key)
+        return values
+
+    def _entries(self, node: yaml.Node, prefix: str, allowed: list[str]) -> list[tuple[str, yaml.Node]]:
+        """The entries of a mapping, each name known and given once."""
+        if not isinstance(node, yaml.MappingNode):
+            where = f"{prefix[:-1]} must hold" if prefix else "the file must hold"
+            raise self._error(node, f"{where} keys with values ({', '.join(allowed)})")
+        lines: dict[str, int] = {}
+        entries = []
+        for name_node, value in node.value:
+            name = name_node.value if isinstance(name_node, yaml.ScalarNode) else "?"
+            if name not in allowed:
+                raise self._error(name_node, self._unknown(prefix, name, allowed))
+            if name in lines:
+                raise self._error(name_node, f"{prefix}{name} is set a second time; line {lines[name]} has it too")
+            lines[name] = name_node.start_mark.line + 1
+            entries.append((name, value))
+        return entries
+
+    def _unknown(self, prefix: str, name: str, allowed: list[str]) -> str:
+        hint = nearest(name.replace("-", "_"), allowed)
+        if not hint:
+            elsewhere = [key for key in self.keys if key.partition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
+            hint = f"; did you mean {elsewhere[0]}?" if elsewhere else ""
+        kind = "key" if prefix else "group"
+        return f"{prefix}{_one_line(name)[:80]} is no {kind} of this file{hint} (allowed: {', '.join(allowed)})"
+
+    def _value(self, node: yaml.Node, key: Key) -> object:
+        if key.kind is not Kind.LIST:
+            return self._scalar(node, key)
+        if not isinstance(node, yaml.SequenceNode):
+            raise self._wrong_kind(node, key)
+        entry = Key(key.name, Kind.TEXT, key.read)
+        return tuple(self._scalar(value, entry) for value in node.value)
+
+    def _scalar(self, node: yaml.Node, key: Key) -> object:
+        tag = node.tag.removeprefix(_TAG)
+        if not isinstance(node, yaml.ScalarNode) or tag not in _TAGS[key.kind]:
+            raise self._wrong_kind(node, key)
+        if key.kind is Kind.BOOLEAN:
+            return node.value.lower() in _TRUE
+        try:
+            return key.read(node.value)
+        except ValueError as error:
+            raise self._error(node, f"{key.name}: {error}") from None
+
+    def _wrong_kind(self, node: yaml.Node, key: Key) -> ConfigError:
+        if _is_null(node):
+            return self._error(node, f"{key.name} has no value: write {key.kind.value}, or remove the line")
+        if isinstance(node, yaml.ScalarNode):
+            quoted = " in quotes" if node.style in ("'", '"') else ""
+            found = f"{_one_line(node.value)[:80]!r}{quoted}"
+        else:
+            found = "a list" if isinstance(node, yaml.SequenceNode) else "a group of keys"
+        return self._error(node, f"{key.name}: {found} is not {key.kind.value}")
+
+    def _error(self, node: yaml.Node, problem: str) -> ConfigError:
+        return ConfigError(f"{self.path}: line {node.start_mark.line + 1}: {problem}")
+
+
+_TAGS: Final = {
+    # A text may look like another type (`off`, `16`, `2024-01-01`): its reader sees what was written.
+    Kind.TEXT: frozenset({"str", "int", "float", "bool", "timestamp"}),
+    Kind.INTEGER: frozenset({"int"}),
+    Kind.BOOLEAN: frozenset({"bool"}),
+}
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return bool(node.tag == f"{_TAG}null")

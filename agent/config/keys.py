@@ -1,0 +1,55 @@
+"""What a configuration file may hold, and what is said where it holds something else.
+
+Apart from agent/config/file.py, which reads one, and takes a YAML parser that an agent without such a file does not
+need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; one line that names the place and what is allowed."""
+
+
+class Kind(Enum):
+    """How a value is written in the file; the value is the words for it."""
+
+    TEXT = "a text"
+    INTEGER = "a whole number"
+    BOOLEAN = "true or false"
+    LIST = "a list, such as [a, b]"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that the file may have."""
+
+    name: str
+    """`group.key`."""
+    kind: Kind
+    read: Callable[[str], object]
+    """Makes the value of the text (of each entry, for a list); raises ValueError with one sentence."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count.
+
+    Of a word such as `--collector.x`, whose group exists, the rest alone tells what was meant: if nothing in the group
+    is close to it, all that is there is named.
+    """
+    import difflib  # only ever for an error
+
+    names = {name.lstrip("-"): name for name in allowed}
+    word = word.lstrip("-")
+    group = word[: word.rfind(".") + 1]
+    inside = {name.removeprefix(group): flag for name, flag in names.items() if name.startswith(group)}
+    if not inside:
+        group, inside = "", names
+    close = difflib.get_close_matches(word.removeprefix(group), inside, n=1)
+    if close:
+        return f"; did you mean {inside[close[0]]}?"
+    return f"; there are {', '.join(inside.values())}" if group else ""

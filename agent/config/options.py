@@ -1,0 +1,342 @@
+"""The agent's configuration: every option, its default, its flag and its key in the configuration file.
+
+Defaults give way to the file (`--config.file`), the file to the command line.  `OPTIONS` is the one list of them all:
+flags, keys, help and checks come from it.  Flags that other Prometheus exporters have carry the same names.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from railscope.agent.config.keys import ConfigError, Key, Kind, nearest
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.config.values import (
+    ListenAddress,
+    decimal,
+    duration_ns,
+    folder,
+    listen_address,
+    one_of,
+    option_type,
+    optional_file,
+    percentage,
+    power_of_two,
+    power_of_two_bytes,
+    size_bytes,
+    telemetry_path,
+    whole_number,
+)
+
+__all__ = ["COLLECTORS", "CommandParser", "Config", "ConfigError", "ListenAddress", "add_arguments", "config_from"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """One source of facts that can be switched off."""
+
+    name: str
+    help: str
+    enabled: bool = True
+
+
+COLLECTORS: Final = (
+    Collector("collective", "NCCL calls of running processes, counted by eBPF probes"),
+    Collector("netdev", "counters of network devices"),
+    Collector("ethtool", "statistics that drivers of rails keep"),
+    Collector("qdisc", "what waits in the queues of rails"),
+    Collector("tcp", "TCP connections of observed processes on rails"),
+    Collector("rdma", "counters of RDMA devices"),
+    Collector("nvlink", "GPUs and NVLinks, through NVIDIA's NVML"),
+)
+
+
+_DEFAULT_LISTEN: Final = ListenAddress("127.0.0.1", 9779)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What the agent is told to do; the meaning of each field stands in `OPTIONS`."""
+
+    listen: ListenAddress = _DEFAULT_LISTEN
+    telemetry_path: str = "/metrics"
+    web_config_file: Path | None = None
+    scope: str = "all"
+    pids: tuple[int, ...] = ()
+    namespaces: frozenset[int] = frozenset()
+    """Network namespaces, by inode, whose processes alone are observed; none: `scope` says.  No option sets it: the
+    demo keeps to its own hosts by it."""
+    scan_interval_ns: int = 10_000_000_000
+    sysfs: Path = Path("/sys")
+    procfs: Path = Path("/proc")
+    rails: tuple[str, ...] = ()
+    """Texts for `railscope.agent.config.rail_patterns.parse_rail_patterns`; none: the rails are found."""
+    sample_interval_ns: int = 100_000_000
+    correlation_window_ns: int = 30_000_000_000
+    small_payload_bytes: int = 65_536
+    loader: str = "auto"
+    level: str = "auto"
+    budget_ratio: float = 0.01
+    probe_attach: str = "auto"
+    probe_enqueue_time: str = "auto"
+    probe_sample_every: int = 16
+    series_limit: int = 20_000
+    series_detail: tuple[str, ...] = ()
+    """What is shown beyond the usual, of railscope.exporters.series.selection.DETAILS, or all."""
+    series_peers: int = 0
+    """Peers of a rank for which bytes are shown; 0: of none."""
+    comm_lifetime_ns: int = 300_000_000_000
+    aggregate_entries: int = 65_536
+    communicator_entries: int = 16_384
+    ring_bytes: int = 2 << 20
+    stall_after_ns: int = 30_000_000_000
+    stall_factor: float = 8.0
+    stall_floor_ns: int = 2_000_000_000
+    recordings_directory: Path | None = Path("/var/lib/railscope/recordings")
+    """None: nothing is written."""
+    recordings_max_bytes: int = 256 << 20
+    recordings_window_ns: int = 60_000_000_000
+    recordings_memory_bytes: int = 16 << 20
+    """0: nothing is kept for recordings."""
+    log_level: str = "info"
+    log_format: str = "logfmt"
+    collectors: frozenset[str] = frozenset(collector.name for collector in COLLECTORS if collector.enabled)
+    """Names of those that run."""
+    once: bool = False
+    once_settle_ns: int = 1_000_000_000
+    config_file: Path | None = None
+
+    @property
+    def sample_shift(self) -> int:
+        """Host time is measured for one call in 2^shift."""
+        return self.probe_sample_every.bit_length() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option with a value."""
+
+    field: str
+    flag: str
+    key: str
+    """`group.key` in the file; empty: command line only."""
+    kind: Kind
+    read: Callable[[str], object]
+    metavar: str
+    default: str
+    """As a person would write it; for the help."""
+    help: str
+
+
+def _rail(text: str) -> str:
+    parse_rail_patterns([text])
+    return text
+
+
+def _text(
+    field: str, flag: str, key: str, read: Callable[[str], object], metavar: str, default: str, help: str
+) -> Option:
+    return Option(field, flag, key, Kind.TEXT, read, metavar, default, help)
+
+
+def _integer(field: str, flag: str, key: str, read: Callable[[str], object], default: str, help: str) -> Option:
+    return Option(field, flag, key, Kind.INTEGER, read, "N", default, help)
+
+
+def _list(
+    field: str, flag: str, key: str, read: Callable[[str], object], metavar: str, default: str, help: str
+) -> Option:
+    return Option(field, flag, key, Kind.LIST, read, metavar, default, help)
+
+
+OPTIONS: Final = (
+    _text("listen", "--web.listen-address", "web.listen_address", listen_address, "HOST:PORT", "127.0.0.1:9779",
+          "address to serve metrics on; :9779 is every address of this host"),
+    _text("telemetry_path", "--web.telemetry-path", "web.telemetry_path", telemetry_path, "PATH", "/metrics",
+          "path under which metrics are served"),
+    _text("web_config_file", "--web.config.file", "web.config_file", optional_file, "FILE", "none",
+          "TLS and authentication, in the exporter toolkit's format"),
+    _text("scope", "--scope", "probes.scope", one_of("all", "netns"), "all|netns", "all",
+          "whose calls are observed: all processes of this host, or those in the agent's network namespace (netns)"),
+    _list("pids", "--pid", "probes.pids", whole_number(1, 1 << 22), "PID", "all of the scope",
+          "observe these processes only"),
+    _text("scan_interval_ns", "--probe.scan-interval", "probes.scan_interval", duration_ns("100ms", "1h"), "TIME",
+          "10s", "how often to look for processes that map NCCL"),
+    _text("loader", "--loader", "probes.loader", one_of("auto", "libbpf", "bcc"), "auto|libbpf|bcc", "auto",
+          "what loads the probes: libbpf, bcc (compiled on this host when the agent starts), or bcc only where libbpf "
+          "cannot (auto)"),
+    _text("level", "--level", "probes.level", one_of("auto", "counts", "completion", "rails", "all"),
+          "auto|counts|completion|rails|all", "auto",
+          "how much is observed beyond calls: what completes, every message to a network device, every kernel launch; "
+          "auto: as much as the budget allows"),
+    _text("budget_ratio", "--budget", "probes.budget", percentage(0.01, 100), "PERCENT", "1%",
+          "most of the observed threads' time that probes may cost; counting calls is in it and never given up"),
+    _text("probe_attach", "--probe.attach", "probes.attach", one_of("auto", "multi", "perf"), "auto|multi|perf", "auto",
+          "how probes attach: uprobe_multi (kernel 6.6 and newer), perf events, or what works (auto)"),
+    _text("probe_enqueue_time", "--probe.enqueue-time", "probes.enqueue_time", one_of("auto", "session", "pair", "off"),
+          "auto|session|pair|off", "auto",
+          "how host time in a call is measured: a uprobe session, a pair of probes, or not (off)"),
+    _integer("probe_sample_every", "--probe.sample-every", "probes.sample_every", power_of_two(1 << 16), "16",
+             "measure host time of one call in N, a power of two"),
+    _list("rails", "--rail.devices", "rails.devices", _rail, "DEVICE", "found",
+          "devices that are rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
+    _text("sample_interval_ns", "--rail.sample-interval", "rails.sample_interval", duration_ns("1ms", "10s"), "TIME",
+          "100ms", "how often port counters are read"),
+    _text("correlation_window_ns", "--rail.window", "rails.window", duration_ns("1s", "1h"), "TIME", "30s",
+          "window over which expected and counted bytes are compared"),
+    _text("small_payload_bytes", "--rail.small-message", "rails.small_message", size_bytes("0", "1GiB"), "SIZE",
+          "64KiB", "messages up to this size may use a single rail"),
+    _integer("series_limit", "--limit.series", "limits.series", whole_number(100, 10_000_000), "20000",
+             "most series to export; the oldest communicators are dropped first, and counted"),
+    _list("series_detail", "--series.detail", "series.detail",
+          one_of("counters", "nvlinks", "devices", "buckets", "all"), "NAME", "none",
+          "show more series: every counter of every rail, 0 or not (counters), speed, utilization and errors of every "
+          "NVLink (nvlinks), short-interval rates and TCP of network devices that only RDMA uses (devices), every "
+          "bucket that is counted (buckets), or all"),
+    _integer("series_peers", "--series.peers", "series.peers", whole_number(0, 1024), "0",
+             "show what each rank sends to each other rank of a communicator, of at most N peers of a rank singly and "
+             "of the rest together; 0: do not"),
+    _text("comm_lifetime_ns", "--limit.communicator-lifetime", "limits.communicator_lifetime",
+          duration_ns("0s", "7d"), "TIME", "5m", "how long a communicator stays visible after it ended"),
+    _integer("aggregate_entries", "--limit.aggregates", "limits.aggregates", whole_number(1024, 1 << 22), "65536",
+             "room in the kernel for counts by process, communicator, operation, data type and size"),
+    _integer("communicator_entries", "--limit.communicators", "limits.communicators", whole_number(64, 1 << 20),
+             "16384", "room in the kernel for communicators"),
+    _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
+          "room in the kernel for calls that wait for the agent, a power of two, for each processor as long as all of "
+          "them need no more than 64 MiB"),
+    _text("stall_after_ns", "--stall.after", "stalls.after", duration_ns("1s", "24h"), "TIME", "30s",
+          "an operation that has not moved for this long is stalled, though nothing here explains it"),
+    _text("stall_factor", "--stall.factor", "stalls.factor", decimal(2, 1000), "N", "8",
+          "with somebody on this host to blame: stalled after this many times its own longest time"),
+    _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",
+          "and never before this"),
+    _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
+          "/var/lib/railscope/recordings",
+          "where the flight recorder writes the last moments on a stall and on SIGUSR2; empty: it writes none"),
+    _text("recordings_max_bytes", "--recordings.max-bytes", "recordings.max_bytes", size_bytes("1MiB", "1024GiB"),
+          "SIZE", "256MiB", "most that recordings may take on disk; those on a signal go first, then the oldest"),
+    _text("recordings_window_ns", "--recordings.window", "recordings.window", duration_ns("1s", "1h"), "TIME", "60s",
+          "how much of the past a recording holds, as far as its memory reaches"),
+    _text("recordings_memory_bytes", "--recordings.memory", "recordings.memory", size_bytes("0", "4GiB"), "SIZE",
+          "16MiB", "most memory for what happened lately; 0 switches the flight recorder off"),
+    _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
+    _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),
+    _text("log_level", "--log.level", "logging.level", one_of("debug", "info", "warn", "error"),
+          "debug|info|warn|error", "info",
+          "least severe message to log"),
+    _text("log_format", "--log.format", "logging.format", one_of("logfmt", "json"), "logfmt|json", "logfmt",
+          "form of log messages"),
+    _text("once_settle_ns", "--once.settle", "", duration_ns("0s", "10m"), "TIME", "1s",
+          "with --once: how long to observe before printing"),
+    _text("config_file", "--config.file", "", optional_file, "FILE", "none",
+          "configuration file; the command line goes before it"),
+)  # fmt: skip
+
+FILE_KEYS: Final = {
+    key.name: key
+    for key in (
+        *(Key(option.key, option.kind, option.read) for option in OPTIONS if option.key),
+        *(Key(f"collectors.{collector.name}", Kind.BOOLEAN, bool) for collector in COLLECTORS),
+    )
+}
+"""What the configuration file may hold."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, with the nearest option where one is close; exit status 2.
+
+    Options are not abbreviated, so that a new option never changes the meaning of an old command line.  Parsers of
+    subcommands are of this class too.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        super().__init__(*args, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and leave with status 2."""
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split(" ", 1)[0].partition("=")[0]
+            kind = "option" if word.startswith("-") else "argument"
+            message = f"unknown {kind} {word}{nearest(word, self._flags()) if kind == 'option' else ''}"
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+    def _flags(self) -> list[str]:
+        flags: list[str] = []
+        for action in self._actions:
+            flags += action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    flags += parser._flags()
+        return flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Register every option; what is not given leaves no trace in the result, so that the file can speak."""
+    for option in OPTIONS:
+        several: dict[str, Any] = {"action": "extend", "nargs": "+"} if option.kind is Kind.LIST else {}
+        parser.add_argument(
+            option.flag,
+            dest=option.field,
+            type=option_type(option.read),
+            metavar=option.metavar,
+            default=argparse.SUPPRESS,
+            help=f"{option.help} (default: {option.default})".replace("%", "%%"),
+            **several,
+        )
+    for collector in COLLECTORS:
+        default = "on" if collector.enabled else "off"
+        for flag, enabled, help_text in (
+            (f"--collector.{collector.name}", True, f"{collector.help} (default: {default})"),
+            (f"--no-collector.{collector.name}", False, "switch it off"),
+        ):
+            parser.add_argument(
+                flag,
+                dest=_collector_field(collector),
+                action="store_const",
+                const=enabled,
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="observe for a moment, print the metrics and leave",
+    )
+
+
+def config_from(args: argparse.Namespace) -> Config:
+    """The configuration from parsed arguments and the file that they name.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    given = vars(args)
+    path = given.get("config_file")
+    from_file: dict[str, object] = {}
+    if path:
+        from railscope.agent.config.file import read_config_file
+
+        from_file = read_config_file(path, FILE_KEYS)
+    values: dict[str, Any] = {option.field: from_file[option.key] for option in OPTIONS if option.key in from_file}
+    names = {field.name for field in fields(Config)}
+    values.update({name: value for name, value in given.items() if name in names})
+    for name in ("pids", "rails", "series_detail"):
+        if name in values:
+            values[name] = tuple(values[name])
+    values["collectors"] = frozenset(
+        collector.name
+        for collector in COLLECTORS
+        if given.get(_collector_field(collector), from_file.get(f"collectors.{collector.name}", collector.enabled))
+    )
+    return Config(**values)
+
+
+def _collector_field(collector: Collector) -> str:
+    return f"collector_{collector.name}"

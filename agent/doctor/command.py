@@ -1,0 +1,172 @@
+"""`railscope doctor`: what works on this host, what does not, and what to do about it.
+
+Every part of the agent's work is tried for real, on things of our own, before anything is claimed: version numbers
+and settings only explain a refusal.  What the doctor learns holds for the rights it runs with; a service may have
+fewer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final, TextIO
+
+from railscope import probes
+from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, guarded, one_line
+from railscope.agent.doctor.host import devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor.libraries import check_libraries
+from railscope.agent.doctor.nvlink import check_nvlink
+from railscope.agent.doctor.probes import check_probes
+from railscope.agent.doctor.rails import check_rails
+from railscope.agent.doctor.topology import TopologyReport, check_topology, picture, topology_of_file
+from railscope.probes.clock import Clock, SystemClock
+
+FINE: Final = 0
+PROBLEM: Final = 1
+COULD_NOT_RUN: Final = 2
+
+_WORDS: Final = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything the doctor found."""
+
+    version: str
+    kernel: str
+    findings: tuple[Finding, ...]
+    libraries: tuple[LibraryReport, ...]
+    rails: tuple[RailReport, ...]
+    topology: TopologyReport | None = None
+    """None: there are neither RDMA devices nor GPUs."""
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.status != "problem" for finding in self.findings)
+
+
+def run_doctor(config: Config, *, as_json: bool, out: TextIO) -> int:
+    """Examine this host and print what was found; returns 0 (fine), 1 (a problem) or 2 (could not run).
+
+    The reason for 2 is one line on standard error.
+    """
+    try:
+        (config.procfs / "self/status").read_bytes()
+    except OSError as error:
+        print(
+            f"railscope doctor: {config.procfs} shows no processes ({error.strerror}): mount procfs there, "
+            "or name another folder with --path.procfs",
+            file=sys.stderr,
+        )
+        return COULD_NOT_RUN
+    examination = examine(config, SystemClock())
+    out.write(as_json_text(examination) if as_json else as_text(examination))
+    return FINE if examination.ok else PROBLEM
+
+
+def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> int:
+    """Print which rail is which on the machine of an NCCL topology file; returns as `run_doctor` does."""
+    try:
+        found = topology_of_file(file, parse_rail_patterns(config.rails))
+    except (OSError, ValueError) as error:
+        why = one_line(error) if isinstance(error, OSError) else f"{file} {one_line(error)}"
+        print(f"railscope doctor: --topology: {why}; name a file that NCCL_TOPO_DUMP_FILE wrote", file=sys.stderr)
+        return COULD_NOT_RUN
+    rails = sum(port.rail is not None for port in found.rails)
+    if as_json:
+        out.write(json.dumps(asdict(found), indent=2) + "\n")
+    else:
+        counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
+        advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
+        out.write(f"{picture(found)}{file}: {counted}{advice}\n")
+    return FINE if rails else PROBLEM
+
+
+def examine(config: Config, clock: Clock) -> Examination:
+    """Make every check; a check that fails is a finding."""
+    host = os.uname()
+    procfs, sysfs = config.procfs, config.sysfs
+    objects = Path(probes.__path__[0]) / "bpf"
+    libraries: list[LibraryReport] = []
+    rails: list[RailReport] = []
+    topologies: list[TopologyReport] = []
+    pids: set[int] = set()
+
+    def look_at_libraries() -> list[Finding]:
+        found, reports, mappers = check_libraries(config)
+        libraries.extend(reports)
+        pids.update(mappers)
+        return found
+
+    def look_at_rails() -> list[Finding]:
+        found, reports = check_rails(config, pids, clock)
+        rails.extend(reports)
+        return found
+
+    def look_at_topology() -> list[Finding]:
+        found, report = check_topology(config, pids, rails)
+        topologies.extend([report] if report else [])
+        return found
+
+    def look_at_nvlink() -> list[Finding]:
+        wanted = "nvlink" in config.collectors and str(sysfs) == "/sys"
+        return check_nvlink(sysfs, clock) if wanted else []
+
+    findings = [
+        *_recorded(config),
+        *guarded("kernel", lambda: kernel(host.release, host.machine)),
+        *guarded("privileges", lambda: privileges(procfs)),
+        *check_probes(config, objects),
+        *guarded("settings", lambda: settings(procfs, sysfs)),
+        *guarded("pid namespace", lambda: pid_namespace(procfs)),
+        *guarded("NCCL library", look_at_libraries),
+        *guarded("rail", look_at_rails),
+        *guarded("topology", look_at_topology),
+        *guarded("NVLink", look_at_nvlink),
+        *guarded("devices", lambda: devices(procfs, sysfs)),
+    ]
+    return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails), *topologies)
+
+
+def _recorded(config: Config) -> list[Finding]:
+    """Say so where files of another host, or made-up ones, are read."""
+    folders = [str(given) for given, real in ((config.procfs, "/proc"), (config.sysfs, "/sys")) if str(given) != real]
+    if not folders:
+        return []
+    return [Finding("source", "note", f"read from {' and '.join(folders)}, which need not describe this host")]
+
+
+def as_text(examination: Examination) -> str:
+    """Aligned lines for people, and a last one that sums up."""
+    width = max((len(finding.check) for finding in examination.findings), default=0) + 1
+    lines = []
+    for finding in examination.findings:
+        remedy = f"  → {finding.remedy}" if finding.remedy else ""
+        lines.append(f"{_WORDS[finding.status]:<7}  {finding.check + ':':<{width}} {finding.what}{remedy}")
+    problems = sum(finding.status == "problem" for finding in examination.findings)
+    counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
+    lines.append("")
+    if examination.topology and (drawn := picture(examination.topology)):
+        lines.append(drawn)
+    lines.append(
+        f"railscope {examination.version} on Linux {examination.kernel}: {counted} found, as user {os.geteuid()}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def as_json_text(examination: Examination) -> str:
+    """One JSON object for programs."""
+    return json.dumps(asdict(examination) | {"ok": examination.ok}, indent=2) + "\n"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("railscope")
+    except metadata.PackageNotFoundError:
+        return "unknown"

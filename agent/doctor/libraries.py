@@ -1,0 +1,193 @@
+"""Which NCCL libraries running processes have mapped, and whether the agent could observe them.
+
+The agent's own discovery looks; only attaching is done on a leash: each link is restricted to this process, which has
+none of these libraries mapped, so that no job meets a breakpoint and yet the kernel has judged file and offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.unmatched import pids_without_nccl
+from railscope.agent.doctor.findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
+from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
+from railscope.agent.doctor.probes import configured_settings
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
+from railscope.agent.node.overhead.governor import name_of
+from railscope.agent.node.targets.libraries import Discovery, Library
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind, Links
+from railscope.probes.nccl.internal_functions import Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.layout import CommLayout, Layouts
+from railscope.probes.nccl.library import ProbePoints
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.processes import MappedFiles
+
+_LIST_IT: Final = (
+    "if the library has debug information, `python -m railscope.probes.nccl.dwarf_layouts LIBRARY` with railscope's "
+    "Python lists this build, and the agent knows it from its next start; else report this build of NCCL"
+)
+_log = logging.getLogger("railscope.doctor")
+
+
+class LeashedAttacher:
+    """Attaches for this process only, and remembers what the kernel said of each library."""
+
+    def __init__(self, programs: NcclPrograms | None) -> None:
+        """`programs` None: nothing could be loaded, so nothing is attached."""
+        self._programs = programs
+        self.refusals: dict[int, str] = {}
+        """What the kernel said, by library number."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether attaching is tried: perf events have no way to leave the jobs alone."""
+        return self._programs is not None and self._programs.attach_kind is AttachKind.MULTI
+
+    def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
+        """See `Attacher` (agent/node/targets/libraries.py); `pid` is not looked at.  A refusal is kept, not raised."""
+        del pid
+        if self._programs is not None and self.tries:
+            try:
+                return self._programs.attach(path, points, library, layout, pid=os.getpid())
+            except KernelRefusal as refusal:
+                self.refusals[library] = one_line(refusal)
+        return Links()
+
+
+def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[int]]:
+    """Findings, one report for each library, and the pids of the processes that have one mapped.
+
+    Raises:
+        LayoutTableError, OSError: processes cannot be looked at at all.
+    """
+    with _programs(config) as programs:
+        attacher = LeashedAttacher(programs)
+        discovery = Discovery(attacher, config.procfs, wanted=lambda _: True, found=lambda *_: None)
+        try:
+            discovery.scan()
+            found = sorted(discovery.libraries, key=lambda library: library.path)
+            reports = tuple(_report(library, attacher) for library in found)
+            processes = frozenset(identity.pid for library in found for identity in library.mappers)
+            errors = sorted(set(discovery.errors))
+        finally:
+            discovery.close()
+        findings = _internals(programs)
+    findings += [_finding(report) for report in reports]
+    unreadable = MappedFiles(config.procfs).scan().unreadable
+    if unreadable:
+        findings.append(
+            _unreadable(unreadable, allowed=bool(effective_capabilities(config.procfs) >> CAP_SYS_PTRACE & 1))
+        )
+    if errors:
+        what = f"{len(errors)} may not be opened: whether they hold NCCL is unknown; the first: {errors[0]}"
+        findings.append(Finding("mapped files", "problem", what, more_rights()))
+    if not reports:
+        what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
+        findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
+    if missed := pids_without_nccl(config.procfs, config.pids, processes):
+        findings.append(Finding("processes", "problem", f"--pid: {missed}", "name running processes that use NCCL"))
+    return findings, reports, processes
+
+
+def _unreadable(processes: int, *, allowed: bool) -> Finding:
+    what = f"what {processes} of them have mapped may not be read: whether they use NCCL is unknown"
+    if allowed:
+        guard = "another user namespace or a security module guards them"
+        return Finding("processes", "note", f"{what}; CAP_SYS_PTRACE is there, so {guard}")
+    return Finding("processes", "problem", what, capability_remedy("CAP_SYS_PTRACE"))
+
+
+@contextmanager
+def _programs(config: Config) -> Iterator[NcclPrograms | None]:
+    try:
+        programs = NcclPrograms.load(configured_settings(config))
+    except (LoadError, OSError, ValueError) as error:
+        # Told by the trial of the probes; here it only means that attaching is not tried.
+        _log.debug("no programs to attach: %s", error)
+        yield None
+        return
+    try:
+        yield programs
+    finally:
+        programs.close()
+
+
+def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
+    points = library.points
+    refusal = attacher.refusals.get(library.number, "")
+    level, completion_unseen = _below_calls(library)
+    return LibraryReport(
+        path=library.path,
+        nccl_version=library.nccl_version,
+        layout_source=library.layout.source if library.layout else UNKNOWN,
+        through="ncclEnqueueCheck" if points.through_enqueue_check else "exported functions",
+        probe_points=sum(map(len, (points.calls, points.calls_entry_only, points.inits, points.ends))),
+        refused_functions=points.refused,
+        processes=len(library.mappers),
+        attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
+        attach_refusal=refusal,
+        highest_level=name_of(level),
+        completion_unseen=completion_unseen,
+    )
+
+
+def _below_calls(library: Library) -> tuple[Level, str]:
+    """The highest level that the library allows, and why completion is not seen, if it is not."""
+    try:
+        with Elf.open(library.descriptor) as elf:
+            points = internal_points(elf, library.number)
+    except (ElfError, OSError) as error:
+        _log.debug("%s: %s", library.path, error)
+        return Level.COUNTS, f"it cannot be read: {error}"
+    layout = layout_record(Layouts.load().structures(library.build_id))
+    return highest_level(points, layout), completion_unseen(points, layout)
+
+
+def _internals(programs: NcclPrograms | None) -> list[Finding]:
+    """Whether the kernel takes the programs below the entry points."""
+    if programs is None:
+        return []
+    try:
+        Internals.load(programs).close()
+    except LoadError as error:
+        return [Finding("completion", "note", f"only calls can be observed on this kernel: {error}", "Linux 5.17")]
+    return [Finding("completion", "ok", "the kernel takes the probes that see what completes")]
+
+
+def _layout_words(source: str) -> str:
+    """Of the communicators alone: higher levels need more, which is known of listed builds (by build-id) only."""
+    return "communicators' layout unknown" if source == UNKNOWN else f"communicators' layout from {source}"
+
+
+def _finding(report: LibraryReport) -> Finding:
+    count = "1 process" if report.processes == 1 else f"{report.processes} processes"
+    what = (
+        f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
+        f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}"
+    )
+    if report.attach == "refused":
+        return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", more_rights())
+    lost = []
+    if report.attach == "not tried":
+        lost.append("whether probes can be attached to it is unknown: it could not be tried without touching the job")
+    if report.layout_source == UNKNOWN:
+        lost.append("calls are counted, but communicators have no identity")
+    if report.refused_functions:
+        lost.append(f"not counted, for they would be single-stepped: {', '.join(report.refused_functions)}")
+    if report.completion_unseen:
+        lost.append(f"when operations are complete is not seen: {report.completion_unseen}")
+    if lost:
+        remedy = _LIST_IT if report.layout_source == UNKNOWN or report.completion_unseen == UNLISTED else ""
+        return Finding("NCCL library", "note", f"{what}; {'; '.join(lost)}", remedy)
+    return Finding("NCCL library", "ok", what)

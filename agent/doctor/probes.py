@@ -1,0 +1,341 @@
+"""Whether probes work on this kernel with these privileges: each part is tried, on a function of our own.
+
+The function is a few bytes of machine code in an anonymous file that only this process maps.  Each kind of probe is
+loaded, attached to it, hit a few times and read back, so that "works" means calls were counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.probe_settings import AUTO, attach_kind, enqueue_time, loader
+from railscope.agent.doctor.findings import Finding, guarded, more_rights, one_line
+from railscope.probes import bcc_loader
+from railscope.probes.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind, perf_uprobe_type
+from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
+from railscope.probes.nccl.functions import COLLECTIVE_FUNCTIONS, collective_cookie
+from railscope.probes.nccl.library import ProbePoint, ProbePoints
+from railscope.probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+
+_BPF_MAP_CREATE: Final = 0
+_BPF_MAP_TYPE_ARRAY: Final = 2
+_BPF_MAP_TYPE_RINGBUF: Final = 27
+_MFD_EXEC: Final = 0x10
+
+_FUNCTION_AT: Final = 64
+_RETURN_ZERO: Final = {
+    # push %rbp; xor %eax,%eax; pop %rbp; ret: the kernel emulates the push instead of single-stepping it.
+    "x86_64": (EM_X86_64, bytes.fromhex("5531c05dc3")),
+    # mov w0, #0; ret
+    "aarch64": (EM_AARCH64, bytes.fromhex("00008052c0035fd6")),
+}
+_COMMUNICATOR_BYTES: Final = 4096
+_CALLS: Final = 5
+_ELEMENTS: Final = 100
+_LIBRARY: Final = 0
+
+_NEWER_KERNEL: Final = "boot Linux 6.6 or newer for quick attaching with fewer privileges"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to count calls."""
+
+    check: str
+    attach: AttachKind
+    enqueue_time: EnqueueTime
+    lost: str
+    """What is lost without it."""
+    remedy: str
+
+
+MODES: Final = (
+    Mode(
+        "uprobe session",
+        AttachKind.MULTI,
+        EnqueueTime.SESSION,
+        "host time inside calls is not sampled unless --probe.enqueue-time=pair is given",
+        "boot Linux 6.13 or newer to have it",
+    ),
+    Mode("uprobe_multi", AttachKind.MULTI, EnqueueTime.OFF, "perf events must serve", _NEWER_KERNEL),
+    Mode("uprobe_multi pair", AttachKind.MULTI, EnqueueTime.PAIR, "no pair of probes on uprobe_multi", _NEWER_KERNEL),
+    Mode(
+        "perf event uprobes",
+        AttachKind.PERF,
+        EnqueueTime.OFF,
+        "nothing stands in for uprobe_multi",
+        "give CAP_SYS_ADMIN to have it",
+    ),
+)
+
+
+class OwnFunction:
+    """A function with the shape of ncclAllReduce in an anonymous file, mapped as code by this process only."""
+
+    def __init__(self) -> None:
+        """Make the file; it is mapped by `map`.
+
+        Raises:
+            OSError: anonymous files are refused.
+            ValueError: this processor's code is not known.
+        """
+        if platform.machine() not in _RETURN_ZERO:
+            raise ValueError(f"no function to try probes on for {platform.machine()}")
+        self.machine, code = _RETURN_ZERO[platform.machine()]
+        self._mapping: mmap.mmap | None = None
+        self._communicator = ctypes.create_string_buffer(_COMMUNICATOR_BYTES)
+        try:
+            self.descriptor = os.memfd_create("railscope-doctor", os.MFD_CLOEXEC | _MFD_EXEC)
+        except OSError:  # Kernels before 6.3 know no such flag.
+            self.descriptor = os.memfd_create("railscope-doctor", os.MFD_CLOEXEC)
+        os.pwrite(self.descriptor, bytes(_FUNCTION_AT) + code, 0)
+        os.ftruncate(self.descriptor, mmap.PAGESIZE)
+
+    @property
+    def path(self) -> str:
+        return f"/proc/self/fd/{self.descriptor}"
+
+    @property
+    def points(self) -> ProbePoints:
+        function = next(f for f in COLLECTIVE_FUNCTIONS if f.symbol == "ncclAllReduce")
+        cookie = collective_cookie(function, self.machine, _LIBRARY, stack_bytes=0)
+        return ProbePoints((ProbePoint(function.symbol, _FUNCTION_AT, cookie),), (), (), (), (), False)
+
+    def map(self) -> None:
+        """Map it as code.
+
+        Raises:
+            OSError: a security module forbids it.
+        """
+        protection = mmap.PROT_READ | mmap.PROT_EXEC
+        self._mapping = mmap.mmap(self.descriptor, mmap.PAGESIZE, mmap.MAP_PRIVATE, protection)
+
+    def call(self) -> None:
+        """Call it as ncclAllReduce of float32, with a communicator of zeros: only calls of one are timed."""
+        if self._mapping is None:
+            self.map()
+        assert self._mapping is not None
+        view = np.frombuffer(self._mapping, np.uint8)
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        shape = ctypes.CFUNCTYPE(number, pointer, pointer, ctypes.c_size_t, number, number, pointer, pointer)
+        communicator = ctypes.addressof(self._communicator)
+        shape(view.ctypes.data + _FUNCTION_AT)(None, None, _ELEMENTS, int(DataType.Float32), 0, communicator, None)
+
+    def close(self) -> None:
+        if self._mapping is not None:
+            self._mapping.close()
+        os.close(self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one way to count said of `_CALLS` calls."""
+
+    attach: AttachKind
+    enqueue_time: EnqueueTime
+    calls: int
+    payload_bytes: int
+    events: int
+    times: int
+    """Calls whose host time was measured; 0 where it is off."""
+
+    @property
+    def exact(self) -> bool:
+        expected_bytes = _CALLS * _ELEMENTS * DATA_TYPE_BYTES[DataType.Float32]
+        expected_times = 0 if self.enqueue_time is EnqueueTime.OFF else _CALLS
+        seen = (self.calls, self.payload_bytes, self.events, self.times)
+        return seen == (_CALLS, expected_bytes, _CALLS, expected_times)
+
+    def __str__(self) -> str:
+        timed = "" if self.enqueue_time is EnqueueTime.OFF else f", timed {self.times}"
+        return f"counted {self.calls} of {_CALLS} calls of our own, {self.events} events came through{timed}"
+
+
+def try_mode(settings: ProgramSettings) -> Trial:
+    """Load, attach to a function of our own, call it, read what was counted, and take all of it away.
+
+    Raises:
+        LoadError, OSError, ValueError: the step that the kernel refuses.
+    """
+    with OwnFunction() as function:
+        function.map()
+        programs = NcclPrograms.load(settings)
+        try:
+            links = programs.attach(function.path, function.points, _LIBRARY, None)
+            try:
+                for _ in range(_CALLS):
+                    function.call()
+            finally:
+                links.close()
+            _, values = programs.aggregates.read()
+            return Trial(
+                programs.attach_kind,
+                programs.enqueue_time,
+                int(values["calls"].sum()),
+                int(values["payload_bytes"].sum()),
+                len(programs.call_events.read()),
+                int(programs.enqueue_times()["calls"].sum()),
+            )
+        finally:
+            programs.close()
+
+
+def trial_settings(attach: AttachKind | None, enqueue_time: EnqueueTime | None) -> ProgramSettings:
+    """Small maps, every call timed."""
+    return ProgramSettings(
+        attach=attach,
+        enqueue_time=enqueue_time,
+        sample_every=1,
+        ring_bytes=64 << 10,
+        aggregate_entries=1024,
+        communicator_entries=64,
+    )
+
+
+def configured_settings(config: Config) -> ProgramSettings:
+    """What the agent would be told to load, with small maps."""
+    return replace(trial_settings(attach_kind(config), enqueue_time(config)), loader=loader(config))
+
+
+def check_probes(config: Config, objects: Path) -> list[Finding]:
+    """Everything from the system call to counted calls; `objects` is the folder of the compiled programs."""
+    findings = [
+        *guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "made and removed a map")]),
+        *guarded(
+            "ring buffer",
+            lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
+        ),
+        *guarded("libbpf", _libbpf),
+        *guarded("bcc", lambda: [_bcc(config)]),
+        *guarded("BPF objects", lambda: _objects(objects)),
+        *guarded("uprobe events", lambda: _perf_type(config.sysfs)),
+    ]
+    chosen = guarded("probes", lambda: [_chosen(config)])
+    works = all(finding.status == "ok" for finding in chosen)
+    for mode in MODES:
+        findings += guarded(mode.check, lambda mode=mode: [_mode(mode, works)])  # type: ignore[misc]
+    return findings + chosen + guarded("mapping events", lambda: _mapping_events(config.sysfs))
+
+
+def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Finding:
+    entries = mmap.PAGESIZE if kind == _BPF_MAP_TYPE_RINGBUF else 1
+    attributes = struct.pack("<IIIII", kind, key_and_value_bytes, key_and_value_bytes, entries, 0).ljust(72, b"\0")
+    try:
+        os.close(bpf(_BPF_MAP_CREATE, attributes, "make a BPF map"))
+    except KernelRefusal as refusal:
+        return Finding(check, "problem", one_line(refusal), f"{more_rights()}; in a container: allow bpf in seccomp")
+    return Finding(check, "ok", what)
+
+
+def _libbpf() -> list[Finding]:
+    try:
+        library = ctypes.CDLL("libbpf.so.1")
+    except OSError:
+        remedy = "apt install libbpf1 (Debian, Ubuntu), or dnf install libbpf"
+        return [Finding("libbpf", "problem", "libbpf.so.1 is missing", remedy)]
+    version = library.libbpf_version_string
+    version.restype = ctypes.c_char_p
+    return [Finding("libbpf", "ok", f"{version().decode(errors='replace').removeprefix('v')}")]
+
+
+def _bcc(config: Config) -> Finding:
+    if version := bcc_loader.installed_version():
+        return Finding("bcc", "ok", f"{version}, the second loader")
+    remedy = "apt install python3-bpfcc (Debian, Ubuntu), or dnf install python3-bcc"
+    if loader(config) is Loader.BCC:
+        return Finding("bcc", "problem", f"not installed for {bcc_loader.SYSTEM_PYTHON}", remedy)
+    return Finding("bcc", "note", "not installed; it is only needed where libbpf cannot load the probes", remedy)
+
+
+def _objects(folder: Path) -> list[Finding]:
+    architecture = {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    names = [f"{stem}.{architecture}.bpf.o" for stem in ("nccl", "nccl_session")]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        remedy = "make build in a checkout, or install the railscope wheel again"
+        return [Finding("BPF objects", "problem", f"{', '.join(missing)} missing in {folder}", remedy)]
+    return [Finding("BPF objects", "ok", ", ".join(names))]
+
+
+def _perf_type(sysfs: Path) -> list[Finding]:
+    try:
+        return [Finding("uprobe events", "ok", f"perf event type {perf_uprobe_type(sysfs)}")]
+    except KernelRefusal as refusal:
+        return [Finding("uprobe events", "note", f"{one_line(refusal)}; only kernels before 6.6 need them")]
+
+
+def _mode(mode: Mode, another_works: bool) -> Finding:
+    try:
+        trial = try_mode(trial_settings(mode.attach, mode.enqueue_time))
+    except (LoadError, OSError, ValueError) as error:
+        what = f"does not work: {one_line(error)}"
+        if another_works:
+            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", mode.remedy)
+        # The problem and its remedy are told once, by the finding about what the agent would choose.
+        return Finding(mode.check, "note", what)
+    if trial.exact:
+        return Finding(mode.check, "ok", str(trial))
+    return Finding(mode.check, "problem", f"works, but is not exact: {trial}", "report this line with your kernel")
+
+
+def _chosen(config: Config) -> Finding:
+    try:
+        trial = try_mode(configured_settings(config))
+    except (LoadError, OSError, ValueError) as error:
+        forced = [
+            flag
+            for flag, value in (
+                ("--loader", config.loader),
+                ("--probe.attach", config.probe_attach),
+                ("--probe.enqueue-time", config.probe_enqueue_time),
+            )
+            if value != AUTO
+        ]
+        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else more_rights()
+        return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)
+    kind = {AttachKind.MULTI: "uprobe_multi links", AttachKind.PERF: "perf event links"}[trial.attach]
+    times = {
+        EnqueueTime.SESSION: "host time sampled by session probes",
+        EnqueueTime.PAIR: "host time sampled by pairs of probes",
+        EnqueueTime.OFF: "host time in calls not sampled",
+    }[trial.enqueue_time]
+    if not trial.exact:
+        return Finding("probes", "problem", f"{kind} are not exact: {trial}", "report this line with your kernel")
+    return Finding("probes", "ok", f"the agent uses {kind}, {times}: {trial}")
+
+
+def _mapping_events(sysfs: Path) -> list[Finding]:
+    with OwnFunction() as function:
+        inode = os.fstat(function.descriptor).st_ino
+        try:
+            with MmapEvents.open(sysfs=sysfs) as stream:
+                function.map()
+                told = any(event.inode == inode and event.pid == os.getpid() for event in stream.read())
+        except MmapEventsError as error:
+            return [Finding("mapping events", "problem", one_line(error), more_rights())]
+    if told:
+        return [
+            Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")
+        ]
+    what = "the stream opens, but a mapping of our own was not told: new libraries are found by scanning"
+    return [Finding("mapping events", "note", what, "run the agent in the host's pid namespace")]

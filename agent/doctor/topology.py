@@ -1,0 +1,271 @@
+"""Which GPU sends through which port on which rail, as a picture: of this host, or of a machine in an NCCL file."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import RailPattern, parse_rail_patterns
+from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
+from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
+from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
+from railscope.probes.processes import environ
+from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
+from railscope.probes.topology.machine import (
+    Gpu,
+    Nic,
+    gpus_of_pci,
+    gpus_of_topology,
+    nics_of_rdma,
+    nics_of_topology,
+    place_of,
+)
+from railscope.probes.topology.nccl_xml import XmlTopology, read_topology, topology_of_process
+from railscope.probes.topology.pci import pci_devices
+
+WIDTH: Final = 100
+_LONGEST_NAME: Final = 28
+_LONGEST_RAIL: Final = 12
+
+_JUNCTIONS: Final = {
+    (False, True, True, True): "┬",
+    (True, True, True, True): "┼",
+    (True, True, True, False): "┤",
+    (True, True, False, True): "├",
+    (True, False, True, True): "┴",
+    (True, False, True, False): "┘",
+    (True, False, False, True): "└",
+    (False, False, True, True): "─",
+}
+"""By which sides a line leaves: up, down, left, right."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortReport:
+    """One port of one network device, and whether it is a rail."""
+
+    rail: str | None
+    """The rail's number; None: not a rail."""
+    plane: int | None
+    device: str
+    port: int | None
+    pci: str
+    gpus: tuple[int, ...]
+    """NVML's numbers of the GPUs that send through it."""
+    path: str | None
+    """NCCL's word for the way to the nearest of them."""
+    speed_bytes_per_second: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyReport:
+    gpus: tuple[int, ...]
+    """Every GPU of the machine."""
+    rails: tuple[PortReport, ...]
+    """Every port, those that are no rails last."""
+
+
+def topology_of_file(file: Path, patterns: Sequence[RailPattern]) -> TopologyReport:
+    """The machine that an NCCL topology file describes.
+
+    Raises:
+        OSError: the file cannot be read.
+        TopologyError: it is no topology.
+    """
+    topology = read_topology(file)
+    gpus = gpus_of_topology(topology)
+    return report(gpus, map_rails(nics_of_topology(topology), gpus, patterns=patterns, topology=topology))
+
+
+def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
+    """This host's RDMA ports, and which of them are rails.
+
+    Raises:
+        OSError: sysfs cannot be listed.
+        ValueError: the configured rails cannot be understood.
+    """
+    ports = read_ports(config.sysfs)
+    if not ports:
+        return NO_RDMA
+    hca_lists, topology = _said_to_nccl(config, processes, [])  # what is refused is a finding about the topology
+    mapped = map_rails(
+        nics_of_rdma(config.sysfs, ports),
+        gpus_of_pci(pci_devices(config.sysfs)),
+        patterns=parse_rail_patterns(config.rails),
+        hca_lists=hca_lists,
+        topology=topology,
+    )
+    return rdma_ports(ports, mapped)
+
+
+def check_topology(
+    config: Config, processes: Iterable[int], rails: Sequence[RailReport]
+) -> tuple[list[Finding], TopologyReport | None]:
+    """Findings about this host's GPUs and ports, and the report; None where there is nothing to show.
+
+    `processes` are those that have NCCL mapped.  Where there are no RDMA devices, `rails` are shown, with the numbers
+    that they have.
+
+    Raises:
+        OSError: sysfs cannot be listed.
+        ValueError: the configured rails cannot be understood.
+    """
+    gpus = gpus_of_pci(pci_devices(config.sysfs))
+    nics = nics_of_rdma(config.sysfs, read_ports(config.sysfs))
+    findings: list[Finding] = []
+    if nics:
+        hca_lists, topology = _said_to_nccl(config, processes, findings)
+        patterns = parse_rail_patterns(config.rails)
+        mapped = map_rails(nics, gpus, patterns=patterns, hca_lists=hca_lists, topology=topology)
+    elif gpus:
+        mapped = _network_devices(config, gpus, rails)
+    else:
+        return findings, None
+    found = report(gpus, mapped)
+    count = sum(port.rail is not None for port in found.rails)
+    if nics and not count:
+        findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
+    elif count:
+        findings.append(Finding("topology", "ok", f"{_several(count, 'rail')} for {_several(len(gpus), 'GPU')}"))
+    return findings, found
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailReport]) -> tuple[MappedNic, ...]:
+    """The rails of the own namespace, which have their numbers already."""
+    own = {rail.device: rail for rail in rails if rail.own_netns and rail.rail is not None}
+    nics = [
+        Nic(
+            rail.device,
+            None,
+            place_of(config.sysfs, config.sysfs / "class" / "net" / rail.device / "device"),
+            rail.speed_bytes_per_second,
+            rail.carrier,
+        )
+        for rail in own.values()
+    ]
+    mapped = map_rails(nics, gpus, patterns=[RailPattern(rail.device, rail.rail or "") for rail in own.values()])
+    return tuple(
+        # Their numbers come from where the rails are decided; the configuration need not have named them.
+        replace(entry, reason=f"{own[entry.nic.device].reason}; {entry.reason.partition('; ')[2]}")
+        for entry in mapped
+    )
+
+
+def _said_to_nccl(
+    config: Config, processes: Iterable[int], findings: list[Finding]
+) -> tuple[list[HcaList], XmlTopology | None]:
+    """What running jobs were told: every NCCL_IB_HCA, and the first topology file that can be used."""
+    values: set[str] = set()
+    topology: XmlTopology | None = None
+    refused: set[str] = set()
+    for pid in sorted(processes):
+        environment = environ(config.procfs, pid)
+        if value := environment.get("NCCL_IB_HCA"):
+            values.add(value)
+        name = environment.get("NCCL_TOPO_FILE", "")
+        if topology is not None or name in refused:
+            continue
+        try:
+            topology = topology_of_process(config.procfs, pid, name)
+        except (OSError, ValueError) as error:
+            # The ranks of a job are told the same: once is enough.
+            refused.add(name)
+            what = f"topology file {name} of process {pid} is not used: {one_line(error)}"
+            remedy = more_rights() if isinstance(error, PermissionError) else ""
+            findings.append(Finding("topology", "note", what, remedy))
+    return [parse_hca_list(value) for value in sorted(values)], topology
+
+
+def report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
+    """What people and programs are shown of a map."""
+    ports = tuple(
+        PortReport(
+            rail=entry.rail,
+            plane=entry.plane,
+            device=entry.nic.device,
+            port=entry.nic.port,
+            pci=entry.nic.place.address,
+            gpus=entry.gpus,
+            path=None if entry.path is None else entry.path.name,
+            speed_bytes_per_second=entry.nic.speed_bytes_per_second,
+            reason=entry.reason,
+        )
+        for entry in mapped
+    )
+    return TopologyReport(tuple(sorted(gpu.index for gpu in gpus)), ports)
+
+
+def picture(topology: TopologyReport) -> str:
+    """GPUs at the left, ports and rails at the right, then what is no rail and why; lines of at most 100 columns."""
+    rails = [port for port in topology.rails if port.rail is not None]
+    groups: dict[tuple[int, ...], list[PortReport]] = {}
+    for port in rails:
+        groups.setdefault(port.gpus, []).append(port)
+    rows = [row for gpus, ports in groups.items() for row in _rows(gpus, ports)]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(6)]
+    lines = []
+    for gpu, junction, path, name, speed, rail in rows:
+        cells = f"{gpu:<{widths[0]}} {junction} {path:<{widths[2]}} {name:<{widths[3]}}  {speed:>{widths[4]}}  {rail}"
+        lines.append(cells.rstrip())
+    served = {gpu for port in rails for gpu in port.gpus}
+    alone = [str(gpu) for gpu in topology.gpus if gpu not in served]
+    if alone and served:
+        lines += _wrapped(f"GPU {', '.join(alone)}: no port of its own, sends through another GPU's or the CPU")
+    left_out: defaultdict[str, list[str]] = defaultdict(list)
+    for port in topology.rails:
+        if port.rail is None:
+            left_out[port.reason].append(_name(port))
+    for reason, names in left_out.items():
+        lines += _wrapped(f"no rail: {', '.join(names)}: {_plain(reason)}")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _rows(gpus: Sequence[int], ports: Sequence[PortReport]) -> Iterable[tuple[str, str, str, str, str, str]]:
+    """GPUs that share ports, and the ports they share, joined by one upright line."""
+    count = max(len(gpus), len(ports), 1)
+    for row in range(count):
+        left, right = row < len(gpus), row < len(ports)
+        gpu = f"GPU {gpus[row]}" if left else ""
+        if not gpus:
+            junction, gpu = "   ", "no GPU"
+        else:
+            junction = _JUNCTIONS[row > 0, row < count - 1, left, right]
+            junction = f"{'─' if left else ' '}{junction}{'─' if right else ' '}"
+        if not right:
+            yield gpu, junction, "", "", "", ""
+            continue
+        port = ports[row]
+        speed = "" if port.speed_bytes_per_second is None else f"{port.speed_bytes_per_second * 8 / 1e9:g} Gb/s"
+        plane = "" if port.plane is None else f", plane {port.plane}"
+        yield gpu, junction, port.path or "", _name(port), speed, f"rail {_cut(port.rail or '', _LONGEST_RAIL)}{plane}"
+
+
+def _name(port: PortReport) -> str:
+    name = _cut(port.device, _LONGEST_NAME)
+    return name if port.port is None else f"{name}:{port.port}"
+
+
+def _cut(text: str, longest: int) -> str:
+    """A name that comes from a file, as it may be shown in a line."""
+    text = _plain(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def _plain(text: str) -> str:
+    """Without what moves a cursor or takes two columns."""
+    return text.encode("unicode_escape").decode("ascii")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,455 @@
+"""What the agent knows at one moment, as one immutable value.
+
+The daemon makes a `Snapshot`; exporters, the demo and the terminal only read it.  Three notions of bytes are kept
+apart by name: payload (count × dtype size), wire (payload × algorithm factor: what should leave the node), port
+(what the network device counted).  What is not known is the string "unknown" in a label, `None` in a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from railscope.agent.facts.stall import Stall
+
+UNKNOWN: Final = "unknown"
+
+Labels = tuple[tuple[str, str], ...]
+"""Label names and values in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One of the things that a bucket counted."""
+
+    labels: Labels
+    """At most 128 characters in all: names and values."""
+    value: float
+    """In the metric's unit."""
+    realtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts by bucket, not cumulative."""
+
+    bounds: tuple[float, ...]
+    """Upper bounds, inclusive, ascending, without +Inf; in the metric's unit."""
+    counts: tuple[int, ...]
+    """One more than `bounds`: the last counts what lies above every bound."""
+    sum: float | None
+    """Sum of what was observed, in the metric's unit; None where the kernel kept only buckets."""
+    exemplars: tuple[Exemplar | None, ...] = ()
+    """The last thing that each bucket counted, None where that is not known; empty: it is known of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTotal:
+    """The node's exact total for one kind of call; never falls, also when processes end."""
+
+    op: str
+    dtype: str
+    gpu: str
+    calls: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpHistogram:
+    op: str
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class OpTotal:
+    """Calls and payload of one op on one communicator, from one rank."""
+
+    op: str
+    calls: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorFacts:
+    """One rank's end of one communicator: what `comm_info` and the `comm_*` series show."""
+
+    comm: str
+    """NCCL's commHash as 16 hex digits."""
+    rank: str
+    nranks: str
+    gpu: str
+    node_rank: str
+    """Index of this node within the communicator."""
+    local_ranks: str
+    """Ranks of this communicator on this node."""
+    nccl_version: str
+    pid: int
+    netns: str
+    job: Labels
+    """Facts of the job (`job`, `pod`, `namespace`, `world_rank`, …) as label pairs."""
+    identity_source: str
+    """How the identity was read: `layout` (struct fields), `init` (arguments of the init call), `unknown`."""
+    enqueued: int
+    """Operations given to NCCL on this communicator so far."""
+    ops: tuple[OpTotal, ...]
+    alive: bool
+    """False once the communicator was destroyed or its process ended; it stays readable for a while."""
+    completed: int | None = None
+    """Of those, known to be complete; None: cannot be known."""
+    inflight_seconds: float | None = None
+    """Age of the oldest operation handed to the network and not complete, 0: none; None: cannot be known."""
+    captured: int = 0
+    """Collectives captured into CUDA graphs so far."""
+    replayed: int = 0
+    """Collectives that replayed graphs ran: they are not among the enqueued ones."""
+    instance: int = 0
+    """What events call it by; 0: none can name it."""
+    whole: bool = False
+    """Seen from its first call on: `enqueued` counts all of them."""
+    position: int | None = None
+    """Collectives entered since the communicator was made, as NCCL counts them: comparable with that of every other
+    rank.  None: cannot be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorStall:
+    """How long one rank's end of a communicator has stalled for one cause, all told."""
+
+    comm: str
+    rank: str
+    cause: str
+    seconds: float
+    current: Stall | None
+    """The stall that goes on now; None: it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritingRank:
+    """A rank whose process writes to storage while none of its communicators is called."""
+
+    comm: str
+    rank: str
+
+
+@dataclass(frozen=True, slots=True)
+class StallTotal:
+    """Stalls that began on this node; never falls."""
+
+    op: str
+    cause: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankArrivals:
+    """How often a rank made a call last among the ranks of its communicator on this host, and how long after them."""
+
+    comm: str
+    rank: str
+    last: int
+    lag_seconds: float
+    """Sum over those calls of the time since the rank before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Operations of one rank's end of a communicator that completed, and how long they took in sum."""
+
+    comm: str
+    rank: str
+    operations: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTotal:
+    """What one rank sent to another rank of a communicator; never falls.  See agent/node/collectives/peer_bytes.py."""
+
+    comm: str
+    rank: str
+    peer: str
+    """The other rank, or `other`: all that have no total of their own."""
+    basis: str
+    """`call`: the calls name the peer; `ring`: it is the next one in a ring in the order of ranks."""
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTotal:
+    """Completed operations of one kind and size on this node; never falls."""
+
+    op: str
+    size_bytes: int
+    """Upper bound of one operation's payload; more than half of it, for all but the smallest."""
+    operations: int
+    payload_bytes: int
+    bus_bytes: int
+    """Payload x nccl-tests' factor."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RailQueue:
+    """What waits to be sent on a rail; the counters are those of its queueing discipline, and never fall."""
+
+    discipline: str
+    backlog_bytes: int
+    queued_packets: int
+    drops: int
+    overlimits: int
+    requeues: int
+
+
+@dataclass(frozen=True, slots=True)
+class RailTcp:
+    """TCP connections of observed processes on a rail; the counters since railscope first saw the processes."""
+
+    connections: int
+    sending: int
+    """Those that sent data within the last second, or have data under way: round trips and rates are theirs."""
+    round_trip_mean_seconds: float | None
+    round_trip_maximum_seconds: float | None
+    round_trip_deviation_seconds: float | None
+    """Mean of their deviations: larger than the round trip where single ones took long."""
+    delivery_rate_bytes_per_second: int | None
+    """Sum over the sending connections."""
+    application_limited: int
+    """Sending connections whose delivery rate says only what the application wanted to send."""
+    unacknowledged_segments: int
+    not_sent_bytes: int
+    sent_bytes: int
+    """Payload, retransmissions included."""
+    acknowledged_bytes: int
+    received_bytes: int
+    retransmitted_bytes: int
+    retransmitted_segments: int
+    data_segments: int
+    busy_seconds: float
+    """Sum over connections of the time with data under way."""
+    receive_window_limited_seconds: float
+    send_buffer_limited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionLedger:
+    """Port bytes of a rail in one direction by where they came from, since railscope first saw them; none ever falls.
+
+    See agent/node/attribution/ledger.py.  Together they are what the port counted until its connections were last read,
+    which is at most some seconds ago.
+    """
+
+    collective: int
+    """What observed collectives moved."""
+    overhead: int
+    """Headers of observed processes' packets."""
+    retransmission: int
+    foreign: int
+    """Of others, or of nobody who is known."""
+    unseen: int
+    """Of observed processes, and of no observed collective."""
+    offload: int
+    """Moved by the network itself."""
+    error_ratio: float | None
+    """Half the width of the band that a class may lie in, over all bytes; None: there are none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailLedger:
+    transmit: DirectionLedger
+    receive: DirectionLedger
+
+
+@dataclass(frozen=True, slots=True)
+class RailFacts:
+    """One network port that collectives use, and what it carried."""
+
+    rail: str
+    device: str
+    port: str
+    netdev: str
+    netns: str
+    """Label of the network namespace; empty where no other namespace has a device of this name."""
+    pci: str
+    numa: str
+    gpu: str
+    link_layer: str
+    driver: str
+    up: bool | None
+    speed_bytes_per_second: int | None
+    transmit_bytes: int | None
+    """Port bytes as the device counts them, never falling.  None: it does not count them, or was not read yet."""
+    receive_bytes: int | None
+    transmit_wire_bytes: int | None
+    """Wire bytes that the observed collectives should have put on this rail; None: cannot be known."""
+    receive_wire_bytes: int | None
+    transmit_explained_ratio: float | None
+    receive_explained_ratio: float | None
+    transmit_rate: Histogram
+    """Distribution of short-interval rates, bytes per second."""
+    receive_rate: Histogram
+    counters: tuple[tuple[str, str, int], ...]
+    """(counter, severity, value) of everything else that the device counts; values never fall."""
+    transmit_collective_bytes: int | None = None
+    """Bytes that collectives handed to this rail, as NCCL gave them to the device; None: not observed."""
+    queue: RailQueue | None = None
+    tcp: RailTcp | None = None
+    """Connections of observed processes through this rail."""
+    tcp_awaited: bool = False
+    """Connections are to be read and have not been yet: that there are none known says nothing."""
+    pinned: tuple[str, ...] = ()
+    """Counters that stand at the most they can show: more may have happened since."""
+    bond_members: tuple[tuple[str, bool | None], ...] = ()
+    """(network device, whether its link is up) of the members, where the rail is a bond; None: it cannot be known."""
+    pci_stalled: tuple[tuple[str, float], ...] = ()
+    """(`read` or `write`, part of the last second) in which the card waited for the PCIe bus; empty: not known."""
+    ledger: RailLedger | None = None
+    """Where its bytes came from; None: not known yet."""
+    transmit_utilization: float | None = None
+    """Port bytes over what the line rate allows, of the last correlation window; None: one of them is not known."""
+    receive_utilization: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorResult:
+    """How the last run of one source went."""
+
+    collector: str
+    success: bool
+    duration_seconds: float
+    reads_missed: int | None = None
+    """Reads that were due and left out because the reader came too late; None: this source has no beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProbe:
+    library: str
+    nccl_version: str
+    program: str
+    attached: bool
+    layout_source: str
+    """How struct layouts of this library are known: `build-id`, `dwarf`, `accessors`, `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLevel:
+    """How much is observed of one library: 0 counts, 1 completion, 2 rails, 3 all (probes/nccl's `Level`)."""
+
+    library: str
+    nccl_version: str
+    level: int
+    highest: int
+    """What the library and its known struct layouts allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTotal:
+    """How often collectives were launched in one way, on this node."""
+
+    op: str
+    algorithm: str
+    protocol: str
+    channels: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU; what is not known is the string "unknown" or `None`."""
+
+    gpu: str
+    """NVML's index, which NCCL's communicators call it by too."""
+    uuid: str
+    pci: str
+    """As sysfs writes it: 0000:1b:00.0."""
+    name: str
+    numa: str
+    fabric: str
+    """State of the NVLink fabric: `not_supported`, `not_started`, `in_progress`, `completed`."""
+    fabric_unhealthy: tuple[str, ...]
+    """What the fabric's health mask complains of."""
+    pcie_transmit_bytes: int | None
+    """As the GPU counts them, never falling."""
+    pcie_receive_bytes: int | None
+    refresh_seconds: float | None
+    """How often the NVLink byte counters change, measured; None: not yet seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkFacts:
+    """One NVLink of one GPU and what it carried; None: the driver does not tell."""
+
+    gpu: str
+    link: str
+    """Number of the link; `all`: what is only known for all links of the GPU together."""
+    up: bool | None
+    transmit_bytes: int | None
+    """As the GPU counts them, never falling."""
+    receive_bytes: int | None
+    counted: str
+    """Which bytes: `data` (payload), `link` or `raw` (payload and protocol); empty: none are counted."""
+    errors: tuple[tuple[str, int], ...]
+    """(kind, count), as the GPU counts."""
+    speed_bytes_per_second: int | None
+    """Of one direction."""
+    remote: str
+    """PCI address of the GPU or switch at the other end."""
+    remote_type: str
+    """`gpu`, `switch`, `ibm_npu`, `unknown`."""
+    transmit_utilization: float | None = None
+    """Bytes over what its speed allows, of the last correlation window; None: one of them is not known."""
+    receive_utilization: float | None = None
+    read_ns: int = 0
+    """Monotonic time of the last reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is exported, at one moment."""
+
+    realtime_ns: int
+    version: str
+    kernel: str
+    collectives: tuple[CollectiveTotal, ...] = ()
+    sizes: tuple[OpHistogram, ...] = ()
+    enqueue_times: tuple[OpHistogram, ...] = ()
+    communicators: tuple[CommunicatorFacts, ...] = ()
+    rails: tuple[RailFacts, ...] = ()
+    collectors: tuple[CollectorResult, ...] = ()
+    probes: tuple[AttachedProbe, ...] = ()
+    levels: tuple[ProbeLevel, ...] = ()
+    durations: tuple[OpHistogram, ...] = ()
+    """Seconds from hand-over to the last network completion: an upper bound of the network part."""
+    cuda_durations: tuple[OpHistogram, ...] = ()
+    """Seconds from the call to when the job learned through a CUDA event that it is complete: a late upper bound."""
+    bandwidths: tuple[OpHistogram, ...] = ()
+    """Bus bandwidth, bytes per second, from the same."""
+    launches: tuple[LaunchTotal, ...] = ()
+    stalls: tuple[CommunicatorStall, ...] = ()
+    stall_totals: tuple[StallTotal, ...] = ()
+    ended_stalls: tuple[Stall, ...] = ()
+    """The last ones, oldest first."""
+    writing: tuple[WritingRank, ...] = ()
+    arrivals: tuple[RankArrivals, ...] = ()
+    rank_times: tuple[RankTimes, ...] = ()
+    peers: tuple[PeerTotal, ...] = ()
+    """Empty unless they are asked for."""
+    completed: tuple[CompletedTotal, ...] = ()
+    monotonic_ns: int = 0
+    """The same moment as `realtime_ns`, as events are stamped."""
+    gpus: tuple[GpuFacts, ...] = ()
+    nvlinks: tuple[NvlinkFacts, ...] = ()
+    comm_events: Mapping[str, int] = field(default_factory=dict)
+    comm_errors: Mapping[str, int] = field(default_factory=dict)
+    events_lost: Mapping[str, int] = field(default_factory=dict)
+    """By reason; every reason is present from the start, with 0."""
+    recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Flight recordings, by reason (`stall`, `signal`) and result (`written`, `failed`)."""
+    series_dropped: Mapping[str, int] = field(default_factory=dict)
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By program: calibrated cost that the probes put on the observed processes, seconds."""
+    started_realtime_ns: int = 0
+    """When the agent began; 0: nobody says."""
+    processes_observed: int = 0
+    simulated: bool = False
+    """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""

@@ -1,0 +1,132 @@
+"""Facts of a stall: what is in flight, how long it usually takes, whom the cause names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
+
+Strength = Literal["strong", "weak"]
+"""`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
+
+
+class Cause(StrEnum):
+    """Why an operation stalls, best founded first."""
+
+    PROCESS_GONE = "process_gone"
+    PROCESS_STOPPED = "process_stopped"
+    RAIL_DOWN = "rail_down"
+    RAIL_FILTERED = "rail_filtered"
+    RAIL_LOSSY = "rail_lossy"
+    RAIL_SLOW = "rail_slow"
+    GPU_NOT_PROGRESSING = "gpu_not_progressing"
+    RANK_BEHIND = "rank_behind"
+    UNSEEN = "unseen"
+    UNKNOWN = "unknown"
+
+
+OF_A_PROCESS: Final[frozenset[str]] = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED})
+"""Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
+
+
+def rail_name(rail: str, device: str, netns: str) -> str:
+    """`rail 1 (eth1)`, with the namespace's label where the device's name is in several; `rail 1` without a device."""
+    place = f"{device} in {netns}" if device and netns else device
+    return f"rail {rail} ({place})" if place else f"rail {rail}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHistory:
+    """How long operations of one communicator, kind and size took before."""
+
+    operations: int
+    mean_ns: float
+    """Over minutes, without the last few seconds."""
+    longest_ns: float
+    """The longest mean of any second of the last minutes."""
+    recent_mean_ns: float | None
+    """Over the last few seconds; None: too little happened in them."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as before they took of late; 1: not known to differ."""
+        # Clocks are read in whole nanoseconds: what took none before took less than one.
+        return 1.0 if self.recent_mean_ns is None else self.recent_mean_ns / max(self.mean_ns, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The oldest operation of a communicator that is not complete."""
+
+    op: str
+    """NCCL's name; `unknown` where only its being in flight is known."""
+    payload_bytes: int | None
+    since_ns: int
+    """When it was handed over; at counts alone, the last call."""
+    strength: Strength
+    sign: str
+    """How it is known to be in flight, as a sentence."""
+    history: OwnHistory | None = None
+    nothing_sent: bool = False
+    """Its process has sent nothing at all since it was handed over, although this operation begins with a send."""
+    calls_before: int | None = None
+    """Calls on the communicator that come before it: a rank that made no more has not made this one; None: unknown."""
+    one_of: int = 1
+    """Communicators of its process to which the sign may as well belong, this one included."""
+    missing: bool = False
+    """All others wait in it for this rank, whose process sleeps and does not read what it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who is to blame, and why one thinks so."""
+
+    cause: Cause
+    evidence: tuple[str, ...]
+    """Sentences, the weightiest first."""
+    culprit: bool
+    """Whether somebody on this host is to blame: such a finding needs less time than a mere wait."""
+    excused: bool = False
+    """Whoever is waited for is seen at work that comes to an end, as a checkpoint does: no stall, however long."""
+    blamed_rank: int | None = None
+    rail: str = ""
+    device: str = ""
+    netns: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One rank's operation that does not come to its end."""
+
+    instance: int
+    comm: str
+    rank: str
+    nranks: str
+    pid: int
+    op: str
+    payload_bytes: int | None
+    since_ns: int
+    """When the operation was handed over."""
+    flagged_ns: int
+    realtime_offset_ns: int
+    """The time of day less CLOCK_MONOTONIC, read once when it was found: what is told of its times never changes."""
+    strength: Strength
+    blame: Blame
+    slow: bool = False
+    """Operations complete, but take much longer than they did; False: one does not complete."""
+    ended_ns: int | None = None
+
+    @property
+    def since_realtime_ns(self) -> int:
+        return self.since_ns + self.realtime_offset_ns
+
+    @property
+    def flagged_realtime_ns(self) -> int:
+        return self.flagged_ns + self.realtime_offset_ns
+
+    @property
+    def ended_realtime_ns(self) -> int | None:
+        return None if self.ended_ns is None else self.ended_ns + self.realtime_offset_ns
+
+    def length_ns(self, now_ns: int) -> int:
+        return max(0, (self.ended_ns or now_ns) - self.since_ns)

@@ -1,0 +1,268 @@
+"""The ledgers of rails: what is known of them at one moment, brought into the form that
+agent/node/attribution/ledger.py classes.
+
+Which bytes stand for collectives, direction by direction:
+
+* Transmit: what NCCL handed to the device, where that is seen of every observed library; otherwise what the model
+  expects (agent/model/edge_share.py).
+* Receive: what the model expects, times what was handed over for each expected byte on the way out: protocols that
+  send flags with the data, and trees in place of rings, change both directions alike.
+
+The model does not know which of several rails a small message took.  Where connections are known, they tell: what it
+expects on a rail beyond what they carried there is expected on siblings that carried more; and once connections were
+seen to carry most of what is expected of all rails, the rest is expected of each as it carried before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.facts.snapshot import RailLedger
+from railscope.agent.node.attribution.explained import DirectionWire, RailWire, in_proportion
+from railscope.agent.node.attribution.ledger import Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.node.sampling.state import DeviceTotals
+
+_MOST_WIRE_FACTOR: Final = 2.0
+"""LL sends as many flags as data; nothing sends more."""
+
+INFINIBAND_HEADERS: Final = HeaderSizes(24, 26, 66)
+"""LRH 8, BTH 12, ICRC 4; extended headers in some packets, GRH 40 in few."""
+ROCE_HEADERS: Final = HeaderSizes(16, 58, 82)
+"""Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4; VLAN and IPv6 at most, and at least what a driver counts that leaves out
+the lower layers."""
+
+RailKey = tuple[int, str]
+"""Network namespace (inode) and device; RDMA ports have a namespace of 0 and `device:port`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortAndConnections:
+    """A port and the TCP connections of observed processes through it, read together; totals never fall."""
+
+    transmit_bytes: int
+    receive_bytes: int
+    transmit_packets: int
+    receive_packets: int
+    sent: Sockets
+    received: Sockets
+    skew: float
+    """How long reading took, as a part of the time between two readings."""
+    fresh: bool
+    """Whether the last reading worked, so that another will follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RailEvidence:
+    """What is known of one rail; `expected_bytes` as the model has them."""
+
+    key: RailKey
+    transmit: Evidence
+    receive: Evidence
+
+
+def port_and_connections(counted: DeviceTotals, *, skew: float) -> PortAndConnections:
+    """From the totals of `railscope.probes.netdev.tcp_counters`."""
+    total = dict(counted.counters)
+    changes = total["connection_changes"]
+    return PortAndConnections(
+        transmit_bytes=total["port_tx_bytes"],
+        receive_bytes=total["port_rx_bytes"],
+        transmit_packets=total["port_tx_packets"],
+        receive_packets=total["port_rx_packets"],
+        sent=Sockets(
+            counted.transmit_bytes,
+            total["retransmitted_bytes"],
+            total["segments_sent"],
+            total["header_bytes_sent"],
+            changes,
+        ),
+        # The kernel counts what it received for the first time only: what comes twice is nobody's.
+        received=Sockets(counted.receive_bytes, 0, total["segments_received"], total["header_bytes_received"], changes),
+        skew=skew,
+        fresh=counted.present,
+    )
+
+
+def evidence_of(
+    key: RailKey,
+    port: DeviceTotals,
+    wire: RailWire | None,
+    handed_over_bytes: int | None,
+    together: PortAndConnections | None,
+    *,
+    complete: bool,
+) -> RailEvidence:
+    """The evidence of a network device: of the moment at which its connections were read, as long as they are.
+
+    `together` None: connections are not known here.
+    """
+    counted = dict(port.counters)
+    sent, received = (together.sent, together.received) if together is not None else (None, None)
+    transmit_bytes, receive_bytes = port.transmit_bytes, port.receive_bytes
+    transmit_packets, receive_packets = counted.get("tx_packets"), counted.get("rx_packets")
+    if together is not None and together.fresh:
+        transmit_bytes, receive_bytes = together.transmit_bytes, together.receive_bytes
+        transmit_packets, receive_packets = together.transmit_packets, together.receive_packets
+    closing = together is not None and not together.fresh
+    skew = together.skew if together is not None else 0.0
+    return RailEvidence(
+        key,
+        Evidence(
+            transmit_bytes,
+            transmit_packets,
+            handed_over_bytes,
+            complete and handed_over_bytes is not None,
+            _expected(wire.transmit if wire else None),
+            sent,
+            skew=skew,
+            closing=closing,
+        ),
+        Evidence(
+            receive_bytes,
+            receive_packets,
+            expected_bytes=_expected(wire.receive if wire else None),
+            sockets=received,
+            skew=skew,
+            closing=closing,
+        ),
+    )
+
+
+def rdma_evidence(
+    key: RailKey,
+    transmit_bytes: int,
+    receive_bytes: int,
+    counters: Mapping[str, int],
+    wire: RailWire | None,
+    handed_over_bytes: int | None,
+    *,
+    complete: bool,
+    infiniband: bool,
+    in_network: bool,
+) -> RailEvidence:
+    """The evidence of an RDMA port, which tells nothing of processes.
+
+    `in_network`: collectives run in the switches, whose bytes NCCL does not hand over.
+    """
+    headers = INFINIBAND_HEADERS if infiniband else ROCE_HEADERS
+    sent_again = sum(counters.get(name, 0) for name in _SENT_AGAIN)
+    got_again = sum(counters.get(name, 0) for name in _GOT_AGAIN)
+    return RailEvidence(
+        key,
+        Evidence(
+            transmit_bytes,
+            _first_of(counters, _SENT_PACKETS),
+            handed_over_bytes,
+            complete and handed_over_bytes is not None,
+            _expected(wire.transmit if wire else None),
+            headers=headers,
+            retransmitted_packets=sent_again,
+            offload_bytes=transmit_bytes if in_network else 0,
+        ),
+        Evidence(
+            receive_bytes,
+            _first_of(counters, _RECEIVED_PACKETS),
+            expected_bytes=_expected(wire.receive if wire else None),
+            headers=headers,
+            retransmitted_packets=got_again,
+            offload_bytes=receive_bytes if in_network else 0,
+        ),
+    )
+
+
+_SENT_PACKETS: Final = ("port_xmit_packets", "tx_pkts", "rdma_tx_packets", "sent_pkts")
+_RECEIVED_PACKETS: Final = ("port_rcv_packets", "rx_pkts", "rdma_rx_packets", "rcvd_pkts")
+"""By driver: mlx5 and others with InfiniBand's counters, bnxt_re and efa, mlx5's optional ones, rxe."""
+_SENT_AGAIN: Final = (
+    *("packet_seq_err", "local_ack_timeout_err", "implied_nak_seq_err", "rnr_nak_retry_err", "roce_adp_retrans"),
+    *("to_retransmits", "seq_err_naks_rcvd", "rnr_naks_rcvd", "retrans_pkts"),
+)
+"""A packet each at least: after a gap everything from there on is sent again."""
+_GOT_AGAIN: Final = ("duplicate_request", "dup_req")
+
+
+class RailLedgers:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[RailKey, tuple[Account, Account]] = {}
+
+    def begin(self, key: RailKey, wire: RailWire | None, handed_over_bytes: int | None) -> None:
+        """Note what collectives have given to a rail whose port and connections are yet to be read together."""
+        transmit, receive = self._accounts.setdefault(key, (Account(), Account()))
+        transmit.begin(handed_over_bytes or 0, _expected(wire.transmit if wire else None) or 0)
+        receive.begin(0, _expected(wire.receive if wire else None) or 0)
+
+    def update(self, rails: Sequence[RailEvidence]) -> None:
+        """Take the evidence of all rails that share the same collectives, at one moment."""
+        accounts = [self._accounts.setdefault(rail.key, (Account(), Account())) for rail in rails]
+        for (transmit, _), evidence in zip(accounts, _levelled([rail.transmit for rail in rails]), strict=True):
+            transmit.update(evidence)
+        factor = _wire_factor([transmit for transmit, _ in accounts])
+        receiving = [
+            replace(
+                rail.receive,
+                expected_bytes=None
+                if rail.receive.expected_bytes is None
+                else round(rail.receive.expected_bytes * factor),
+            )
+            for rail in rails
+        ]
+        for (_, receive), evidence in zip(accounts, _levelled(receiving), strict=True):
+            receive.update(evidence)
+
+    def of(self, key: RailKey) -> RailLedger | None:
+        """None: nothing is known of it yet."""
+        accounts = self._accounts.get(key)
+        if accounts is None or not accounts[0].known:
+            return None
+        return RailLedger(accounts[0].ledger, accounts[1].ledger)
+
+    def forget(self, netns: int) -> None:
+        """Drop the rails of a network namespace that has gone."""
+        self._accounts = {key: accounts for key, accounts in self._accounts.items() if key[0] != netns}
+
+
+def level_out(expected: Sequence[int], carried: Sequence[int]) -> list[int]:
+    """What is expected of each rail in the light of what connections carried there; the sum stays."""
+    ahead = sum(expected) - sum(carried)
+    if 0 <= ahead <= sum(carried) and any(carried):
+        return [there + more for there, more in zip(carried, in_proportion(ahead, list(carried)), strict=True)]
+    missing = [max(0, there - here) for here, there in zip(expected, carried, strict=True)]
+    surplus = [max(0, here - there) for here, there in zip(expected, carried, strict=True)]
+    moved = min(sum(missing), sum(surplus))
+    if not moved:
+        return list(expected)
+    gained, lost = in_proportion(moved, missing), in_proportion(moved, surplus)
+    return [here + more - less for here, more, less in zip(expected, gained, lost, strict=True)]
+
+
+def _levelled(rails: Sequence[Evidence]) -> list[Evidence]:
+    expected, carried = [], []
+    for rail in rails:
+        if rail.expected_bytes is None or rail.sockets is None:
+            return list(rails)
+        expected.append(rail.expected_bytes)
+        carried.append(rail.sockets.payload_bytes - rail.sockets.retransmitted_bytes)
+    return [
+        replace(rail, expected_bytes=level) for rail, level in zip(rails, level_out(expected, carried), strict=True)
+    ]
+
+
+def _wire_factor(transmit: Sequence[Account]) -> float:
+    """Bytes handed over for each byte that the model expected; 1 where that is not known."""
+    handed = sum(account.exact[0] for account in transmit)
+    expected = sum(account.exact[1] for account in transmit)
+    if not handed or not expected:
+        return 1.0
+    return min(_MOST_WIRE_FACTOR, handed / expected)
+
+
+def _expected(wire: DirectionWire | None) -> int | None:
+    return wire.wire_bytes if wire is not None else None
+
+
+def _first_of(counters: Mapping[str, int], names: Sequence[str]) -> int | None:
+    return next((counters[name] for name in names if name in counters), None)

@@ -1,0 +1,422 @@
+"""Where the bytes of a rail came from: every byte that its port counted, in exactly one class.
+
+| Class          | What it holds                                                                                      |
+|----------------|----------------------------------------------------------------------------------------------------|
+| collective     | what observed collectives moved: as NCCL handed it to the device, else as the model expects it     |
+| overhead       | headers of the packets that carried observed processes' bytes, acknowledgements included           |
+| retransmission | what observed processes' connections sent again; on RDMA an estimate, from counters of packets     |
+| unseen         | other bytes of observed processes: libraries and calls that are not observed, replays, set-up      |
+| offload        | what nothing explains where collectives run in the network (SHARP), past what NCCL hands over      |
+| foreign        | the rest: traffic of others, and what nobody can attribute                                         |
+
+Input are running totals at one moment (`Evidence`); a class holds what it got since the first of them.  Three rules
+hold whatever the evidence says: no class is ever negative, none ever falls, and together they are the port bytes.
+
+**Evidence that changes its mind.**  At every moment the split is made anew from the totals since the beginning, so
+that what one moment shows too early (bytes in a queue, an operation enqueued and not yet sent) is right at a later
+one.  A class that holds more than its new share keeps it and gets nothing, and the others share what the port counted
+since, in proportion to what each lacks.  So an error heals with the next traffic; only one of the very last moment
+before silence stays.
+
+**How many packets carried it.**  Some devices count a packet of 64 KiB that is cut up behind them as one (veth, virtio
+and others), most count what leaves them.  Where observed connections alone have more segments than the port has
+packets, or where their headers would not fit, the device counts large packets: all headers then follow from the port's
+packets, and whose they are, within limits, from how much others carried.  Otherwise every segment is a packet.
+
+**How far to trust it.**  The error is half the width of the band that a class may lie in: bytes that passed between
+reading one counter and another, and before the first reading; headers between the two ways of counting packets; bytes
+of connections that came or went between two readings; the disagreement between what the model expects and what
+connections carried, for as long as nothing is handed over by NCCL itself; on rails without evidence of connections,
+half of what nothing explains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.facts.snapshot import DirectionLedger
+from railscope.agent.node.attribution.explained import in_proportion
+
+_LARGEST_PACKET_BYTES: Final = 65_536
+_SMALL_PACKET_BYTES: Final = 64
+"""What a packet may carry where a device takes large ones, on average over those of others."""
+_MATTERS: Final = 64
+"""Less than this part of all bytes does not change which evidence counts."""
+_MARGIN: Final = 20
+"""Totals that are read one after the other may differ by this part of them, …"""
+_MARGIN_SEGMENTS: Final = 2_000
+"""… and by this much, before the difference means something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """TCP connections of observed processes on one rail, one direction; no total ever falls."""
+
+    payload_bytes: int
+    """Retransmissions included."""
+    retransmitted_bytes: int
+    segments: int
+    """Those without data included."""
+    header_bytes: int
+    """Of all headers, if every segment is a packet."""
+    changes: int
+    """Connections that came or went.  What one carried after it was last read is not in these totals, and nothing of
+    one that came and went between two readings."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderSizes:
+    """Bytes of headers of a packet that the port counts, where no connection tells."""
+
+    least: int
+    usual: int
+    most: int
+
+
+TCP_HEADERS: Final = HeaderSizes(54, 66, 90)
+"""Ethernet 14, IPv4 20 or IPv6 40, TCP 20 and timestamps 12; at most a VLAN tag of 4 besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one rail and direction at one moment: running totals."""
+
+    port_bytes: int
+    packets: int | None
+    """That the port counted; None: it does not tell."""
+    handed_over_bytes: int | None = None
+    """As NCCL gave them to the device; never falls.  None: not observed, or not in this direction."""
+    complete: bool = False
+    """Whether everything that observed processes hand over is in `handed_over_bytes` at present."""
+    expected_bytes: int | None = None
+    """What the model says that observed collectives should move; None: it cannot say."""
+    sockets: Sockets | None = None
+    """None: connections are not known here."""
+    headers: HeaderSizes = TCP_HEADERS
+    retransmitted_packets: int = 0
+    """Where `sockets` is None: packets that the device sent or received again, as far as it counts them."""
+    offload_bytes: int = 0
+    """The most of the port's bytes that may be the card's or a switch's own."""
+    skew: float = 0.0
+    """Part of the port's bytes since the moment before that another counter may not have seen, or seen twice."""
+    closing: bool = False
+    """Connections may have sent more than `sockets` says: no more evidence of them will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    collective: int
+    overhead: int
+    retransmission: int
+    foreign: int
+    unseen: int
+    offload: int
+    uncertain_bytes: int
+    """Half the width of the band that a class may lie in."""
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        return self.collective, self.overhead, self.retransmission, self.foreign, self.unseen, self.offload
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What is added up from moment to moment, beyond the totals that the evidence holds."""
+
+    port_bytes: int = 0
+    handed_bytes: int = 0
+    """Handed over, as far as it was seen."""
+    expected_bytes: int = 0
+    inexact_bytes: int = 0
+    """Port bytes of times in which not everything that was handed over was seen."""
+    unknown_bytes: int = 0
+    """Port bytes of times in which nothing could be expected either."""
+    tail_bytes: int = 0
+    """Port bytes beyond those of connections, of times in which connections came or went."""
+    unseen_bytes: int = 0
+    """The most that connections were seen to carry beyond what collectives explained by then."""
+    early_bytes: int = 0
+    """The most of what was handed over that the port may have sent before it was first read."""
+    large_packets: bool = False
+    """The port counts packets larger than a link carries."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether what was handed over is all, but for what does not matter."""
+        return self.inexact_bytes * _MATTERS <= self.port_bytes
+
+    @property
+    def collective_bytes(self) -> int:
+        """What collectives moved.
+
+        One number or the other, never one for some time and one for another: the same bytes are expected at the call,
+        and handed over when the call before is through.
+        """
+        return self.handed_bytes if self.exact else max(self.handed_bytes, self.expected_bytes)
+
+
+class Account:
+    """Classes the bytes of one rail in one direction.  Not safe for use by several threads at once."""
+
+    def __init__(self) -> None:
+        self._first: Evidence | None = None
+        self._last: Evidence | None = None
+        self._highest: Evidence | None = None
+        """Every total as it was last known: of what is not known now, as it was before that."""
+        self._read: Evidence | None = None
+        """The last evidence whose port or sockets differed from those before."""
+        self._sums = _Sums()
+        self._given: tuple[int, ...] = (0,) * 6
+        self._begun: tuple[int, int] | None = None
+        """Bytes handed over and expected, before the first evidence."""
+        self.ledger = DirectionLedger(0, 0, 0, 0, 0, 0, None)
+        """As of the last update."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there was any evidence."""
+        return self._first is not None
+
+    @property
+    def exact(self) -> tuple[int, int]:
+        """(handed over, expected) bytes, both 0 where not everything that is handed over is seen."""
+        return (self._sums.handed_bytes, self._sums.expected_bytes) if self._sums.exact else (0, 0)
+
+    def begin(self, handed_over_bytes: int, expected_bytes: int) -> None:
+        """Totals of a moment before port and connections are read for the first time.
+
+        The first evidence has what was read of the port together with what had been handed over some time later: of a
+        job that sends already, what it handed over in between would be taken for bytes that collectives did not move.
+        """
+        if self._first is None:
+            self._begun = handed_over_bytes, expected_bytes
+
+    def update(self, evidence: Evidence) -> DirectionLedger:
+        """Take the evidence of one moment.
+
+        Totals that fell stand still: a port that begins anew, or evidence of connections that is missing for a while.
+        """
+        first, last, highest, read = self._first, self._last, self._highest, self._read
+        if first is None or last is None or highest is None or read is None:
+            self._first = self._last = self._highest = self._read = evidence
+            if self._begun is not None:
+                self._last = _as_of(evidence, *self._begun)
+                self._sums.early_bytes = max(0, (evidence.handed_over_bytes or 0) - (self._last.handed_over_bytes or 0))
+            return self.ledger
+        evidence = _not_before(evidence, highest)
+        growth = evidence.port_bytes - read.port_bytes
+        self._add_collectives(last, evidence, growth)
+        # What connections have sent at least: what had been handed over by a moment that is past.
+        floor = ((evidence if evidence.closing else last).handed_over_bytes or 0) - (first.handed_over_bytes or 0)
+        self._last = evidence
+        self._highest = replace(
+            evidence,
+            packets=highest.packets if evidence.packets is None else evidence.packets,
+            sockets=evidence.sockets or highest.sockets,
+        )
+        if not growth and evidence.sockets == read.sockets and not evidence.closing:
+            return self.ledger
+        self._add_tail(read, evidence, growth)
+        self._read = evidence
+        split = self._split(first, evidence, floor, round(growth * min(1.0, evidence.skew)))
+        self._give(split, growth)
+        return self.ledger
+
+    def _add_collectives(self, last: Evidence, evidence: Evidence, growth: int) -> None:
+        sums = self._sums
+        sums.port_bytes += growth
+        sums.handed_bytes += (evidence.handed_over_bytes or 0) - (last.handed_over_bytes or 0)
+        exact = evidence.complete and last.complete
+        sums.inexact_bytes += 0 if exact else growth
+        if evidence.expected_bytes is not None and last.expected_bytes is not None:
+            sums.expected_bytes += evidence.expected_bytes - last.expected_bytes
+        elif not exact:
+            sums.unknown_bytes += growth
+
+    def _add_tail(self, read: Evidence, evidence: Evidence, growth: int) -> None:
+        before, after = read.sockets, evidence.sockets
+        if after is None:
+            return
+        carried = 0
+        if before is not None:
+            carried = after.payload_bytes - before.payload_bytes
+        if evidence.closing or (before is not None and after.changes > before.changes):
+            self._sums.tail_bytes += max(0, growth - carried)
+
+    def _split(self, first: Evidence, evidence: Evidence, floor: int, skew_bytes: int) -> _Split:
+        sums = self._sums
+        port = evidence.port_bytes - first.port_bytes
+        packets = None
+        if evidence.packets is not None and first.packets is not None:
+            packets = max(0, evidence.packets - first.packets)
+        collective = max(0, sums.collective_bytes)
+        if evidence.sockets is None:
+            split = _without_sockets(port, packets, collective, evidence, first)
+        else:
+            sockets = _since(first.sockets, evidence.sockets)
+            own = sockets.payload_bytes - sockets.retransmitted_bytes
+            tail = self._tail(own, collective, floor, max(0, port - own))
+            headers = self._headers(port, packets, _with_tail(sockets, tail, packets or 0, evidence.headers))
+            split = _with_sockets(port, collective, own + tail, sockets.retransmitted_bytes, headers, evidence)
+            split = _wider(split, max(0, sums.tail_bytes - tail) // 2)
+            if not sums.exact:
+                split = _wider(split, min(abs(collective - own - tail), sums.inexact_bytes) // 2)
+        early_bytes = min(sums.early_bytes, split.collective)
+        return _wider(split, (min(split.unseen, sums.unknown_bytes) + early_bytes) // 2 + skew_bytes)
+
+    def _tail(self, own: int, collective: int, floor: int, room: int) -> int:
+        """What connections carried after they were read for the last time, in the same mix as before."""
+        sums = self._sums
+        sums.unseen_bytes = max(sums.unseen_bytes, own - collective)
+        explained = own - sums.unseen_bytes
+        missing = max(min(sums.tail_bytes, collective - explained), floor - explained, 0)
+        if explained > 0:
+            missing = min(missing * own // explained, max(missing, sums.tail_bytes))
+        return min(missing, room)
+
+    def _headers(self, port: int, packets: int | None, sockets: Sockets) -> _Headers:
+        """Of the packets that connections sent or received."""
+        segments, together = sockets.segments, sockets.header_bytes
+        if not segments:
+            return _Headers(0, 0)
+        room = max(0, port - sockets.payload_bytes + sockets.retransmitted_bytes)
+        most = min(together, room)
+        fewest = -(-sockets.payload_bytes // _LARGEST_PACKET_BYTES)
+        if packets is None:
+            least = min(most, fewest * together // segments)
+            return _Headers((most + least) // 2, (most - least) // 2)
+        more = segments - packets > packets // _MARGIN + _MARGIN_SEGMENTS
+        no_room = together - room > room // _MARGIN + _MARGIN_SEGMENTS * together // segments
+        self._sums.large_packets |= more or no_room
+        if not self._sums.large_packets:
+            return _Headers(most, 0)
+        # All headers are known, and so is what others put into packets, but not into how many of them.
+        others = max(0, port - sockets.payload_bytes - packets * together // segments)
+        least_mine = max(min(fewest, packets), packets - others // _SMALL_PACKET_BYTES)
+        most_mine = max(least_mine, packets - others // _LARGEST_PACKET_BYTES)
+        half_width = (most_mine - least_mine) * together // segments // 2
+        return _Headers(min(most, (least_mine + most_mine) * together // segments // 2), half_width)
+
+    def _give(self, split: _Split, growth: int) -> None:
+        wanted = [new - old for new, old in zip(split.classes, self._given, strict=True)]
+        shares = in_proportion(growth, [max(0, want) for want in wanted])
+        self._given = tuple(old + share for old, share in zip(self._given, shares, strict=True))
+        collective, overhead, retransmission, foreign, unseen, offload = self._given
+        port = sum(self._given)
+        error = min(1.0, split.uncertain_bytes / port) if port else None
+        self.ledger = DirectionLedger(collective, overhead, retransmission, foreign, unseen, offload, error)
+
+
+def _as_of(evidence: Evidence, handed_over_bytes: int, expected_bytes: int) -> Evidence:
+    """Evidence with what collectives had given at an earlier moment."""
+    handed, expected = evidence.handed_over_bytes, evidence.expected_bytes
+    return replace(
+        evidence,
+        handed_over_bytes=None if handed is None else min(handed, handed_over_bytes),
+        expected_bytes=None if expected is None else min(expected, expected_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """Of observed processes' packets."""
+
+    bytes: int
+    half_width: int
+
+
+def _with_sockets(
+    port: int, collective: int, payload: int, retransmitted: int, headers: _Headers, evidence: Evidence
+) -> _Split:
+    """`payload` is what observed processes sent for the first time, or received."""
+    # What a queue on this host holds back or drops is sent for TCP and not for the port.
+    retransmission = min(retransmitted, max(0, port - payload - headers.bytes))
+    payload = min(payload, port)
+    overhead = min(headers.bytes, port - payload)
+    explained = min(collective, payload)
+    rest = port - payload - overhead - retransmission
+    offload = min(rest, evidence.offload_bytes)
+    return _Split(
+        collective=explained,
+        overhead=overhead,
+        retransmission=retransmission,
+        foreign=rest - offload,
+        unseen=payload - explained,
+        offload=offload,
+        uncertain_bytes=headers.half_width + offload // 2,
+    )
+
+
+def _without_sockets(port: int, packets: int | None, collective: int, evidence: Evidence, first: Evidence) -> _Split:
+    """Nobody tells whose the bytes are: what collectives do not explain is foreign, or it is not."""
+    sizes = evidence.headers
+    counted = packets or 0
+    all_headers = min(counted * sizes.usual, port)
+    explained = min(collective, port - all_headers)
+    # Every packet is taken to be like the others.
+    mine = explained / max(1, port - all_headers)
+    overhead = min(int(all_headers * mine), port - explained)
+    again = evidence.retransmitted_packets - first.retransmitted_packets
+    retransmission = min(max(0, again) * port // max(1, counted), port - explained - overhead)
+    rest = port - explained - overhead - retransmission
+    offload = min(rest, evidence.offload_bytes)
+    unsure = int(counted * (sizes.most - sizes.least) * mine) // 2 + retransmission + rest // 2
+    return _Split(explained, overhead, retransmission, rest - offload, 0, offload, unsure)
+
+
+def _wider(split: _Split, more_bytes: int) -> _Split:
+    return replace(split, uncertain_bytes=split.uncertain_bytes + more_bytes) if more_bytes > 0 else split
+
+
+def _since(first: Sockets | None, now: Sockets) -> Sockets:
+    if first is None:
+        return now
+    payload = now.payload_bytes - first.payload_bytes
+    return Sockets(
+        payload,
+        min(payload, now.retransmitted_bytes - first.retransmitted_bytes),
+        now.segments - first.segments,
+        now.header_bytes - first.header_bytes,
+        now.changes,
+    )
+
+
+def _with_tail(sockets: Sockets, tail_bytes: int, packets: int, sizes: HeaderSizes) -> Sockets:
+    """As if connections had carried this much more, in packets like the others; in the port's where there are none."""
+    payload = sockets.payload_bytes + tail_bytes
+    if not tail_bytes or not sockets.payload_bytes:
+        segments = packets if tail_bytes else sockets.segments
+        header_bytes = segments * sizes.usual if tail_bytes else sockets.header_bytes
+        return replace(sockets, payload_bytes=payload, segments=segments, header_bytes=header_bytes)
+    return replace(
+        sockets,
+        payload_bytes=payload,
+        segments=sockets.segments * payload // sockets.payload_bytes,
+        header_bytes=sockets.header_bytes * payload // sockets.payload_bytes,
+    )
+
+
+def _not_before(now: Evidence, last: Evidence) -> Evidence:
+    """The evidence with totals that never fall below those of `last`."""
+    handed, packets, sockets = now.handed_over_bytes, now.packets, now.sockets
+    if last.handed_over_bytes is not None:
+        handed = max(handed or 0, last.handed_over_bytes)
+    if packets is not None:
+        packets = max(packets, last.packets or 0)
+    if sockets is not None and last.sockets is not None:
+        sockets = Sockets(
+            max(sockets.payload_bytes, last.sockets.payload_bytes),
+            max(sockets.retransmitted_bytes, last.sockets.retransmitted_bytes),
+            max(sockets.segments, last.sockets.segments),
+            max(sockets.header_bytes, last.sockets.header_bytes),
+            max(sockets.changes, last.sockets.changes),
+        )
+    return replace(
+        now,
+        port_bytes=max(now.port_bytes, last.port_bytes),
+        packets=packets,
+        handed_over_bytes=handed,
+        sockets=sockets,
+        retransmitted_packets=max(now.retransmitted_packets, last.retransmitted_packets),
+    )

@@ -1,0 +1,293 @@
+"""What running processes do with NCCL: their communicators and calls, from the kernel's tables to what is exported.
+
+What has ended leaves the kernel's tables at the next tick, all with one reading, and is kept as totals of the node
+(agent/node/collectives/node_totals.py, agent/node/collectives/expected_bytes.py) and of its communicator
+(agent/node/collectives/ended.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.snapshot import UNKNOWN, Snapshot
+from railscope.agent.model.expected import ExpectedBytes
+from railscope.agent.node.collectives.call_counts import CallCount
+from railscope.agent.node.collectives.communicators import Communicator, Communicators, text
+from railscope.agent.node.collectives.ended import CommunicatorHistory
+from railscope.agent.node.collectives.events import CommEvents
+from railscope.agent.node.collectives.expected_bytes import ExpectedWire
+from railscope.agent.node.collectives.kernel_readings import CountingPrograms, KernelReadings
+from railscope.agent.node.collectives.node_totals import NodeTotals
+from railscope.agent.node.collectives.peer_bytes import PeerBytes
+from railscope.agent.node.collectives.sequences import Sequences
+from railscope.agent.node.collectives.stored_errors import StoredErrors
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import named_namespaces
+
+_log = logging.getLogger("railscope.collectives")
+
+_SETTLE_NS: Final = 500_000_000
+"""A destroyed communicator's counts stay in the kernel this long, for a call that was just under way."""
+
+
+class Collectives:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        programs: CountingPrograms,
+        processes: dict[int, ObservedProcess],
+        small_payload_bytes: int,
+        completion: Completion | None = None,
+        *,
+        procfs: Path = Path("/proc"),
+        on_lifecycle: Callable[[Records], None] | None = None,
+        most_peers: int = 0,
+    ) -> None:
+        """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
+
+        `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
+        `most_peers`: peers of a rank for which it is told what they are sent; 0: it is told of none.
+        """
+        self._on_lifecycle = on_lifecycle
+        self._completion = completion
+        self._events = CommEvents()
+        self._stored_errors = StoredErrors(procfs, completion.levels.error_layout_of) if completion else None
+        self._sequences = (
+            Sequences(programs.communicators, procfs, completion.levels.sequence_layout_of) if completion else None
+        )
+        self._programs = programs
+        self._processes = processes
+        self._readings = KernelReadings(programs)
+        self._communicators = Communicators(programs.communicators, self._version_of)
+        self._totals = NodeTotals()
+        self._history = CommunicatorHistory()
+        self._expected = ExpectedWire(
+            small_payload_bytes,
+            self._communicators.get,
+            processes.get,
+            completion.replays if completion else lambda _: False,
+        )
+        self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
+        self.before_forgetting: Callable[[], object] = lambda: None
+        """Called before the kernel forgets what communicators did that have ended."""
+        self._met: set[int] = set()
+        """Pids of living processes that have made a communicator."""
+        self._unmet: set[int] = set()
+        self._vanished: set[int] = set()
+        """Pids in the kernel's tables that had ended before anyone looked at them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last reading of each of the kernel's tables worked."""
+        return self._readings.complete
+
+    @property
+    def processes_with_communicators(self) -> int:
+        """Living processes that have a communicator."""
+        return len({communicator.tgid for communicator in self._communicators if communicator.ended_ns is None})
+
+    @property
+    def alive(self) -> bool:
+        """Whether any communicator lives, or ended just now."""
+        return any(True for _ in self._communicators)
+
+    def drain(self) -> None:
+        """Learn of communicators that came or went, from events that wait."""
+        events = self._programs.lifecycle_events.read()
+        if self._on_lifecycle is not None and len(events):
+            self._on_lifecycle(events)
+        self._unmet |= self._communicators.take(events)
+        self._events.take_lifecycle(events)
+        if self._completion is not None:
+            self._events.take_errors(self._completion.error_events())
+            made = events[events["confirmed"] != 0]
+            self._completion.learn_devices(set(zip(made["tgid"].tolist(), made["library"].tolist(), strict=True)))
+
+    def look_for_errors(self, now_ns: int) -> None:
+        """Learn of errors that communicators keep and nobody asked for; call it right after `read`."""
+        if self._stored_errors is None or not self.processes_with_communicators:
+            return
+        for instance, result in self._stored_errors.read(self._communicators.rows):
+            self._events.take_stored(instance, result, now_ns)
+
+    def look_for_positions(self, now_ns: int) -> None:
+        """Learn where communicators that made calls stand by NCCL's own count; call it right after `read`."""
+        if self._sequences is None or not self.processes_with_communicators:
+            return
+        try:
+            self._sequences.look(self._communicators.rows, now_ns)
+        except KernelRefusal as refusal:
+            _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+
+    def position(self, instance: int, enqueued: int) -> int | None:
+        """Collectives that a rank entered since its communicator was made; None: that cannot be known."""
+        return self._sequences.position(instance, enqueued) if self._sequences is not None else None
+
+    def unmet(self) -> set[int]:
+        """Pids of processes that showed up in the kernel's tables and are not known; told once."""
+        seen, self._unmet = self._unmet, set()
+        self._announce(seen & self._processes.keys() - self._met)
+        return seen - self._processes.keys() - self._vanished
+
+    def _announce(self, tgids: Collection[int]) -> None:
+        """Say which processes have begun to use NCCL: many more only map it, such as those that load a job's data."""
+        for tgid in tgids:
+            first = next((one for one in self._communicators if one.tgid == tgid), None)
+            if first is not None:
+                self._met.add(tgid)
+                rank, nranks = text(first.rank), text(first.nranks)
+                _log.info("process %d uses NCCL: communicator %s, rank %s of %s", tgid, first.name, rank, nranks)
+
+    def read(self) -> list[CallCount]:
+        """Every row of the kernel's table, with everything known about its communicators."""
+        if self._readings.quiet():
+            self.drain()
+            return self._readings.accounting.last
+        # Counts first: every communicator in them is then known from its events or from the table.
+        counts = self._readings.counts()
+        self.drain()
+        self._unmet |= self._readings.refresh(self._communicators)
+        self._unmet |= {count.kind.tgid for count in counts}
+        return counts
+
+    def expected(self, counts: list[CallCount]) -> list[ExpectedBytes]:
+        """Wire bytes so far, by network namespace."""
+        return self._expected.with_living(counts)
+
+    def end_process(self, tgid: int, ended_ns: int) -> None:
+        """A process that is marked as ended in `processes`, or was never in it, did its last call."""
+        self.drain()
+        if tgid not in self._processes:
+            self._vanished.add(tgid)
+        self._communicators.end_process(tgid, ended_ns)
+        if self._completion is not None:
+            self._completion.end_process(tgid)
+
+    def settle(self, now_ns: int) -> None:
+        """Put away what ended; call it right after `read`, as it works on the tables as they were then."""
+        if self._readings.fresh:
+            self._settle(now_ns - _SETTLE_NS)
+
+    def settle_processes(self) -> None:
+        """Put away what ended processes did, now: one of their pids is used again."""
+        self.read()
+        self._settle(0)
+
+    def communicator(self, instance: int) -> Communicator | None:
+        """None: nobody has heard of it."""
+        return self._communicators.get(instance)
+
+    def ended_ranks(self, comm: str) -> set[str]:
+        """Ranks of this host whose end of a communicator has ended, by its name."""
+        return self._communicators.ended_ranks(comm)
+
+    def forget(self, before_ns: int, most_ended: int) -> list[int]:
+        """Drop communicators that ended before a moment, and the oldest of more than `most_ended`; returns them."""
+        forgotten = self._history.forget(before_ns, most_ended)
+        self._communicators.forget(forgotten)
+        self._events.forget(forgotten)
+        if self._peers is not None:
+            self._peers.forget(forgotten)
+        if self._completion is not None:
+            self._completion.forget(forgotten)
+        return forgotten
+
+    def _settle(self, before_ns: int) -> None:
+        """As `settle`, for communicators that ended before a moment."""
+        known = self._communicators
+        gone = {tgid: process for tgid, process in self._processes.items() if process.ended_ns is not None}
+        for tgid, process in gone.items():
+            # What only the last reading told of.
+            known.end_process(tgid, process.ended_ns or 0)
+        settled = known.settle(before_ns, gone.keys() | self._vanished)
+        if self._completion is not None and settled:
+            self.before_forgetting()
+            self._completion.read()
+            self._completion.end_communicators({communicator.instance for communicator in settled})
+        names = named_namespaces() if settled or gone else {}
+        for communicator in settled:
+            owner = self._processes.get(communicator.tgid)
+            self._history.settle(communicator, owner, _netns_label(owner, names))
+        nameless = gone.keys() | self._vanished
+        taken = []
+        try:
+            for count in self._readings.accounting.take(
+                lambda kind: (
+                    known.is_settled(kind.instance) or (kind.tgid in nameless and known.get(kind.instance) is None)
+                )
+            ):
+                self._fold(count, names)
+                taken.append(count)
+        finally:
+            # Also of rows that were taken before the kernel refused one.
+            self._expected.fold(taken)
+            if self._peers is not None:
+                self._peers.fold(taken)
+        known.sweep()
+        for tgid in gone:
+            del self._processes[tgid]
+        self._met -= gone.keys()
+        self._vanished.clear()
+
+    def _fold(self, count: CallCount, names: Mapping[int, str]) -> None:
+        """Keep a row that has left the kernel's table."""
+        kind = count.kind
+        self._totals.fold(count, self._gpu_of(kind.instance))
+        process = self._processes.get(kind.tgid)
+        if self._communicators.is_settled(kind.instance):
+            self._history.add(count)
+        elif process is not None:
+            self._history.add_nameless(count, process, _netns_label(process, names), process.ended_ns or 0)
+
+    def _version_of(self, tgid: int) -> str:
+        process = self._processes.get(tgid)
+        return process.nccl_version if process is not None else UNKNOWN
+
+    def _gpu_of(self, instance: int) -> str:
+        communicator = self._communicators.get(instance)
+        return communicator.gpu if communicator is not None else UNKNOWN
+
+    def shown(self, snapshot: Snapshot, counts: list[CallCount], now_ns: int) -> Snapshot:
+        """The snapshot with what the programs counted; `counts` from `read`."""
+        if self._completion is not None:
+            # After the counts: nothing can then be complete that was not counted, but for what came in between.
+            self._completion.read()
+        collectives, sizes = self._totals.with_living(
+            ((count, self._gpu_of(count.kind.instance)) for count in counts), self._readings.overflow()
+        )
+        names = named_namespaces()
+        return replace(
+            snapshot,
+            collectives=collectives,
+            sizes=sizes,
+            enqueue_times=self._readings.enqueue_times(),
+            communicators=self._history.facts(
+                self._communicators,
+                counts,
+                self._processes.get,
+                lambda process: _netns_label(process, names),
+                self._completion.of if self._completion is not None else lambda _: None,
+                self.position,
+                now_ns,
+            ),
+            peers=self._peers.totals(counts) if self._peers is not None else (),
+            comm_events=self._events.events(),
+            comm_errors=self._events.errors(),
+            events_lost=self._readings.events_lost(),
+        )
+
+
+def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:
+    """How people call a process's network namespace; empty for the agent's own."""
+    namespace = process.namespace if process else None
+    if namespace is None or namespace.own:
+        return ""
+    return names.get(namespace.inode, f"net:[{namespace.inode}]")

@@ -1,0 +1,262 @@
+"""Who is who: the communicators that the probes have seen, and the processes they belong to.
+
+A communicator's identity comes from its own struct, read in the kernel and confirmed by NCCL's magic numbers; where
+the layout is not known, rank, number of ranks and the hash of the unique id come from the init call's arguments.
+An instance is one communicator's life: the same address used again later is another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.model.edge_share import Placement, placement_of
+from railscope.agent.node.collectives.call_counts import Table
+from railscope.agent.node.collectives.events import error_name
+from railscope.probes.maps import Records
+from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.error_records import NO_ERRORS, Result
+from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
+
+_log = logging.getLogger("railscope.communicators")
+
+_BIRTHS = {
+    LifecycleKind.INIT: "ncclCommInitRank",  # and its variants
+    LifecycleKind.INIT_ALL: "ncclCommInitAll",
+    LifecycleKind.SPLIT: "ncclCommSplit",
+    LifecycleKind.SHRINK: "ncclCommShrink",
+    LifecycleKind.GROW: "ncclCommGrow",
+}
+"""What makes communicators, as the job calls it."""
+_ENDS = (LifecycleKind.DESTROY, LifecycleKind.ABORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One rank's end of one communicator."""
+
+    instance: int
+    tgid: int
+    first_ns: int
+    comm_hash: int | None = None
+    rank: int | None = None
+    nranks: int | None = None
+    cuda_dev: int | None = None
+    nvml_dev: int | None = None
+    node: int | None = None
+    n_nodes: int | None = None
+    local_ranks: int | None = None
+    source: str = UNKNOWN
+    ended_ns: int | None = None
+    whole: bool = False
+    """Seen from its first call on: its calls are numbered as those of other ranks are."""
+
+    @property
+    def name(self) -> str:
+        return UNKNOWN if self.comm_hash is None else f"{self.comm_hash:016x}"
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's index as nvidia-smi counts, or as the process counts where that is not known."""
+        return text(self.cuda_dev if self.nvml_dev is None else self.nvml_dev)
+
+    @property
+    def placement(self) -> Placement | None:
+        return placement_of(
+            *(-1 if v is None else v for v in (self.rank, self.nranks, self.node, self.n_nodes, self.local_ranks))
+        )
+
+
+def text(value: int | None) -> str:
+    """A number as a label."""
+    return UNKNOWN if value is None else str(value)
+
+
+def _known(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+class Communicators:
+    """Every instance seen and not forgotten yet.  Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, table: Table, version_of: Callable[[int], str]) -> None:
+        """`version_of` says which NCCL a process has, by pid: `unknown` where that is not known (yet)."""
+        self._table = table
+        self._version_of = version_of
+        self._unnamed: dict[int, bytes] = {}
+        """Unique ids of communicators whose hash is not known, by instance."""
+        self._keys: dict[int, bytes] = {}
+        """Keys in the kernel's table at the last refresh, by instance."""
+        self.rows: tuple[Records, Records] = (np.zeros(0, COMMUNICATOR_KEY), np.zeros(0, COMMUNICATOR))
+        """Keys and values of the kernel's table at the last refresh."""
+        self._known: dict[int, Communicator] = {}
+        self._settled: dict[int, Communicator] = {}
+        """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
+
+    def __iter__(self) -> Iterator[Communicator]:
+        """Those that are not settled."""
+        return iter(self._known.values())
+
+    def get(self, instance: int) -> Communicator | None:
+        return self._known.get(instance) or self._settled.get(instance)
+
+    def is_settled(self, instance: int) -> bool:
+        return instance in self._settled
+
+    def ended_ranks(self, name: str) -> set[str]:
+        """Ranks whose end of a communicator has ended, by its name: none where that is not known."""
+        if name == UNKNOWN:
+            return set()
+        comm_hash = int(name, 16)
+        ends = [one for one in (*self._known.values(), *self._settled.values()) if one.comm_hash == comm_hash]
+        # Where jobs fix NCCL's id, the next one's communicator has the same name.
+        living = {one.rank for one in ends if one.ended_ns is None}
+        return {text(one.rank) for one in ends if one.rank is not None and one.rank not in living}
+
+    def take(self, events: Records) -> set[int]:
+        """Learn from lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
+        processes = set()
+        for event in events:
+            processes.add(int(event["tgid"]))
+            kind = LifecycleKind(int(event["kind"]))
+            instance = int(event["instance"])
+            if not instance:
+                _log.info("process %d: %s", event["tgid"], _nothing_made(kind, event))
+                continue
+            if instance in self._settled:
+                continue
+            time_ns = int(event["time_ns"])
+            known = self._known.get(instance) or Communicator(instance, int(event["tgid"]), time_ns)
+            if event["confirmed"]:
+                known = _identified(known, event["identity"])
+            elif known.source == UNKNOWN and int(event["nranks"]) > 0:
+                rank = _known(int(event["rank"]))
+                known = replace(
+                    known, nranks=int(event["nranks"]), rank=rank, source="init" if rank is not None else UNKNOWN
+                )
+            if kind is LifecycleKind.INIT and event["has_unique_id"] and known.comm_hash is None:
+                self._unnamed[instance] = event["unique_id"].tobytes()
+            if kind in _BIRTHS:
+                known = replace(known, whole=True)
+            if kind in _ENDS:
+                known = replace(known, ended_ns=known.ended_ns or time_ns)
+            self._known[instance] = known
+        self._name_by_unique_id()
+        return processes
+
+    def _name_by_unique_id(self) -> None:
+        """Name those whose struct cannot be read, as NCCL names them."""
+        for instance, unique_id in list(self._unnamed.items()):
+            known = self._known.get(instance)
+            if known is not None and known.comm_hash is None:
+                found = comm_hash(unique_id, self._version_of(known.tgid))
+                if found is None:
+                    continue
+                source = "init" if known.source == UNKNOWN else known.source
+                self._known[instance] = replace(known, comm_hash=found, source=source)
+            del self._unnamed[instance]
+
+    def refresh(self) -> set[int]:
+        """Learn from the kernel's table what lost events would have told; returns the processes in it.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        self.rows = keys, values = self._table.read()
+        self._keys.clear()
+        for key, value in zip(keys, values, strict=True):
+            instance = int(value["instance"])
+            self._keys[instance] = key.tobytes()
+            if instance in self._settled:
+                continue
+            known = self._known.get(instance) or Communicator(instance, int(key["tgid"]), int(value["first_ns"]))
+            if value["confirmed"] and known.source != "layout":
+                known = _identified(known, value["identity"])
+            if value["destroyed_ns"] and known.ended_ns is None:
+                known = replace(known, ended_ns=int(value["destroyed_ns"]))
+            self._known[instance] = known
+        self._name_by_unique_id()
+        return set(keys["tgid"].tolist())
+
+    def end_process(self, tgid: int, ended_ns: int) -> None:
+        """End everything that a process had; what begins later belongs to another one with the same number."""
+        for instance, known in self._known.items():
+            if known.tgid == tgid and known.ended_ns is None and known.first_ns <= ended_ns:
+                self._known[instance] = replace(known, ended_ns=ended_ns)
+
+    def settle(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
+        """Let go of communicators that ended before a moment, and of all that ended in processes that are gone.
+
+        Returns them; `sweep` takes them out of the kernel's table.
+        """
+        ended = [
+            known
+            for known in self._known.values()
+            if known.ended_ns is not None and (known.ended_ns < before_ns or known.tgid in gone)
+        ]
+        for known in ended:
+            self._settled[known.instance] = self._known.pop(known.instance)
+        return ended
+
+    def sweep(self) -> None:
+        """Take settled communicators out of the kernel's table, as it was at the last refresh.
+
+        Jobs that make and destroy communicators all the time would fill the table otherwise.
+
+        Raises:
+            KernelRefusal: the table cannot be changed; call again after the next refresh.
+        """
+        for instance in self._keys.keys() & self._settled.keys():
+            row = self._table.lookup(self._keys[instance])
+            # The same address may be another communicator by now.
+            if row is not None and int(row["instance"][0]) == instance:
+                self._table.delete(self._keys[instance])
+            del self._keys[instance]
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Drop settled communicators that nobody can ask about any more."""
+        for instance in instances:
+            self._settled.pop(instance, None)
+
+
+def _nothing_made(kind: LifecycleKind, event: Records) -> str:
+    """Why no communicator is known after a call that makes one (dtype LIFECYCLE_EVENT), and what follows.
+
+    A split returns none to a rank without a colour, which NCCL takes for success; in a group, or where calls do not
+    block, it and a shrink return theirs only when all is done (ncclCommSplit() and ncclCommInitRankFunc() in NCCL's
+    init.cc).
+    """
+    call, result = _BIRTHS.get(kind, kind.name), int(event["result"])
+    if result not in NO_ERRORS:
+        return f"{call} failed with {error_name(result)} and made no communicator: the job's own log says why"
+    if event["comm"]:
+        return (
+            f"{call} made a communicator that the kernel has no room for: its calls count as those of an unknown one; "
+            "--limit.communicators makes room"
+        )
+    if kind is LifecycleKind.SPLIT and result == Result.SUCCESS:
+        return (
+            f"{call} returned no communicator: either the rank is in none of the new ones (NCCL_SPLIT_NOCOLOR), and "
+            "nothing is missed, or its group has not ended, and the communicator will be known from its first call on"
+        )
+    return f"{call} has not returned its communicator yet, which will be known from its first call on"
+
+
+def _identified(known: Communicator, identity: Records) -> Communicator:
+    return replace(
+        known,
+        # A layout may tell the ranks alone; the init call may have told the rest.
+        comm_hash=int(identity["comm_hash"]) or known.comm_hash,
+        rank=int(identity["rank"]),
+        nranks=int(identity["nranks"]),
+        cuda_dev=_known(int(identity["cuda_dev"])),
+        nvml_dev=_known(int(identity["nvml_dev"])),
+        node=_known(int(identity["node"])),
+        n_nodes=_known(int(identity["n_nodes"])),
+        local_ranks=_known(int(identity["local_ranks"])),
+        source="layout",
+    )

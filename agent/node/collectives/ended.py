@@ -1,0 +1,172 @@
+"""What a snapshot says about each communicator: whose it is, and how many operations it was given.
+
+A communicator that has ended does nothing more: its counts were taken out of the kernel's table, and its facts are
+made once, with the labels that its process had.  Calls that no communicator can be told for (its events were lost, or
+NCCL was given none) are one nameless entry for each process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal
+from railscope.agent.node.collectives.call_counts import CallCount
+from railscope.agent.node.collectives.communicators import Communicator, text
+from railscope.agent.node.completion.completion import CommunicatorProgress
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.nccl.abi import op_name
+from railscope.probes.processes import ProcessIdentity
+
+_Ops = defaultdict[int, list[int]]
+"""Calls and payload bytes by op."""
+
+
+def _ops() -> _Ops:
+    return defaultdict(lambda: [0, 0])
+
+
+def _add(ops: _Ops, count: CallCount) -> None:
+    total = ops[count.kind.op]
+    total[0] += count.calls
+    total[1] += count.payload_bytes
+
+
+@dataclass(slots=True)
+class _Ended:
+    communicator: Communicator
+    process: ObservedProcess | None
+    netns: str
+    ended_ns: int
+    ops: _Ops = field(default_factory=_ops)
+    facts: CommunicatorFacts | None = None
+    """None: to be made."""
+
+
+class CommunicatorHistory:
+    """Communicators that have ended, until they are forgotten.  Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int | ProcessIdentity, _Ended] = {}
+        """By instance; what a process did namelessly by its identity."""
+
+    def settle(self, communicator: Communicator, process: ObservedProcess | None, netns: str) -> None:
+        """Take in a communicator whose counts leave the kernel's table from now on.
+
+        Raises:
+            ValueError: it lives.
+        """
+        if communicator.ended_ns is None:
+            raise ValueError(f"communicator {communicator.instance} has not ended")
+        self._ended[communicator.instance] = _Ended(communicator, process, netns, communicator.ended_ns)
+
+    def add(self, count: CallCount) -> None:
+        """Keep a row of a settled communicator that was taken out of the kernel's table."""
+        ended = self._ended.get(count.kind.instance)
+        if ended is not None:
+            _add(ended.ops, count)
+            ended.facts = None
+
+    def add_nameless(self, count: CallCount, process: ObservedProcess, netns: str, ended_ns: int) -> None:
+        """Keep a row of a process that has ended, for which no communicator can be told."""
+        ended = self._ended.get(process.identity)
+        if ended is None:
+            nameless = _nameless(count.kind.tgid, ended_ns)
+            ended = self._ended[process.identity] = _Ended(nameless, process, netns, ended_ns)
+        _add(ended.ops, count)
+        ended.facts = None
+
+    def forget(self, before_ns: int, most_ended: int) -> list[int]:
+        """Drop what ended before a moment, and the oldest of more than `most_ended`; returns instances dropped."""
+        old = [key for key, ended in self._ended.items() if ended.ended_ns < before_ns]
+        too_many = len(self._ended) - len(old) - most_ended
+        if too_many > 0:
+            rest = self._ended.keys() - set(old)
+            old += sorted(rest, key=lambda key: self._ended[key].ended_ns)[:too_many]
+        for key in old:
+            del self._ended[key]
+        return [key for key in old if isinstance(key, int)]
+
+    def facts(
+        self,
+        living: Iterable[Communicator],
+        counts: Iterable[CallCount],
+        process_of: Callable[[int], ObservedProcess | None],
+        netns_of: Callable[[ObservedProcess | None], str],
+        progress_of: Callable[[int], CommunicatorProgress | None],
+        position_of: Callable[[int, int], int | None],
+        now_ns: int,
+    ) -> tuple[CommunicatorFacts, ...]:
+        """Of every communicator, oldest first; `counts` are the rows of the kernel's table.
+
+        `position_of` knows by instance, and by the calls that it made, where a living one stands.
+        """
+        by_instance = {communicator.instance: communicator for communicator in living}
+        done: defaultdict[int, _Ops] = defaultdict(_ops)
+        for count in counts:
+            instance = count.kind.instance
+            if instance not in by_instance and instance not in self._ended:
+                # One entry a process, under a number that no communicator has.
+                instance = -count.kind.tgid
+                if instance not in by_instance:
+                    process = process_of(count.kind.tgid)
+                    by_instance[instance] = _nameless(count.kind.tgid, process.ended_ns if process else None)
+            _add(done[instance], count)
+        found = [(ended.communicator.first_ns, _of_ended(ended, progress_of)) for ended in self._ended.values()]
+        for communicator in by_instance.values():
+            process = process_of(communicator.tgid)
+            ops = done.get(communicator.instance, _ops())
+            facts = _facts(communicator, process, netns_of(process), ops)
+            if (progress := progress_of(communicator.instance)) is not None:
+                facts = _with_progress(facts, progress, now_ns)
+            if communicator.ended_ns is None:
+                facts = replace(facts, position=position_of(communicator.instance, facts.enqueued))
+            found.append((communicator.first_ns, facts))
+        found.sort(key=lambda entry: entry[0])
+        return tuple(facts for _, facts in found)
+
+
+def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
+    if ended.facts is None:
+        ended.facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops)
+        if (progress := progress_of(ended.communicator.instance)) is not None:
+            ended.facts = _with_progress(ended.facts, progress, None)
+    return ended.facts
+
+
+def _with_progress(facts: CommunicatorFacts, progress: CommunicatorProgress, now_ns: int | None) -> CommunicatorFacts:
+    """`now_ns` None: it has ended, and nothing of it is in flight."""
+    inflight_ns = 0 if progress.oldest_posted_ns is None or now_ns is None else now_ns - progress.oldest_posted_ns
+    return replace(
+        facts,
+        completed=min(progress.completed, facts.enqueued),
+        inflight_seconds=max(0, inflight_ns) / 1e9 if progress.age_known else None,
+        captured=progress.captured,
+        replayed=progress.replayed,
+    )
+
+
+def _nameless(tgid: int, ended_ns: int | None) -> Communicator:
+    return Communicator(-tgid, tgid, 0, ended_ns=ended_ns)
+
+
+def _facts(communicator: Communicator, process: ObservedProcess | None, netns: str, ops: _Ops) -> CommunicatorFacts:
+    return CommunicatorFacts(
+        comm=communicator.name,
+        rank=text(communicator.rank),
+        nranks=text(communicator.nranks),
+        gpu=communicator.gpu,
+        node_rank=text(communicator.node),
+        local_ranks=text(communicator.local_ranks),
+        nccl_version=process.nccl_version if process else UNKNOWN,
+        pid=communicator.tgid,
+        netns=netns,
+        job=process.job.labels() if process else (),
+        identity_source=communicator.source,
+        enqueued=sum(calls for calls, _ in ops.values()),
+        ops=tuple(OpTotal(op_name(op), calls, size) for op, (calls, size) in sorted(ops.items())),
+        alive=communicator.ended_ns is None,
+        whole=communicator.whole,
+        instance=max(communicator.instance, 0),
+    )

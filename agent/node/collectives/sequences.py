@@ -1,0 +1,211 @@
+"""Where each rank's end of a communicator stands, on the scale that NCCL itself keeps: whenever the agent came.
+
+An agent that came late counts calls from then on.  NCCL counts collectives since the communicator was made, in a
+number that lies in the process's memory (probes/nccl/sequence_numbers.py): the distance between the two is learnt,
+and the position is the agent's own count and that distance.  It compares with that of any other rank, also of one that
+was seen from its first call on, because what NCCL does not count (point to point, captured graphs, collectives without
+an element) is taken out on all sides: each such call shortens the distance.
+
+So a distance is believed once it was found at two different calls, and never of a communicator that stands still in
+the middle of a call, or behind one that changed it.  What cannot be known is not said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Final, Protocol
+
+from railscope.agent.node.collectives.call_counts import Table
+from railscope.probes.maps import Records
+from railscope.probes.nccl.sequence_numbers import SequenceLayout, read_launched
+
+_log = logging.getLogger("railscope.sequences")
+
+_MOST_AT_ONCE: Final = 512
+"""Communicators looked at in one round; with more of them it takes several to come round."""
+_ATTEMPTS: Final = 4
+"""A busy communicator is seldom met between two calls; the next round tries again."""
+_PACE: Final = 8
+"""Of the communicators that move and whose distance is believed, one in so many is looked at in a round."""
+_STANDS_NS: Final = 500_000_000
+"""Without a call for so long a communicator stands, as one that has made none since the last round."""
+_ENOUGH: Final = 2
+"""Different calls at which a distance must be found: within the first microsecond of a call it is one too short."""
+
+
+class CommunicatorRows(Table, Protocol):
+    """The table of communicators (probes/nccl/tables.py), of which every row can also be asked for by itself."""
+
+    def calls_of(self, key: bytes, instance: int) -> int | None: ...
+
+
+@dataclass(slots=True)
+class Reckoning:
+    """How far NCCL's count of one communicator is from the agent's."""
+
+    calls: int = -1
+    """The agent's count when it was last looked at; -1: never."""
+    settled: bool = False
+    """It was between two calls then."""
+    distance: int | None = None
+    """NCCL's count less the agent's."""
+    _agreeing: int = 0
+    """Different calls in a row at which this distance was found."""
+    _found_at: int = -1
+
+    @property
+    def believed(self) -> bool:
+        return self._agreeing >= _ENOUGH
+
+    def learn(self, calls: int, launched: int) -> None:
+        """Both counts of one moment between two calls."""
+        if launched - calls != self.distance:
+            self.distance, self._agreeing = launched - calls, 1
+        elif calls != self._found_at:
+            self._agreeing += 1
+        self.calls = self._found_at = calls
+        self.settled = True
+
+    def pass_over(self, calls: int) -> None:
+        """It was in the middle of a call, or cannot be read."""
+        self.calls, self.settled = calls, False
+
+    def position(self, enqueued: int) -> int | None:
+        """Collectives that the rank entered since the communicator was made, when it had made so many calls.
+
+        None: that cannot be known.  While it moves the distance of the last look serves.
+        """
+        if self.distance is None or not self.believed or (enqueued <= self.calls and not self.settled):
+            return None
+        return self.distance + max(enqueued, self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One rank's end of a communicator that is to be looked at."""
+
+    tgid: int
+    address: int
+    instance: int
+    calls: int
+    key: bytes
+    comm_hash: int
+    layout: SequenceLayout
+    reckoning: Reckoning = field(compare=False)
+
+
+class Sequences:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self, communicators: CommunicatorRows, procfs: Path, layout_of: Callable[[int], SequenceLayout | None]
+    ) -> None:
+        """`layout_of` knows the layout of a library by its number."""
+        self._communicators = communicators
+        self._procfs = procfs
+        self._layout_of = layout_of
+        self._known: dict[int, Reckoning] = {}
+        self._calls: dict[int, int] = {}
+        """By instance, as of the last round."""
+        self._round = 0
+        self._next = 0
+        self._said = False
+
+    def position(self, instance: int, enqueued: int) -> int | None:
+        """Collectives that a rank entered since its communicator was made; None: cannot be known."""
+        known = self._known.get(instance)
+        return None if known is None else known.position(enqueued)
+
+    def look(self, rows: tuple[Records, Records], now_ns: int) -> None:
+        """Now and then: look at the communicators of which something new may be learnt.
+
+        `rows` is the table of communicators (keys, values) as it was read a moment ago; `now_ns`: monotonic.
+
+        Raises:
+            KernelRefusal: the table of communicators cannot be read.
+        """
+        due = self._due(*rows, now_ns)
+        if len(due) > _MOST_AT_ONCE:
+            self._next %= len(due)
+            due = (due[self._next :] + due[: self._next])[:_MOST_AT_ONCE]
+            self._next += _MOST_AT_ONCE
+            due.sort(key=lambda end: end.tgid)
+        for tgid, ends in groupby(due, lambda end: end.tgid):
+            self._look_at(tgid, ends)
+
+    def _due(self, keys: Records, values: Records, now_ns: int) -> list[_End]:
+        """Living communicators of several ranks that are to be looked at, by process."""
+        identities = values["identity"]
+        living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
+        keys, values, identities = keys[living], values[living], identities[living]
+        stands = values["last_ns"] + _STANDS_NS <= now_ns
+        columns = (values["instance"], values["sequence"], stands, values["library"], keys["tgid"], keys["comm"])
+        known, calls_of, due = {}, {}, []
+        for key, comm_hash, instance, calls, stands_still, library, tgid, address in zip(
+            keys, identities["comm_hash"].tolist(), *(column.tolist() for column in columns), strict=True
+        ):
+            layout = self._layout_of(library)
+            if layout is None:
+                continue
+            reckoning = known[instance] = self._known.get(instance) or Reckoning()
+            calls_of[instance] = calls
+            if calls and self._is_due(instance, calls, reckoning, stands=stands_still):
+                due.append(_End(tgid, address, instance, calls, key.tobytes(), comm_hash, layout, reckoning))
+        self._known, self._calls = known, calls_of
+        self._round += 1
+        due.sort(key=lambda end: (end.tgid, end.instance))
+        return due
+
+    def _is_due(self, instance: int, calls: int, reckoning: Reckoning, *, stands: bool) -> bool:
+        """Whether something new may be learnt: most of all where a communicator has just come to stand."""
+        if calls == reckoning.calls and reckoning.settled:
+            return False
+        stands = stands or self._calls.get(instance) == calls
+        return stands or not reckoning.believed or (self._round + instance) % _PACE == 0
+
+    def _look_at(self, tgid: int, ends: Iterable[_End]) -> None:
+        try:
+            memory = os.open(self._procfs / str(tgid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            for end in ends:
+                end.reckoning.pass_over(end.calls)
+            if not self._said and not isinstance(error, (FileNotFoundError, ProcessLookupError)):
+                self._said = True
+                _log.warning(
+                    "process %d: its memory cannot be read (%s): ranks that were not seen from their first call on are "
+                    "not compared by number; give railscope CAP_SYS_PTRACE",
+                    tgid,
+                    error.strerror,
+                )
+            return
+        try:
+            for end in ends:
+                self._take(memory, end)
+        finally:
+            os.close(memory)
+
+    def _take(self, memory: int, end: _End) -> None:
+        """Read both counts at a moment between two calls, if there is one."""
+        best: tuple[int, int] | None = None
+        calls = self._communicators.calls_of(end.key, end.instance)
+        for _ in range(_ATTEMPTS):
+            launched = read_launched(memory, end.address, end.comm_hash, end.layout)
+            before, calls = calls, self._communicators.calls_of(end.key, end.instance)
+            if launched is None or calls is None:
+                break
+            if before != calls or not launched.settled:
+                continue
+            # The greatest distance is right: a call is counted here a moment before NCCL knows of it.
+            if best is None or launched.collectives - calls > best[1] - best[0]:
+                best = calls, launched.collectives
+            if best[1] - best[0] == end.reckoning.distance:
+                break
+        if best is not None:
+            end.reckoning.learn(*best)
+        else:
+            end.reckoning.pass_over(end.calls if calls is None else calls)

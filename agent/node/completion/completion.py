@@ -1,0 +1,327 @@
+"""What is seen below NCCL's entry points: how far communicators have come, how long operations took, what was launched.
+
+All of it is optional.  Where the programs do not load (a kernel before 5.17), or a library lacks the functions, the
+node's counts stay as exact as ever and this module has nothing to add.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from railscope.agent.facts.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
+from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
+from railscope.agent.node.completion.exemplars import Exemplars
+from railscope.agent.node.completion.handed_over import RailBytes
+from railscope.agent.node.completion.levels import LevelPrograms, Levels, ObservedLibrary
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op, op_name
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
+from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.layout import Layouts
+
+_log = logging.getLogger("railscope.completion")
+
+DURATION_BOUNDS: Final = tuple((1 << (10 + i)) / 1e9 for i in range(31))
+"""Seconds; the last bucket of the kernel's 32 has no bound."""
+BANDWIDTH_BOUNDS: Final = tuple(float(1 << (16 + i)) for i in range(31))
+"""Bytes per second."""
+
+
+class MappedLibrary(ObservedLibrary, CudaLibrary, Protocol):
+    """A library, and who maps it."""
+
+
+class InternalPrograms(LevelPrograms, Protocol):
+    """What is needed of the loaded programs (probes/nccl/internals.py)."""
+
+    def progress(self) -> dict[int, Progress]: ...
+    def empty_runs(self) -> dict[int, EmptyRun]: ...
+    def durations(self) -> dict[Op, Records]: ...
+    def bandwidths(self) -> dict[Op, Records]: ...
+    def launches(self) -> list[Launch]: ...
+    def sent(self) -> list[Sent]: ...
+    def stats(self) -> Mapping[InternalStat, int]: ...
+    def error_events(self) -> Records: ...
+    def forget_process(self, tgid: int) -> None: ...
+    def forget_sent(self, tgid: int) -> None: ...
+    def forget_communicators(self, instances: set[int]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorProgress:
+    """How far one rank's end of a communicator has come."""
+
+    completed: int
+    """Calls known to be complete."""
+    oldest_posted_ns: int | None
+    captured: int
+    replayed: int
+    age_known: bool = True
+    """False: `oldest_posted_ns` cannot be known."""
+    followed: int = 0
+    """Calls up to the last that had a network part, with those behind it that NCCL discarded.
+
+    What is enqueued beyond has no network part, or was refused, or waits for its group or for connections to be handed
+    over; when `completed` has reached this number, nothing that is followed is in flight.
+    """
+
+
+class Completion:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, programs: InternalPrograms, level: Level, cuda: CudaCompletion | None = None) -> None:
+        """`cuda` None: what a job learns through CUDA events is not looked at."""
+        self.levels = Levels(programs, Layouts.load().structures, level)
+        self.rail_bytes: RailBytes | None = None
+        """Where to keep what is handed to each rail; None: nobody asks for it."""
+        self._unnamed_bytes = 0
+        """Handed to rails without a name until `sees_all_handed_over` was asked last."""
+        self._programs = programs
+        self._cuda = cuda
+        self._progress: dict[int, CommunicatorProgress] = {}
+        self._completed: dict[int, int] = {}
+        """Calls known to be complete, by instance: they stay so while nobody looks."""
+        self._empty: dict[int, EmptyRun] = {}
+        """Calls of each communicator that NCCL discarded last."""
+        self._ended: set[int] = set()
+        """Instances of communicators that ended: nothing about them changes any more."""
+        self._libraries: tuple[MappedLibrary, ...] = ()
+        self._complete = True
+        self._exemplars = Exemplars()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last reading worked."""
+        return self._complete
+
+    def follow(self, libraries: Iterable[MappedLibrary]) -> list[str]:
+        """Observe these libraries and no others; returns what went wrong, one line each."""
+        self._libraries = tuple(libraries)
+        return [*self.levels.follow(self._libraries), *self._follow_cuda()]
+
+    def _follow_cuda(self) -> list[str]:
+        if self._cuda is None:
+            return []
+        try:
+            return self._cuda.follow(self._libraries, self.levels.wanted)
+        except KernelRefusal as refusal:
+            return [f"CUDA events: {refusal.strerror}"]
+
+    def read(self) -> None:
+        """Learn how far communicators have come."""
+        if self.levels.wanted < Level.COMPLETION:
+            return
+        try:
+            readings = self._programs.progress()
+            self._empty.update(self._programs.empty_runs())  # after it: of what was complete, nothing is missed
+            for instance, progress in readings.items():
+                if progress.elsewhere:
+                    self._progress.pop(instance, None)
+                    continue
+                if not progress.posted and not progress.captured and not progress.replayed:
+                    continue
+                self._progress[instance] = CommunicatorProgress(
+                    self._advance(instance, progress.completed_sequence),
+                    progress.oldest_posted_ns,
+                    progress.captured,
+                    progress.replayed,
+                    followed=progress.posted_sequence,
+                )
+            if self.rail_bytes is not None:
+                self.rail_bytes.take(self._programs.sent())
+            if self._cuda is not None:
+                self._cuda.read()
+            self._complete = True
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def replays(self, instance: int) -> bool:
+        """Whether replays of CUDA graphs were seen on a communicator."""
+        progress = self._progress.get(instance)
+        return progress is not None and progress.replayed > 0
+
+    def read_handed_over(self) -> None:
+        """Learn what was handed to each rail."""
+        if self.rail_bytes is None or self.levels.wanted < Level.RAILS:
+            return
+        try:
+            self.rail_bytes.take(self._programs.sent())
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def handed_over(self, namespaces: Set[int]) -> dict[tuple[int, str], int] | None:
+        """Bytes that collectives handed to each device of these network namespaces, by inode and name.
+
+        What was handed to rails of others is forgotten: they have gone.  None: not observed.
+        """
+        if self.rail_bytes is None:
+            return None
+        self.rail_bytes.forget_namespaces(self.rail_bytes.namespaces - namespaces)
+        # What was handed over stays counted when the level falls.
+        if self.levels.wanted < Level.RAILS and not self.rail_bytes.namespaces:
+            return None
+        return {device: handed.bytes for device, handed in self.rail_bytes.by_device().items()}
+
+    def sees_all_handed_over(self) -> bool:
+        """Whether all that was handed over since this was asked last is seen: of every library, and with its device."""
+        if self.rail_bytes is None:
+            return False
+        before, self._unnamed_bytes = self._unnamed_bytes, self.rail_bytes.unknown().bytes
+        return self._unnamed_bytes == before and all(level.level >= Level.RAILS for level in self.levels.shown())
+
+    def take_completions(self, completions: Records) -> None:
+        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+        self._exemplars.take(completions)
+
+    def of(self, instance: int) -> CommunicatorProgress | None:
+        """The last that is known of a communicator; None where its completion cannot be seen."""
+        progress = self._progress.get(instance)
+        proved = self._cuda.of(instance) if self._cuda is not None else None
+        if proved is not None and progress is None and self._proves(instance):
+            # Nothing tells since when its operations run.
+            progress = CommunicatorProgress(0, None, 0, 0, age_known=False)
+        if progress is None:
+            return None
+        completed = self._advance(instance, max(progress.completed, proved.completed_sequence if proved else 0))
+        empty = self._empty.get(instance)
+        followed = max(completed, empty.after(progress.followed) if empty is not None else progress.followed)
+        if (completed, followed) == (progress.completed, progress.followed):
+            return progress
+        return replace(progress, completed=completed, followed=followed)
+
+    def _advance(self, instance: int, completed: int) -> int:
+        """Calls known to be complete, with those behind them that NCCL discarded.
+
+        It never falls: of a group of plans the first may be complete before the second is handed over, programs that
+        were attached again know nothing of what was complete before, and of discarded calls the latest are known only.
+        """
+        completed = max(completed, self._completed.get(instance, 0))
+        empty = self._empty.get(instance)
+        if empty is not None:
+            completed = empty.after(completed)
+        self._completed[instance] = completed
+        return completed
+
+    def _proves(self, instance: int) -> bool:
+        """Whether what CUDA proved of a communicator is kept up to date, or is its last word."""
+        return self.levels.wanted >= Level.ALL or instance in self._ended
+
+    def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent], int]:
+        """What the programs counted about themselves, what was sent, and hits of those that watch CUDA, since load.
+
+        Raises:
+            KernelRefusal: the tables cannot be read.
+        """
+        return self._programs.stats(), self._programs.sent(), self._cuda.hits() if self._cuda is not None else 0
+
+    def error_events(self) -> Records:
+        """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
+        return self._programs.error_events()
+
+    def learn_devices(self, mappers: Iterable[tuple[int, int]]) -> None:
+        """Read the names of network devices in processes (by pid) that use a library (by number), if that pays."""
+        if self.rail_bytes is not None and self.levels.wanted >= Level.RAILS:
+            for tgid, library in mappers:
+                self.rail_bytes.learn(tgid, library)
+
+    def end_process(self, tgid: int) -> None:
+        """A process has ended: it completes nothing more."""
+        self.read()
+        try:
+            self._programs.forget_process(tgid)
+            if self._cuda is not None:
+                self._cuda.end_process(tgid)
+            if self.rail_bytes is not None:
+                self.rail_bytes.end_process(tgid, self._programs.sent())
+                self._programs.forget_sent(tgid)
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def end_communicators(self, instances: set[int]) -> None:
+        """Communicators have ended; what they were last known to have completed stays readable."""
+        self._ended |= instances
+        try:
+            self._programs.forget_communicators(instances)
+            if self._cuda is not None:
+                self._cuda.end_communicators(instances)
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        gone = tuple(instances)
+        for instance in gone:
+            self._progress.pop(instance, None)
+            self._completed.pop(instance, None)
+            self._empty.pop(instance, None)
+            self._ended.discard(instance)
+        if self._cuda is not None:
+            self._cuda.forget(gone)
+
+    def want(self, level: Level) -> list[str]:
+        """Go to a level; below *completion* nothing is known of the progress of those that live."""
+        errors = [*self.levels.want(level), *self._follow_cuda()]
+        if level < Level.COMPLETION:
+            self._progress = {key: value for key, value in self._progress.items() if key in self._ended}
+        return errors
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with durations, bandwidths, launches and levels."""
+        try:
+            stats = self._programs.stats()
+            return replace(
+                snapshot,
+                levels=self.levels.shown(),
+                durations=self._exemplars.attached(
+                    _histograms(self._programs.durations(), DURATION_BOUNDS, 1e9), snapshot
+                ),
+                cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), DURATION_BOUNDS, 1e9),
+                bandwidths=_histograms(self._programs.bandwidths(), BANDWIDTH_BOUNDS, 1.0),
+                launches=_launches(self._programs.launches()),
+                events_lost={
+                    **snapshot.events_lost,
+                    "completion_ring_full": stats[InternalStat.RING_FULL],
+                    "completion_tables_full": stats[InternalStat.FULL],
+                    "internals_unreadable": stats[InternalStat.UNREADABLE],
+                },
+            )
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+            return snapshot
+
+    def close(self) -> None:
+        """Detach everywhere and free the programs."""
+        if self._cuda is not None:
+            self._cuda.close()
+        self.levels.close()
+        self._programs.close()
+
+    def _trouble(self, refusal: KernelRefusal) -> None:
+        self._complete = False
+        _log.error("what operations completed cannot be read: %s", refusal.strerror)
+
+
+def _histograms(records: dict[Op, Records], bounds: tuple[float, ...], per_unit: float) -> tuple[OpHistogram, ...]:
+    return tuple(
+        OpHistogram(
+            op_name(op), Histogram(bounds, tuple(int(n) for n in record["buckets"]), int(record["sum"]) / per_unit)
+        )
+        for op, record in sorted(records.items())
+    )
+
+
+def _launches(launches: Iterable[Launch]) -> tuple[LaunchTotal, ...]:
+    totals: defaultdict[tuple[str, str, str, int], int] = defaultdict(int)
+    for launch in sorted(launches, key=lambda one: (one.op, one.algorithm, one.protocol, one.channels)):
+        # Numbers without a name are one: a series must not come twice.
+        algorithm = ALGORITHMS[launch.algorithm] if launch.algorithm < len(ALGORITHMS) else UNKNOWN
+        protocol = PROTOCOLS[launch.protocol] if launch.protocol < len(PROTOCOLS) else UNKNOWN
+        totals[op_name(launch.op), algorithm, protocol, launch.channels] += launch.count
+    return tuple(LaunchTotal(*labels, count) for labels, count in totals.items())

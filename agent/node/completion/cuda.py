@@ -1,0 +1,332 @@
+"""Where jobs can be seen to ask CUDA what is complete, and what their questions prove.
+
+A process that maps NCCL has CUDA's runtime as a shared library, or linked into something else; it is watched at the
+runtime where it has one of its own, else at the driver, which every runtime calls.  One file serves many processes:
+probes stay on it for as long as one observed process is watched there, and pass by processes that launch nothing
+through NCCL.  All of this belongs to the highest level; the job's own calls are what it costs.
+
+What is proved is late: the job asks when it likes.  It is certain, though, also where no network takes part.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError, ElfUnreadable
+from railscope.probes.library_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.links import Links, close_together
+from railscope.probes.maps import Records
+from railscope.probes.nccl.abi import Op
+from railscope.probes.nccl.cuda_events import CudaProgress
+from railscope.probes.nccl.cuda_functions import CudaInterface, CudaPoints, cuda_points, library_points
+from railscope.probes.nccl.cuda_records import CudaStat
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.processes import (
+    FileKey,
+    MappedFileError,
+    ProcessIdentity,
+    executable_mappings,
+    open_mapped_file,
+)
+from railscope.probes.processes import Mapping as MappedFile
+
+_log = logging.getLogger("railscope.cuda")
+
+LOOK_AGAIN_AFTER: Final = 8
+"""A process without CUDA is looked at again at every eighth call of `follow`: it may load it late."""
+_MOST_PASSED: Final = 8192
+_HITS: Final = frozenset({CudaStat.NOTES, CudaStat.PLANS, CudaStat.FINISHES, CudaStat.CALLS, CudaStat.RETURNS})
+"""What costs the job time: runs of the programs."""
+
+
+class CudaLibrary(Protocol):
+    """What is needed of an NCCL library (agent/node/targets/libraries.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def mappers(self) -> Set[ProcessIdentity]: ...
+
+
+class CudaPrograms(Protocol):
+    """What is needed of the loaded programs (probes/nccl/cuda_events.py)."""
+
+    def attach_library(self, path: str, points: Mapping[str, ProbePoint]) -> Links: ...
+    def attach_cuda(self, path: str, points: CudaPoints) -> Links: ...
+    def progress(self) -> dict[int, CudaProgress]: ...
+    def durations(self) -> dict[Op, Records]: ...
+    def stats(self) -> Mapping[CudaStat, int]: ...
+    def forget_process(self, tgid: int) -> None: ...
+    def forget_communicators(self, instances: set[int]) -> None: ...
+    def forget_handles(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _CudaFile:
+    """A file of CUDA's that some observed process maps."""
+
+    path: str
+    descriptor: int
+    build_id: str | None
+    stamp: FileStamp
+    points: CudaPoints
+    links: Links | None = None
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process that maps NCCL."""
+
+    files: list[_CudaFile] = field(default_factory=list)
+    looks: int = 0
+
+    def watched(self) -> list[_CudaFile]:
+        """Where it is watched: never at both, for the runtime calls the driver."""
+        runtimes = [file for file in self.files if file.points.interface is CudaInterface.RUNTIME]
+        return runtimes or self.files
+
+
+@dataclass(slots=True)
+class _Nccl:
+    """An NCCL library; no points: it has not what is needed."""
+
+    library: CudaLibrary
+    points: Mapping[str, ProbePoint]
+    links: Links | None = None
+
+
+class CudaCompletion:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, programs: CudaPrograms, procfs: Path) -> None:
+        self._programs = programs
+        self._procfs = procfs
+        self._processes: dict[ProcessIdentity, _Process] = {}
+        self._files: list[_CudaFile] = []
+        self._passed: dict[FileKey, str] = {}
+        """Files without CUDA, with their paths."""
+        self._libraries: dict[int, _Nccl] = {}
+        self._completed: dict[int, CudaProgress] = {}
+
+    def follow(self, libraries: Iterable[CudaLibrary], level: Level) -> list[str]:
+        """Watch the processes that map these libraries, at the highest level only.
+
+        Returns what went wrong, one line each; it is tried again at the next call.
+        """
+        if level < Level.ALL:
+            self.close()
+            return []
+        present = {library.number: library for library in libraries}
+        errors: list[str] = []
+        self._drop_overwritten()
+        self._look({identity for library in present.values() for identity in library.mappers}, errors)
+        self._watch_cuda(errors)
+        self._watch_nccl(present, errors)
+        return errors
+
+    def read(self) -> None:
+        """Learn what was proved complete.
+
+        Raises:
+            KernelRefusal: it cannot be read; what was known stays.
+        """
+        if self._libraries:
+            self._completed.update(self._programs.progress())
+
+    def of(self, instance: int) -> CudaProgress | None:
+        """The last that is known of a communicator; None: nothing was proved."""
+        return self._completed.get(instance)
+
+    def durations(self) -> dict[Op, Records]:
+        """By op: from each call to the proof that it is complete, an upper bound; dtype DISTRIBUTION, ns.
+
+        Raises:
+            KernelRefusal: it cannot be read.
+        """
+        return self._programs.durations()
+
+    def hits(self) -> int:
+        """How often the programs ran, since load.
+
+        Raises:
+            KernelRefusal: it cannot be read.
+        """
+        return sum(count for stat, count in self._programs.stats().items() if stat in _HITS)
+
+    def watched(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Files that are probed, with the functions that could not be, for those who ask why nothing is seen."""
+        return tuple((file.path, file.points.refused) for file in self._files if file.links is not None)
+
+    def end_process(self, tgid: int) -> None:
+        """A process has ended.
+
+        Raises:
+            KernelRefusal: a table cannot be read.
+        """
+        self.read()
+        self._programs.forget_process(tgid)
+
+    def end_communicators(self, instances: set[int]) -> None:
+        """Communicators have ended; what they were last known to have completed stays readable."""
+        self._programs.forget_communicators(instances)
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        for instance in instances:
+            self._completed.pop(instance, None)
+
+    def close(self) -> None:
+        """Detach everywhere."""
+        watching = bool(self._files or self._libraries)
+        links = [*(known.links for known in self._libraries.values()), *(file.links for file in self._files)]
+        close_together(one for one in links if one is not None)
+        self._libraries.clear()
+        for file in self._files:
+            os.close(file.descriptor)
+        self._files.clear()
+        self._processes.clear()
+        self._passed.clear()
+        if watching:
+            self._programs.forget_handles()
+
+    def _look(self, present: set[ProcessIdentity], errors: list[str]) -> None:
+        """Find the files of processes that are new or had none."""
+        for gone in self._processes.keys() - present:
+            del self._processes[gone]
+        if len(self._passed) > _MOST_PASSED:
+            self._passed.clear()
+        for identity in present:
+            process = self._processes.setdefault(identity, _Process())
+            process.looks += 1
+            if not process.files and process.looks % LOOK_AGAIN_AFTER == 1:
+                process.files = self._files_of(identity, errors)
+
+    def _files_of(self, identity: ProcessIdentity, errors: list[str]) -> list[_CudaFile]:
+        found: list[_CudaFile] = []
+        for mapping in executable_mappings(self._procfs, identity.pid):
+            if self._passed.get(mapping.file) == mapping.path:
+                continue
+            try:
+                file = self._open(identity, mapping)
+            except MappedFileError as error:
+                if not error.gone:
+                    errors.append(str(error))
+                continue
+            except (ElfUnreadable, OSError) as error:
+                errors.append(f"{mapping.path}: {error.strerror if isinstance(error, OSError) else error}")
+                continue
+            except ElfError as error:
+                _log.debug("%s: %s", mapping.path, error)
+                continue
+            if file is None:
+                self._passed[mapping.file] = mapping.path
+            elif file not in found:
+                found.append(file)
+        return found
+
+    def _open(self, identity: ProcessIdentity, mapping: MappedFile) -> _CudaFile | None:
+        """The file behind a mapping, known or new; None: it is none of CUDA's."""
+        descriptor = open_mapped_file(self._procfs, identity.pid, mapping)
+        kept = False
+        try:
+            with Elf.open(descriptor) as elf:
+                points = cuda_points(elf)
+                if points is None:
+                    return None
+                key = library_key(descriptor, elf.build_id)
+                build_id = elf.build_id
+            for known in self._files:
+                # Through another mount it is another device, and probes on both would see every call twice.
+                if same_library(library_key(known.descriptor, known.build_id), key):
+                    return known
+            file = _CudaFile(mapping.path, descriptor, build_id, file_stamp(descriptor), points)
+            kept = True
+        finally:
+            if not kept:
+                os.close(descriptor)
+        for symbol in points.refused:
+            _log.warning("%s: %s is not probed: its first instructions would be single-stepped", mapping.path, symbol)
+        self._files.append(file)
+        return file
+
+    def _drop_overwritten(self) -> None:
+        """Take the probes off files that were written over in place, and look for CUDA anew."""
+        for file in list(self._files):
+            if file_stamp(file.descriptor) != file.stamp:
+                self._drop(file, "it was changed while processes had it mapped")
+                for process in self._processes.values():
+                    if file in process.files:
+                        process.files.clear()
+                        process.looks = 0
+
+    def _watch_cuda(self, errors: list[str]) -> None:
+        mapped = [file for process in self._processes.values() for file in process.files]
+        wanted = [file for process in self._processes.values() for file in process.watched()]
+        for file in list(self._files):
+            if file not in mapped:
+                self._drop(file, "no observed process maps it any more")
+            elif file not in wanted:
+                self._detach(file, "its processes are watched at the runtime")
+            elif file.links is None:
+                try:
+                    file.links = self._programs.attach_cuda(f"/proc/self/fd/{file.descriptor}", file.points)
+                except KernelRefusal as refusal:
+                    errors.append(f"{file.path}: {refusal.strerror}")
+                    continue
+                _log.info("attached to %s: %d functions of CUDA", file.path, len(file.points.calls))
+
+    def _watch_nccl(self, present: Mapping[int, CudaLibrary], errors: list[str]) -> None:
+        """Watch NCCL where one of its processes is watched at CUDA: nobody else's launches can be proved complete."""
+        for number, known in list(self._libraries.items()):
+            if present.get(number) is not known.library or not self._worth_it(known.library):
+                if known.links is not None:
+                    known.links.close()
+                del self._libraries[number]
+        for number, library in present.items():
+            if not self._worth_it(library):
+                continue
+            try:
+                known = self._libraries.get(number) or self._look_into(library)
+                self._libraries[number] = known
+                if known.links is None and known.points:
+                    known.links = self._programs.attach_library(f"/proc/self/fd/{library.descriptor}", known.points)
+            except (ElfError, OSError) as error:
+                errors.append(f"{library.path}: {error.strerror if isinstance(error, OSError) else error}")
+
+    def _worth_it(self, library: CudaLibrary) -> bool:
+        return any(
+            file.links is not None
+            for identity in library.mappers
+            if identity in self._processes
+            for file in self._processes[identity].watched()
+        )
+
+    def _look_into(self, library: CudaLibrary) -> _Nccl:
+        with Elf.open(library.descriptor) as elf:
+            points = library_points(elf, library.number)
+        if not points:
+            _log.info("%s: CUDA tells nothing of it: it has none of the functions that launch", library.path)
+        return _Nccl(library, points)
+
+    def _detach(self, file: _CudaFile, why: str) -> None:
+        if file.links is not None:
+            file.links.close()
+            file.links = None
+            _log.info("detached from %s: %s", file.path, why)
+            self._programs.forget_handles()
+
+    def _drop(self, file: _CudaFile, why: str) -> None:
+        self._detach(file, why)
+        os.close(file.descriptor)
+        self._files.remove(file)

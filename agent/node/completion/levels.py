@@ -1,0 +1,275 @@
+"""How much is observed of each library beyond its calls, and the probes that this needs.
+
+Counting calls (agent/node/targets/libraries.py) is always on.  What lies below NCCL's entry points is attached level by
+level, where the library has the functions and its struct layouts are known; lowering a level detaches what it added and
+forgets what could no longer be kept up to date.  Detaching waits for the kernel, seconds where all cores are busy, so
+it is done aside; a level is not raised again before it is through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from railscope.agent.facts.snapshot import ProbeLevel
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.elf import Elf, ElfError
+from railscope.probes.links import Links, close_together
+from railscope.probes.maps import Records
+from railscope.probes.nccl.error_records import ErrorLayout, error_layout
+from railscope.probes.nccl.internal_functions import InternalPoints, Level, internal_points
+from railscope.probes.nccl.internal_records import layout_record
+from railscope.probes.nccl.layout import Structure
+from railscope.probes.nccl.net_devices import DeviceArrays, device_arrays
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
+from railscope.probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
+
+UNLISTED: Final = "what lies below its communicators is known of listed builds only, and it is none of them"
+_log = logging.getLogger("railscope.levels")
+
+
+class ObservedLibrary(Protocol):
+    """What levels need to know of a library (agent/node/targets/libraries.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def build_id(self) -> str | None: ...
+    @property
+    def nccl_version(self) -> str: ...
+
+
+class LevelPrograms(Protocol):
+    """What levels need of the loaded programs (probes/nccl/internals.py)."""
+
+    def describe(self, library: int, layout: Records | None) -> None: ...
+    def attach(self, path: str, points: InternalPoints, level: Level) -> Links: ...
+    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links: ...
+    def forget_library(self, library: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Observed:
+    """One library and what is attached to it."""
+
+    library: ObservedLibrary
+    points: InternalPoints
+    highest: Level
+    errors: ErrorLayout | None
+    error_links: Links
+    devices: DeviceArrays
+    proxy_work: ProxyWorkLayout | None
+    sequence: SequenceLayout | None
+    links: dict[Level, Links] = field(default_factory=dict)
+
+    @property
+    def level(self) -> Level:
+        return max(self.links, default=Level.COUNTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Detaching:
+    """Probes of one library that are coming off."""
+
+    done: Future[None]
+    completion: bool
+    """Whether what completes is not seen any more: what was under way must be forgotten."""
+
+
+class Levels:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self, programs: LevelPrograms, structures_of: Callable[[str | None], Mapping[str, Structure]], wanted: Level
+    ) -> None:
+        """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with."""
+        self._programs = programs
+        self._structures_of = structures_of
+        self._wanted = wanted
+        self._observed: dict[int, _Observed] = {}
+        self._detaching: dict[int, _Detaching] = {}
+        """By number of the library."""
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach")
+        self.before_forgetting: Callable[[], None] = lambda: None
+        """Called when the probes of a library are off, and what they left is about to be forgotten."""
+
+    @property
+    def wanted(self) -> Level:
+        return self._wanted
+
+    @property
+    def highest(self) -> Level:
+        """What the libraries that are there allow at most; where there are none, the next one may allow all."""
+        return max((observed.highest for observed in self._observed.values()), default=Level.ALL)
+
+    def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
+        """Attach to libraries that are new, let go of those that went; returns what went wrong, one line each.
+
+        What went wrong is tried again at the next call.
+        """
+        self.settle()
+        present = {library.number: library for library in libraries}
+        for number, observed in list(self._observed.items()):
+            if present.get(number) is not observed.library:
+                self._lower(observed, Level.COUNTS, observed.error_links)
+                self._programs.describe(number, None)
+                del self._observed[number]
+        errors = []
+        for number, library in present.items():
+            try:
+                if number not in self._observed:
+                    self._observed[number] = self._look(library)
+                self._raise(self._observed[number])
+            except (ElfError, OSError) as error:
+                errors.append(f"{library.path}: {error}")
+        return errors
+
+    def want(self, level: Level) -> list[str]:
+        """Go to a level everywhere; returns what went wrong, one line each."""
+        self._wanted = level
+        for observed in self._observed.values():
+            self._lower(observed, level)
+        return self.settle()
+
+    def settle(self, *, wait: bool = False) -> list[str]:
+        """Finish what detaching has come to its end, and attach what waited for it; returns what went wrong.
+
+        `wait`: until nothing is being detached any more.
+        """
+        errors = []
+        for number, detaching in list(self._detaching.items()):
+            if wait or detaching.done.done():
+                del self._detaching[number]
+                detaching.done.result()
+                try:
+                    if detaching.completion:
+                        self.before_forgetting()
+                        self._programs.forget_library(number)
+                except KernelRefusal as refusal:
+                    errors.append(f"what ended with a level cannot be forgotten: {refusal.strerror}")
+        for observed in self._observed.values():
+            try:
+                self._raise(observed)
+            except KernelRefusal as refusal:
+                errors.append(f"{observed.library.path}: {refusal.strerror}")
+        return errors
+
+    def shown(self) -> tuple[ProbeLevel, ...]:
+        """The level of each library."""
+        return tuple(
+            ProbeLevel(observed.library.path, observed.library.nccl_version, int(observed.level), int(observed.highest))
+            for observed in self._observed.values()
+        )
+
+    def programs_of(self, library: int) -> tuple[str, ...]:
+        """Names of the programs that are attached to a library by its number."""
+        observed = self._observed.get(library)
+        if observed is None:
+            return ()
+        return tuple(program for level in observed.links for program in observed.points.at(level))
+
+    def close(self) -> None:
+        """Detach everywhere; returns when no probe is left."""
+        close_together(
+            links for observed in self._observed.values() for links in (observed.error_links, *observed.links.values())
+        )
+        self._observed.clear()
+        self._aside.shutdown()
+
+    def error_layout_of(self, library: int) -> ErrorLayout | None:
+        """Where communicators of a library, by its number, keep their error; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.errors if observed is not None else None
+
+    def device_arrays_of(self, library: int) -> DeviceArrays | None:
+        """Where a library, by its number, keeps the names of its network devices; None: it is not observed."""
+        observed = self._observed.get(library)
+        return observed.devices if observed is not None else None
+
+    def proxy_work_layout_of(self, library: int) -> ProxyWorkLayout | None:
+        """Where communicators of a library, by its number, keep their proxy's work; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.proxy_work if observed is not None else None
+
+    def sequence_layout_of(self, library: int) -> SequenceLayout | None:
+        """Where communicators of a library, by its number, keep NCCL's numbers of their collectives; None: unknown."""
+        observed = self._observed.get(library)
+        return observed.sequence if observed is not None else None
+
+    def _look(self, library: ObservedLibrary) -> _Observed:
+        structures = self._structures_of(library.build_id)
+        layout, errors = layout_record(structures), error_layout(structures)
+        with Elf.open(library.descriptor) as elf:
+            points = internal_points(elf, library.number)
+            devices = device_arrays(elf, structures)
+            error_links = self._programs.watch_errors(_path(library), elf, library.number, errors)
+        self._programs.describe(library.number, layout)
+        highest = highest_level(points, layout)
+        if why := completion_unseen(points, layout):
+            _log.info("%s: calls are counted, completion is not seen: %s", library.path, why)
+        return _Observed(
+            library,
+            points,
+            highest,
+            errors,
+            error_links,
+            devices,
+            proxy_work_layout(structures),
+            sequence_layout(structures, library.nccl_version),
+        )
+
+    def _raise(self, observed: _Observed) -> None:
+        if observed.library.number in self._detaching:
+            return
+        for level in Level:
+            if level <= min(self._wanted, observed.highest) and level not in observed.links:
+                if not observed.points.at(level):
+                    continue
+                observed.links[level] = self._programs.attach(_path(observed.library), observed.points, level)
+
+    def _lower(self, observed: _Observed, level: Level, *more: Links) -> None:
+        above = [attached for attached in observed.links if attached > level]
+        if not (above or more):
+            return
+        number = observed.library.number
+        completion = Level.COMPLETION in above
+        before = self._detaching.get(number)
+        if before is not None:
+            completion = completion or before.completion
+        links = [*(observed.links.pop(attached) for attached in above), *more]
+        self._detaching[number] = _Detaching(self._aside.submit(_detach, links, before), completion)
+
+
+def highest_level(points: InternalPoints, layout: Records | None) -> Level:
+    """What can be observed of a library that has these functions; `layout` None: its struct offsets are not known."""
+    if layout is None:
+        return Level.COUNTS
+    return max((level for level in Level if points.at(level)), default=Level.COUNTS)
+
+
+def completion_unseen(points: InternalPoints, layout: Records | None) -> str:
+    """Why nothing tells when operations of such a library are complete; empty where something does."""
+    if not points.points:
+        return "it has no names of functions that tell: it is stripped, or not NCCL's own"
+    if not points.at(Level.COMPLETION):
+        return "it has none of the functions that tell, as NCCL has from 2.23 on"
+    return UNLISTED if layout is None else ""
+
+
+def _detach(links: Iterable[Links], before: _Detaching | None) -> None:
+    """Take probes off, after those that were to come off before: the one thread aside is through with them by now."""
+    close_together(links)
+    if before is not None:
+        before.done.result()
+
+
+def _path(library: ObservedLibrary) -> str:
+    """Leads to the file also where it was deleted, or lies in a container."""
+    return f"/proc/self/fd/{library.descriptor}"

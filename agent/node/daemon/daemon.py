@@ -1,0 +1,501 @@
+"""The daemon: one loop that reacts to the kernel, and a server that shows what is known.
+
+The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
+link events.  Between them it drains the rings of events, looks whether operations stall, scans all processes now and
+then (what the stream of mappings may have lost), and once a second relates collectives to port bytes: more seldom
+where all is as it was (agent/node/daemon/tick_pace.py).  All of that is done more seldom while there is no
+communicator, which a lifecycle event ends at once.  Rails are sampled by a thread of their own
+(agent/node/sampling/sampler.py), requests are answered by others (exporters/web/http.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import selectors
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.probe_settings import program_settings
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.daemon.observer import MOST_ENDED, Observer
+from railscope.agent.node.daemon.ring_drain import RingDrain
+from railscope.agent.node.daemon.ring_pace import UNUSED_NS
+from railscope.agent.node.daemon.service_manager import notify
+from railscope.agent.node.daemon.tick_pace import BRISK_NS, CALM_NS, Pace
+from railscope.agent.node.overhead.control import LevelControl
+from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
+from railscope.agent.node.recorder.store import RecordingStore
+from railscope.agent.node.recorder.triggers import Recordings, settling_ns
+from railscope.agent.node.stalls.watchdog import LOOK_NS, REST_NS
+from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.web.http import MetricsServer, ServerSettings
+from railscope.probes.calibration import calibrate
+from railscope.probes.clock import Clock
+from railscope.probes.exit_status import exit_status
+from railscope.probes.libbpf import LoadError
+from railscope.probes.links import AttachKind
+from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes import ProcessIdentity, open_pidfd
+from railscope.probes.ring_wakeups import RingWakeups, WakingRing
+
+_log = logging.getLogger("railscope.daemon")
+
+_TOGETHER_NS: Final = 25_000_000
+"""What is due within this moment may be done at one waking: each costs as much as much of what it is for."""
+_SHIFT: Final = 1 / 4
+"""Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
+_TROUBLE_SECONDS: Final = 0.2
+_SETTLE_SECONDS: Final = 0.005
+"""New mappings are looked at together after this long: a start maps dozens of libraries at once."""
+
+
+class Daemon:
+    """The running agent.  `run` returns when `stop` was called."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        version: str,
+        *,
+        serve: bool = True,
+        keep_ended: bool = False,
+        shown: bool = True,
+    ) -> None:
+        """Load the programs and bind the server's address.
+
+        `keep_ended`: there is no limit on ended communicators that stay readable.  `shown` False: nobody waits for what
+        this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked.
+
+        Raises:
+            LoadError: the kernel does not take the programs.
+            ServerError, WebConfigError: the address or the web configuration cannot be used.
+        """
+        self._config = config
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stopping = False
+        self._ready = threading.Event()
+        self._beat_ns = clock.monotonic_ns()
+        self._ended: list[tuple[ProcessIdentity, int | None]] = []
+        """With the wait status, where it is known."""
+        self._pidfds: dict[int, ProcessIdentity] = {}
+        self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
+        self._looked_ns = self._beat_ns
+        self._shown = shown
+        self._least_look_ns = LOOK_NS if shown else REST_NS
+        self._used = False
+        """Whether there was a communicator after the last turn."""
+        self._pace = Pace(self._beat_ns)
+        self._calm = False
+        """Whether the next tick has time."""
+        self._ticked_ns = self._beat_ns
+        self._streams = False
+        self._mmap_events: MmapEvents | None = None
+        self._ring_wakeups: RingWakeups | None = None
+        self._server: MetricsServer | None = None
+        self._programs: NcclPrograms | None = None
+        self._recorder = make_recorder(config, clock)
+        store = None
+        if self._recorder is not None and config.recordings_directory is not None:
+            store = RecordingStore(config.recordings_directory, config.recordings_max_bytes)
+        settle_ns = settling_ns(config.sample_interval_ns)
+        self.recordings = Recordings(clock, store, self.freeze, self._wake, settle_ns)
+        try:
+            if serve:
+                self._server = self._bind()
+            if "collective" in config.collectors:
+                self._programs = NcclPrograms.load(program_settings(config))
+        except BaseException:
+            self._release()
+            raise
+        most_ended = sys.maxsize if keep_ended else MOST_ENDED
+        self._internals = self._load_internals()
+        completion = (
+            None
+            if self._internals is None
+            else Completion(self._internals, Level.COUNTS, CudaCompletion(self._internals.cuda, config.procfs))
+        )
+        control = None if self._programs is None else self._control(self._programs, completion)
+        self.observer = Observer(
+            config,
+            self._programs,
+            clock,
+            version,
+            completion=completion,
+            control=control,
+            recorder=self._recorder,
+            stall_tables=self._internals,
+            most_ended=most_ended,
+        )
+        self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
+        self._feed: RecorderFeed | None = None
+        if self._recorder is not None:
+            self._feed = RecorderFeed(self._recorder, self.observer, self._programs, self._internals)
+        if self.observer.stalls is not None:
+            self.observer.stalls.begun = self.recordings.stall_began
+        self.observer.new_process = self._watch_process
+
+    def _load_internals(self) -> Internals | None:
+        """The programs below the entry points, where the kernel takes them; errors are seen at every level."""
+        if self._programs is None:
+            return None
+        try:
+            return Internals.load(self._programs, write_events=self._recorder is not None)
+        except LoadError as error:
+            _log.warning("calls are counted, what completes is not seen: %s", error)
+            return None
+
+    def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
+        calibration = calibrate(programs.attach_kind)
+        _log.info("a probe costs %.0f ns here (%s)", calibration.trap_ns, calibration.source.value)
+        return LevelControl(
+            programs,
+            completion,
+            calibration,
+            self._clock,
+            budget_ratio=self._config.budget_ratio,
+            level=self._config.level,
+            procfs=self._config.procfs,
+        )
+
+    def _bind(self) -> MetricsServer:
+        web = None
+        if self._config.web_config_file is not None:
+            # Passwords and TLS take 6 MB of code, which is only for those who ask for them.
+            from railscope.exporters.web.config import WebConfigFile
+
+            web = WebConfigFile(self._config.web_config_file)
+        settings = ServerSettings(listen_address=str(self._config.listen), telemetry_path=self._config.telemetry_path)
+        return MetricsServer(
+            settings,
+            snapshot=self._snapshot,
+            healthy=self._healthy,
+            ready=self._is_ready,
+            budget=SeriesBudget(self._config.series_limit),
+            selection=Selection(self._config.series_detail),
+            web=web,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        self._pace.asked(self._clock.monotonic_ns())
+        return replace(self.observer.snapshot(), recordings=self.recordings.counts())
+
+    @property
+    def url(self) -> str:
+        return self._server.url if self._server else ""
+
+    def _healthy(self) -> tuple[bool, str]:
+        late_seconds = (self._clock.monotonic_ns() - self._beat_ns) / 1e9
+        if late_seconds > 30:
+            return False, f"the agent's loop has not run for {late_seconds:.0f} s"
+        if "netdev" in self._config.collectors and self._ready.is_set() and not self.observer.rails_alive:
+            return False, "the sampler of network devices has ended"
+        return True, "ok"
+
+    def _is_ready(self) -> tuple[bool, str]:
+        if not self._ready.is_set():
+            return False, "looking for NCCL in running processes"
+        if not self.observer.attached():
+            return False, "probes could not be attached to a library; see the log"
+        return True, "ready"
+
+    def start(self) -> None:
+        """Attach to what runs, begin to serve, and tell systemd."""
+        for events in self.observer.start():
+            self._poll(events)
+        if self._programs is not None:
+            self._selector.register(self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle)
+            if self.observer.change_fd is not None:
+                self._selector.register(self.observer.change_fd, selectors.EVENT_READ, self.observer.take_changes)
+            # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
+            try:
+                self._mmap_events = MmapEvents.open()
+                self._selector.register(self._mmap_events, selectors.EVENT_READ, self._take_mappings)
+            except MmapEventsError as error:
+                _log.warning("new processes are found by scanning only: %s", error)
+            rings: list[WakingRing] = [self._programs.call_events]
+            if self._internals is not None:
+                self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
+                rings.append(self._internals.completion_events)
+            self._ring_wakeups = RingWakeups(rings)
+            self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._hear_rings)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
+        self.observer.scan()
+        self.recordings.prepare()
+        if self._server is not None:
+            self._server.start()
+            _log.info("listening on %s", self._server.url)
+        self._ready.set()
+        # What was made so far lives as long as the process: the collector need not look at it again, which would
+        # hold up the sampler.
+        gc.collect()
+        gc.freeze()
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
+        self._say_how()
+        notify("READY=1\nSTATUS=attached")
+
+    def run(self, *, tell_calls: bool = True) -> None:
+        """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end.
+
+        `tell_calls`: log at the end how many calls were counted; not for who takes what came since, and tells of that.
+        """
+        self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._clock.monotonic_ns()
+        self._next_scan_ns = self._next_tick_ns + self._config.scan_interval_ns
+        while not self._stopping:
+            try:
+                self._turn()
+            except OSError as error:
+                _log.error("%s", error.strerror or error)
+                self._clock.sleep(_TROUBLE_SECONDS)
+        if tell_calls:
+            self._say_what_was_seen()
+
+    def _say_how(self) -> None:
+        programs = self._programs
+        if programs is None:
+            return
+        settings = programs.settings
+        times = "is not measured"
+        if programs.enqueue_time is not EnqueueTime.OFF:
+            times = f"of one call in {settings.sample_every} is measured by {programs.enqueue_time.value} probes"
+        kind = {AttachKind.MULTI: "uprobe_multi", AttachKind.PERF: "perf event"}[programs.attach_kind]
+        alone = " to the named processes alone" if programs.pids else ""
+        _log.info(
+            "calls are counted by %s links%s, host time %s, rings of %d KiB",
+            kind,
+            alone,
+            times,
+            settings.ring_bytes >> 10,
+        )
+
+    def _say_what_was_seen(self) -> None:
+        if self._programs is None:
+            _log.info("stopping")
+            return
+        snapshot = self.observer.snapshot()
+        calls = sum(total.calls for total in snapshot.collectives)
+        lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.events_lost.items() if count)
+        _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
+
+    def _turn(self) -> None:
+        """Wait for the next thing to happen, and do it."""
+        # A tick and a look wait for each other, and a look that has time goes with the next tick.  Rings are read at
+        # about their time, and before each look, which is based on what they tell.  Ticks never come early: what is
+        # done once in a period relies on its length.
+        tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
+        if abs(tick_ns - look_ns) <= _TOGETHER_NS:
+            tick_ns = look_ns = max(tick_ns, look_ns)
+        elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
+            look_ns = tick_ns
+        drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
+        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._rings.drained_ns):
+            drain_ns = others_ns
+        drain_ns = min(drain_ns, look_ns)
+        next_ns = min(drain_ns, tick_ns, self._next_scan_ns)
+        if self.recordings.due_ns is not None:
+            next_ns = min(next_ns, self.recordings.due_ns)
+        for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
+            handler: Callable[[], None] = key.data
+            handler()
+        now_ns = self._beat_ns = self._clock.monotonic_ns()
+        ended, self._ended = self._ended, []
+        if ended:  # what they were called for last
+            self._next_drain_ns = now_ns + self._drain()
+        for identity, status in ended:
+            self.observer.process_gone(identity, status)
+            self._look_soon()
+        if now_ns >= drain_ns:
+            self._next_drain_ns = now_ns + self._drain()
+        if now_ns >= look_ns:
+            self._looked_ns = now_ns
+            pause_ns = max(self._least_look_ns, self.observer.look_for_stalls())
+            self._next_look_ns = now_ns + (pause_ns if self._used else UNUSED_NS)
+            if (unsettled := self.observer.unsettled) is not None:
+                self._pace.disturb(now_ns, unsettled)
+        calm = self._used and not self._streams and self._pace.calm(now_ns)
+        if self._calm and not calm:
+            _log.debug("a tick a second: %s", self._pace.why)
+            self._calm = False
+            self._next_tick_ns = tick_ns = min(tick_ns, max(now_ns, self._ticked_ns + BRISK_NS))
+        if now_ns >= tick_ns:
+            # Whatever goes wrong in it: the next one comes in its time.
+            self._ticked_ns = now_ns
+            self._next_tick_ns = now_ns + (BRISK_NS if self._used else UNUSED_NS)
+            for events in self.observer.tick(relate=self._shown, calm=calm):
+                self._unpoll(events)
+            if self._feed is not None:
+                self._feed.tick()
+            if (unsettled := self.observer.unsettled) is not None:
+                self._pace.disturb(now_ns, unsettled)
+            elif calm:
+                if not self._calm:
+                    _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
+                self._calm = True
+                self._next_tick_ns = now_ns + CALM_NS
+        if now_ns >= self._next_scan_ns:
+            self._next_scan_ns = now_ns + self._config.scan_interval_ns
+            self.observer.scan()
+            spent_ns = self._clock.monotonic_ns() - now_ns
+            # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below
+            # a fifth of that where mappings are heard of anyhow, and nobody waits for what a scan would mend.
+            share = 100 if self._shown or self._mmap_events is None else 500
+            self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, share * spent_ns)
+        if self._feed is not None:
+            self._feed.look_at_rails()
+        self.recordings.turn()
+        used = self.observer.in_use
+        if used != self._used:
+            self._used = used
+            if used:  # from now on rings fill, and operations may stall
+                self._next_tick_ns = now_ns
+            self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
+
+    def stop(self) -> None:
+        """End `run`; safe from signal handlers and other threads."""
+        self._stopping = True
+        self._wake()
+
+    def freeze(self, reason: str, stalls: tuple[RecordedStall, ...] = ()) -> Recording:
+        """What the flight recorder holds, up to this moment; on the loop's thread, or when the loop has ended.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        feed = self._recording_feed()
+        self._drain()
+        return feed.freeze(reason, stalls)
+
+    def stream_to(self, stream: Stream, period_ns: int) -> None:
+        """Give a stream all that is recorded from now on, every `period_ns` or sooner; call before `run`.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        self._recording_feed().stream_to(stream, period_ns)
+        self._streams = True
+
+    def give_rest(self, stream: Stream) -> None:
+        """Give a stream what it was not given yet; call when the loop has ended.
+
+        Raises:
+            RuntimeError: the flight recorder is switched off.
+        """
+        feed = self._recording_feed()
+        self._drain()
+        feed.give(stream)
+
+    def _recording_feed(self) -> RecorderFeed:
+        if self._feed is None:
+            raise RuntimeError("nothing is recorded: the flight recorder is switched off")
+        return self._feed
+
+    def close(self) -> None:
+        """Stop serving, detach, and free everything."""
+        notify("STOPPING=1")
+        with contextlib.ExitStack() as everything:
+            # Backwards; whatever fails, the probes come off.
+            everything.callback(self._release)
+            everything.callback(self.observer.close)
+            everything.callback(self.recordings.close)
+
+    def _release(self) -> None:
+        with contextlib.ExitStack() as attached:
+            for opened in (self._programs, self._mmap_events, self._ring_wakeups, self._server):
+                if opened is not None:
+                    attached.callback(opened.close)
+        for fd in self._pidfds:
+            os.close(fd)
+        self._pidfds.clear()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the loop is about to wake
+            os.write(self._wake_write, b".")
+
+    def _wake_up(self) -> None:
+        os.read(self._wake_read, 4096)
+
+    def _hear_rings(self) -> None:
+        """A ring fills much faster than it did: read it at the next turn."""
+        if self._ring_wakeups is not None and self._ring_wakeups.clear():
+            self._next_drain_ns = self._rings.drained_ns  # long past: not to be put off to what is due soon
+            self._disturb("a ring fills faster")
+
+    def _disturb(self, what: str) -> None:
+        self._pace.disturb(self._clock.monotonic_ns(), what)
+
+    def _take_lifecycle(self) -> None:
+        self.observer.take_lifecycle()
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Something came or went that the last look for stalls did not foresee."""
+        self._disturb("a communicator or process has come or gone")
+        self._next_look_ns = min(self._next_look_ns, self._clock.monotonic_ns() + self._least_look_ns)
+
+    def _take_mappings(self) -> None:
+        if self._mmap_events is not None:
+            # Asleep, not waiting for other things: on a host that starts processes all the time each turn less counts,
+            # and nothing here is so urgent.
+            self._clock.sleep(_SETTLE_SECONDS)
+            pids = {event.pid for event in self._mmap_events.read()}
+            # Who is told which processes to observe need not look at what others map.
+            self.observer.look_at(pids.intersection(self._config.pids) if self._config.pids else pids)
+
+    def _drain(self) -> int:
+        """Make room in the rings of events; returns when to come again, ns."""
+        return self._rings.drain(used=self._used)
+
+    def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
+        if events is not None:
+            self._poll(events)
+        if identity in self._pidfds.values():  # it executes another program
+            return
+        try:
+            fd = open_pidfd(self._config.procfs, identity)
+        except OSError as error:
+            _log.warning("the end of process %d will be seen by scanning only: %s", identity.pid, error)
+            return
+        if fd is None:
+            self._ended.append((identity, None))
+            return
+        self._pidfds[fd] = identity
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._process_ended(fd))
+
+    def _process_ended(self, fd: int) -> None:
+        self._selector.unregister(fd)
+        identity = self._pidfds.pop(fd)
+        self._ended.append((identity, exit_status(self._config.procfs, identity, fd)))
+        os.close(fd)
+
+    def _poll(self, events: LinkEvents) -> None:
+        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self._take_link_events(events))
+
+    def _take_link_events(self, events: LinkEvents) -> None:
+        self.observer.take_link_events(events)
+        self._disturb("a link has changed")
+
+    def _unpoll(self, events: LinkEvents) -> None:
+        self._selector.unregister(events.fileno())

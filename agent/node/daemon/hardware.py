@@ -1,0 +1,241 @@
+"""The ports and GPUs of this host: network rails, RDMA rails, what Ethernet shows besides, NVLinks, as one thing.
+
+Each of them may be switched off, and none knows of the others; what they have to tell each other passes here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.agent.model.expected import ExpectedBytes
+from railscope.agent.node.nvlink.watch import NO_NVLINK, NvlinkWatch
+from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.rails.rdma_rails import RdmaRails
+from railscope.agent.node.sampling.sampler import OnReading, Sampler
+from railscope.agent.node.sampling.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, network_namespace
+from railscope.probes.netdev.events import LinkEvents
+
+_log = logging.getLogger("railscope.hardware")
+
+_NVLINK_PERIOD_SECONDS: Final = 5.0
+"""Counters of bytes need no haste: nothing but whether a link is up gets older by it."""
+
+HandedOver = Callable[[], Mapping[tuple[int, str], int] | None]
+"""Bytes that collectives handed to each device, by network namespace and name; None: not observed."""
+
+
+class Hardware:
+    """Not thread-safe: the daemon's lock guards it; the samplers have threads of their own."""
+
+    def __init__(self, config: Config, clock: Clock, handed_over: HandedOver, on_reading: OnReading | None) -> None:
+        """`on_reading` is shown every reading of byte counters; None: nobody asks for them."""
+        self._config = config
+        self._handed_over = handed_over
+        patterns = parse_rail_patterns(config.rails)
+        self.rails = RailWatch(
+            clock,
+            procfs=config.procfs,
+            sysfs=config.sysfs,
+            sample_interval_ns=config.sample_interval_ns,
+            window_ns=config.correlation_window_ns,
+            lifetime_ns=config.comm_lifetime_ns,
+            patterns=patterns,
+        )
+        self._rdma: RdmaRails | None = None
+        if "rdma" in config.collectors:
+            self._rdma = RdmaRails(
+                clock,
+                sysfs=config.sysfs,
+                procfs=config.procfs,
+                sample_interval_ns=config.sample_interval_ns,
+                window_ns=config.correlation_window_ns,
+                patterns=patterns,
+            )
+        if on_reading is not None:
+            self.rails.show_readings_to(on_reading)
+            if self._rdma is not None:
+                self._rdma.show_readings_to(on_reading)
+        self._ethernet: EthernetWatch | None = None
+        wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
+        if any(wanted.values()) and not self.simulated:
+            # Apart from the byte counters: a driver may ask its firmware for long.
+            self._ethernet_sampler = Sampler(clock)
+            self._ethernet = EthernetWatch(
+                clock,
+                self._ethernet_sampler,
+                procfs=config.procfs,
+                lifetime_ns=config.comm_lifetime_ns,
+                ethtool=wanted["ethtool"],
+                queues=wanted["qdisc"],
+                tcp=wanted["tcp"],
+            )
+            self.rails.awaits_connections = wanted["tcp"]
+        self._nvlink: NvlinkWatch | None = None
+        if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
+            self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)
+        self._nvlink_utilization = Utilization(config.correlation_window_ns)
+        self.own_namespace: int | None = None
+        """Inode of the agent's own network namespace; None: it cannot be read."""
+        try:
+            self.own_namespace = network_namespace(config.procfs, "self").inode
+        except NamespaceError as error:
+            _log.debug("own network namespace: %s", error)
+
+    @property
+    def simulated(self) -> bool:
+        return str(self._config.sysfs) != "/sys" or str(self._config.procfs) != "/proc"
+
+    def start(self) -> list[LinkEvents]:
+        """Begin to watch the host's own rails and GPUs; returns link events to poll."""
+        if self._ethernet is not None:
+            self._ethernet_sampler.start()
+        if self._rdma is not None:
+            self._rdma.start()
+            self.rails.other_devices = self._rdma.names
+        if self._nvlink is not None:
+            self._nvlink.start()
+        if "netdev" not in self._config.collectors:
+            return []
+        events = None
+        if str(self._config.sysfs) != "/sys":
+            self.rails.watch_recorded()
+        elif self.own_namespace is not None:
+            own = network_namespace(self._config.procfs, "self")
+            events = self.rails.watch_own(own)
+            if self._ethernet is not None:
+                self._ethernet.watch_own(own)
+        self.rails.start()
+        return [events] if events is not None else []
+
+    def add_process(
+        self, pid: int, namespace: NetworkNamespace | None, environment: Mapping[str, str]
+    ) -> LinkEvents | None:
+        """A process uses the rails of its namespace; returns link events to poll when that is new."""
+        if self._rdma is not None:
+            self._rdma.add_process(pid, environment)
+        if namespace is None or "netdev" not in self._config.collectors or self.simulated:
+            return None
+        if self._ethernet is not None:
+            self._ethernet.add_process(pid, namespace)
+        return self.rails.add_process(pid, namespace, environment.get("NCCL_SOCKET_IFNAME", ""))
+
+    def remove_process(self, pid: int) -> None:
+        self.rails.remove_process(pid)
+        if self._ethernet is not None:
+            self._ethernet.remove_process(pid)
+        if self._rdma is not None:
+            self._rdma.remove_process(pid)
+
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self.rails.settled and (self._rdma is None or self._rdma.settled)
+
+    def look(self, *, calm: bool = False) -> None:
+        """Before `tick`: learn of ports and links that came or went; `calm`: nobody waits for what is read of them."""
+        if self._ethernet is not None:
+            # Before what collectives handed over is read: no connection then seems to have carried more.
+            self._tell_rails(self._ethernet.tick(self.rails.decisions(), calm=calm))
+        if self._rdma is not None:
+            self._rdma.tick()
+            self.rails.other_devices = self._rdma.names
+        if self._nvlink is not None:
+            self._with_utilization(self._nvlink.state().links)
+
+    def tick(self, expected: list[ExpectedBytes] | None) -> list[LinkEvents]:
+        """Now and then: relate what collectives should have sent to what ports counted; None: not now.
+
+        Returns link events that must not be polled any more.
+        """
+        if expected is None:
+            return self.rails.tick(None)
+        return self.rails.tick(self._relate_rdma(expected), self._handed_over())
+
+    def relate(self, expected: list[ExpectedBytes]) -> None:
+        """The same between two ticks."""
+        if self._ethernet is not None:
+            self._tell_rails(self._ethernet.facts())
+        self.rails.relate(self._relate_rdma(expected), self._handed_over())
+
+    def set_whole(self, whole: bool) -> None:
+        """Whether all that is handed over is seen: of every library, and with the device's name."""
+        self.rails.handed_over_whole = whole
+        if self._rdma is not None:
+            self._rdma.handed_over_whole = whole
+
+    def set_in_network(self, in_network: bool) -> None:
+        """Whether switches reduce for collectives (CollNet), so that ports carry less than rings would."""
+        if self._rdma is not None:
+            self._rdma.in_network = in_network
+
+    def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
+        """Rails that processes of a network namespace can use, each with when it last changed its carrier.
+
+        What is read of them is not older than a second or so, unless reading takes long.
+        """
+        if self._ethernet is not None:
+            self._ethernet.read_again(netns)
+            self._tell_rails(self._ethernet.facts())
+        rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
+        return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with rails, GPUs and NVLinks, and how reading them went."""
+        slow = self._ethernet.collectors() if self._ethernet is not None else ()
+        rdma = self._rdma.rails() if self._rdma is not None else ()
+        reading = self._rdma.collectors() if self._rdma is not None else ()
+        nvlink = self._nvlink.state() if self._nvlink is not None else NO_NVLINK
+        return replace(
+            snapshot,
+            gpus=nvlink.gpus,
+            nvlinks=self._with_utilization(nvlink.links),
+            rails=(*rdma, *self.rails.rails()),
+            collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors),
+        )
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly, since what they are to read is known."""
+        sources = (self.rails, self._rdma, self._ethernet, self._nvlink)
+        return tuple(name for source in sources if source is not None for name in source.awaited())
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self.rails.close()
+        if self._ethernet is not None:
+            self._ethernet.close()
+            self._ethernet_sampler.stop()
+        if self._rdma is not None:
+            self._rdma.close()
+        if self._nvlink is not None:
+            self._nvlink.close()
+
+    def _tell_rails(self, facts: Iterable[RailEthernet]) -> None:
+        self.rails.ethernet = {(one.netns, one.device): one for one in facts}
+
+    def _relate_rdma(self, expected: list[ExpectedBytes]) -> list[ExpectedBytes]:
+        """Relate what goes through RDMA; returns what is left for the network devices."""
+        if self._rdma is None:
+            return expected
+        self._rdma.relate(expected, self._handed_over())
+        return [] if self._rdma.carries else expected
+
+    def _with_utilization(self, links: Iterable[NvlinkFacts]) -> tuple[NvlinkFacts, ...]:
+        """The links with how much of their speed they used; to be called often enough to see every reading."""
+        found = []
+        for link in links:
+            key = (link.gpu, link.link)
+            if link.transmit_bytes is not None and link.receive_bytes is not None:
+                self._nvlink_utilization.take(key, link.read_ns, link.transmit_bytes, link.receive_bytes)
+            transmit, receive = self._nvlink_utilization.of(key, link.speed_bytes_per_second)
+            found.append(replace(link, transmit_utilization=transmit, receive_utilization=receive))
+        return tuple(found)

@@ -1,0 +1,217 @@
+"""One GPU as the agent follows it: who it is, what its NVLinks have carried.
+
+A total begins with what the GPU itself counts when it is first read, and never falls: a counter that fell, or a GPU
+that was lost and came back, starts a new baseline, and what went by in between is not made up.  Everything here is
+called from the one thread that reads this GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
+from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
+from railscope.probes.nvlink.refresh import refresh_seconds
+
+_log = logging.getLogger("railscope.nvlink")
+
+ALL: Final = "all"
+"""The link label of what is only known for all links of a GPU together."""
+_REFRESH_AGAIN_NS: Final = 60_000_000_000
+"""An idle link does not show how often its counters change: looked again while it carries something."""
+
+_Key = tuple[str, ...]
+"""Link and counter."""
+_Errors = tuple[tuple[str, int], ...]
+"""(kind, count)"""
+
+
+class GpuTotals:
+    """Counters turned into totals that never fall, one by one."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+        """Counters that fell."""
+        self._last: dict[_Key, tuple[str, int]] = {}
+        """What was counted, and its value."""
+        self._totals: dict[_Key, int] = {}
+        self._errors: dict[str, tuple[_Errors, _Errors]] = {}
+        """By link: the errors of its last reading, and their totals."""
+
+    def add(self, key: _Key, value: int | None, counted: str = "") -> int | None:
+        """Take in a reading, None where there is none; returns the total, None for what was never read.
+
+        Another `counted` under the same key is another counter: a new baseline for the same total.
+        """
+        known = self._totals.get(key)
+        if value is None:
+            return known
+        seen = (counted, value)
+        if self._last.get(key) == seen:
+            return known
+        before, last = self._last.get(key, seen)
+        step = value - last if before == counted else 0
+        self.resets += step < 0
+        self._last[key] = seen
+        self._totals[key] = total = value if known is None else known + max(0, step)
+        return total
+
+    def add_errors(self, link: str, errors: _Errors) -> _Errors:
+        """Take in all errors (kind, count) of a link; returns their totals.  They hardly ever move."""
+        last = self._errors.get(link)
+        if last is not None and last[0] == errors:
+            return last[1]
+        totals = tuple((kind, self.add((link, "error", kind), count) or 0) for kind, count in errors)
+        self._errors[link] = (errors, totals)
+        return totals
+
+    def restart(self) -> None:
+        """The next reading of each counter is a baseline."""
+        self._last.clear()
+        self._errors.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    uuid: str
+    pci: str
+    name: str
+    numa: str
+
+
+NOBODY: Final = GpuIdentity(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+class GpuHistories:
+    """Totals by UUID: they outlive a session with NVML and a GPU's number."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, GpuTotals] = {}
+
+    def of(self, uuid: str) -> GpuTotals:
+        return self._totals.setdefault(uuid, GpuTotals())
+
+
+class Gpu:
+    """Reads one GPU and keeps what it found; raises NvmlError where NVML does not answer."""
+
+    def __init__(self, index: int, session: NvmlSession, clock: Clock, *, sysfs: Path, histories: GpuHistories) -> None:
+        self._index = index
+        self._session = session
+        self._clock = clock
+        self._sysfs = sysfs
+        self._histories = histories
+        self._links: GpuLinks | None = None
+        self._handle: object = None
+        self._totals = GpuTotals()
+        self._refresh_ns: int | None = None
+        """When it was last tried to see how often the counters change."""
+        self._identity = NOBODY
+        self._carried_bytes = 0
+        self.retired = False
+        """Set when another session reads this GPU: a call that comes back after that no longer counts."""
+        self.gpu = GpuFacts(str(index), UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, (), None, None, None)
+        self.links: tuple[NvlinkFacts, ...] = ()
+
+    def read(self) -> None:
+        """Bring `gpu` and `links` up to date.
+
+        Raises:
+            NvmlError: the GPU does not answer; nothing changes but that the links' state is unknown.
+        """
+        try:
+            links = self._links if self._links is not None else self._meet()
+            reading = links.read()
+            if self.retired:
+                return
+            self._take(reading)
+            if self._refresh_due(reading):
+                self._measure_refresh(links)
+        except NvmlError as error:
+            if error.lost:
+                self._links = None
+            self.links = without_states(self.links)
+            raise
+
+    def _meet(self) -> GpuLinks:
+        """Find the GPU by its number; another one may have it by now."""
+        session = self._session
+        handle = session.handle(self._index)
+        pci = session.pci_address(handle)
+        self._identity = GpuIdentity(session.uuid(handle), pci, session.name(handle), _numa_node(self._sysfs, pci))
+        self._totals = self._histories.of(self._identity.uuid)
+        self._totals.restart()
+        self._handle = handle
+        self._links = GpuLinks(session, handle, self._clock)
+        return self._links
+
+    def _take(self, reading: GpuReading) -> None:
+        add = self._totals.add
+        identity, fabric = self._identity, reading.fabric
+        self.gpu = replace(
+            self.gpu,
+            uuid=identity.uuid,
+            pci=identity.pci,
+            name=identity.name,
+            numa=identity.numa,
+            fabric=fabric.state if fabric is not None else UNKNOWN,
+            fabric_unhealthy=fabric.unhealthy if fabric is not None else (),
+            pcie_transmit_bytes=add(("", "pcie transmit"), reading.pcie_transmit_bytes),
+            pcie_receive_bytes=add(("", "pcie receive"), reading.pcie_receive_bytes),
+        )
+        self.links = tuple(self._facts(link, reading.after_ns) for link in reading.links)
+
+    def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
+        add = self._totals.add
+        label = ALL if link.link is None else str(link.link)
+        counted = link.counted or next((before.counted for before in self.links if before.link == label), "")
+        return NvlinkFacts(
+            gpu=self.gpu.gpu,
+            link=label,
+            up=link.up,
+            transmit_bytes=add((label, "transmit"), link.transmit_bytes, counted),
+            receive_bytes=add((label, "receive"), link.receive_bytes, counted),
+            counted=counted,
+            errors=self._totals.add_errors(label, link.errors),
+            speed_bytes_per_second=link.speed_bytes_per_second,
+            remote=link.remote or UNKNOWN,
+            remote_type=link.remote_type or UNKNOWN,
+            read_ns=read_ns,
+        )
+
+    def _refresh_due(self, reading: GpuReading) -> bool:
+        carried_bytes = sum(link.transmit_bytes or 0 for link in reading.links)
+        busy = carried_bytes != self._carried_bytes
+        self._carried_bytes = carried_bytes
+        if self.gpu.refresh_seconds is not None or not busy:
+            return False
+        return self._refresh_ns is None or reading.after_ns - self._refresh_ns >= _REFRESH_AGAIN_NS
+
+    def _measure_refresh(self, links: GpuLinks) -> None:
+        field = links.first_byte_field
+        if field is None:
+            return
+        self._refresh_ns = self._clock.monotonic_ns()
+        seconds = refresh_seconds(self._session, self._handle, field, self._clock)
+        if seconds is not None:
+            self.gpu = replace(self.gpu, refresh_seconds=seconds)
+            _log.info("GPU %d: its NVLink counters change every %.0f ms", self._index, seconds * 1e3)
+
+
+def without_states(links: tuple[NvlinkFacts, ...]) -> tuple[NvlinkFacts, ...]:
+    """What was carried stays known while a GPU does not answer, whether its links are up does not."""
+    return tuple(replace(link, up=None) for link in links)
+
+
+def _numa_node(sysfs: Path, pci: str) -> str:
+    """The host's node next to the GPU; NVML's own number means the GPU's memory on some machines."""
+    try:
+        node = int((sysfs / "bus/pci/devices" / pci / "numa_node").read_text())
+    except (OSError, ValueError):
+        return UNKNOWN
+    return str(node) if node >= 0 else UNKNOWN

@@ -1,0 +1,289 @@
+"""Follows GPUs and their NVLinks: a thread for NVML's session, one for each GPU, so that none waits for another.
+
+A call into NVML may hang for as long as a GPU is ill, and no one can interrupt it.  So each GPU is read in a thread of
+its own, and what it found is published as immutable facts that anyone may take at any time.  A GPU whose call does not
+come back is said to hang, the others go on, and it goes on too when the call comes back.
+
+Without the driver's library or its Python bindings nothing is shown and nothing is wrong: it is logged once, and
+looked for again every minute, since a driver may be installed later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.remarks import Remark
+from railscope.agent.facts.snapshot import CollectorResult, GpuFacts, NvlinkFacts
+from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories, without_states
+from railscope.probes.clock import Clock
+from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
+
+_log = logging.getLogger("railscope.nvlink")
+
+DEFAULT_PERIOD_SECONDS: Final = 1.0
+HANG_NS: Final = 5_000_000_000
+"""A call that takes longer is said to hang; a usual one takes milliseconds."""
+_SHARE: Final = 3
+"""A GPU is read at most once in this many times the duration of a read."""
+_LONGEST_PAUSE_NS: Final = 60_000_000_000
+_CLOSE_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkState:
+    """Everything known now."""
+
+    gpus: tuple[GpuFacts, ...]
+    links: tuple[NvlinkFacts, ...]
+    collectors: tuple[CollectorResult, ...]
+    """`nvlink`, and `nvlink gpuN` for each GPU; none where there is no NVML."""
+
+
+NO_NVLINK: Final = NvlinkState((), (), ())
+
+
+class _Repeated:
+    """Does one thing again and again in a thread of its own, and knows whether it hangs."""
+
+    def __init__(self, name: str, clock: Clock, work: Callable[[], int]) -> None:
+        """`work` returns how many nanoseconds to wait."""
+        self._clock = clock
+        self._work = work
+        self._wake = threading.Event()
+        self.stopping = False
+        self.turns = 0
+        """Those that came to their end."""
+        self.since_ns: int | None = None
+        """When the call under way began; None: none is."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for the end; does not wait."""
+        self.stopping = True
+        self._wake.set()
+
+    def join(self, seconds: float) -> bool:
+        """Whether the thread has ended within this time."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def hangs_for_ns(self) -> int:
+        """How long the call under way has been lasting, 0 unless that is too long."""
+        since_ns = self.since_ns
+        lasting_ns = 0 if since_ns is None else self._clock.monotonic_ns() - since_ns
+        return lasting_ns if lasting_ns > HANG_NS else 0
+
+    def turn(self) -> int:
+        """Do it once; returns how many nanoseconds to wait."""
+        self.since_ns = self._clock.monotonic_ns()
+        try:
+            return self._work()
+        finally:
+            self.since_ns = None
+            self.turns += 1
+
+    def _run(self) -> None:
+        while not self.stopping:
+            pause_ns = self.turn()
+            self._wake.wait(pause_ns / 1e9)
+
+
+class _GpuThread:
+    """Reads one GPU at its period, less often while that fails or takes long."""
+
+    def __init__(self, gpu: Gpu, index: int, clock: Clock, period_ns: int, lost: Callable[[], None]) -> None:
+        self.gpu = gpu
+        self.index = index
+        self.collector = f"nvlink gpu{index}"
+        self._clock = clock
+        self._period_ns = period_ns
+        self._lost = lost
+        self._failures = 0
+        self._remark = Remark(_log, self.collector, "is read again")
+        self.result = CollectorResult(self.collector, False, 0.0)
+        self.facts: tuple[GpuFacts, tuple[NvlinkFacts, ...]] = (gpu.gpu, gpu.links)
+        self.repeated = _Repeated(self.collector, clock, self._read)
+
+    def _read(self) -> int:
+        started_ns = self._clock.monotonic_ns()
+        error = ""
+        try:
+            self.gpu.read()
+        except NvmlError as refusal:
+            error = str(refusal)
+            if refusal.session_lost:
+                self._lost()
+        duration_ns = self._clock.monotonic_ns() - started_ns
+        if self.repeated.stopping:
+            return 0
+        self._failures = self._failures + 1 if error else 0
+        self._remark.say(error)
+        self.facts = (self.gpu.gpu, self.gpu.links)
+        self.result = CollectorResult(self.collector, not error, duration_ns / 1e9)
+        if error:
+            return min(self._period_ns << min(self._failures, 20), _LONGEST_PAUSE_NS)
+        return max(self._period_ns - duration_ns, duration_ns * (_SHARE - 1))
+
+    def shown(self) -> tuple[GpuFacts, tuple[NvlinkFacts, ...], CollectorResult]:
+        """As published; while its call hangs, whether links are up is not known."""
+        facts, links = self.facts
+        hanging_ns = self.repeated.hangs_for_ns()
+        if not hanging_ns:
+            return facts, links, self.result
+        return facts, without_states(links), CollectorResult(self.collector, False, hanging_ns / 1e9)
+
+    def stop(self) -> None:
+        """Ask for the end; does not wait."""
+        self.gpu.retired = True
+        self.repeated.stop()
+
+
+class NvlinkWatch:
+    """GPUs and NVLinks of this host; `state` is safe from any thread and never waits for NVML."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sysfs: Path,
+        library: str = LIBRARY,
+        period_seconds: float = DEFAULT_PERIOD_SECONDS,
+    ) -> None:
+        self._clock = clock
+        self._sysfs = sysfs
+        self._library = library
+        self._period_ns = round(period_seconds * 1e9)
+        self._histories = GpuHistories()
+        self._session: NvmlSession | None = None
+        self._threads: tuple[_GpuThread, ...] = ()
+        self._session_lost = False
+        self._closed = False
+        self._missing = ""
+        self._failures = 0
+        self._result: CollectorResult | None = None
+        self._remark = Remark(_log, "NVML", "answers again")
+        self._hanging: frozenset[int] = frozenset()
+        self._keeper = _Repeated("nvlink", clock, self._keep)
+
+    def start(self) -> None:
+        """Start the threads; call once."""
+        self._keeper.start()
+
+    def close(self) -> None:
+        """End the session.  A thread that hangs in NVML is left behind, and the session with it."""
+        self._closed = True
+        self._keeper.stop()
+        if self._keeper.join(_CLOSE_NS / 1e9):
+            self._end_session()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that keeps the session runs."""
+        return self._keeper.alive
+
+    @property
+    def missing(self) -> str:
+        """Why there is no NVML, on one line; empty: there is, or it was not looked for yet."""
+        return self._missing
+
+    def awaited(self) -> tuple[str, ...]:
+        """Collectors that have no result yet, good or bad."""
+        if not self._keeper.turns:
+            return ("nvlink",)
+        return tuple(thread.collector for thread in self._threads if not thread.repeated.turns)
+
+    def state(self) -> NvlinkState:
+        """Everything known now."""
+        shown = [thread.shown() for thread in self._threads]
+        collectors = [result for _, _, result in shown]
+        hanging_ns = self._keeper.hangs_for_ns()
+        if hanging_ns:
+            collectors.insert(0, CollectorResult("nvlink", False, hanging_ns / 1e9))
+        elif self._result is not None:
+            collectors.insert(0, self._result)
+        return NvlinkState(
+            tuple(gpu for gpu, _, _ in shown),
+            tuple(link for _, links, _ in shown for link in links),
+            tuple(collectors),
+        )
+
+    def _keep(self) -> int:
+        """Open the session, or open it anew after it was lost; say which GPUs hang."""
+        if self._session is not None and not self._session_lost:
+            self._say_who_hangs()
+            return self._period_ns
+        started_ns = self._clock.monotonic_ns()
+        self._end_session()
+        try:
+            session = NvmlSession.open(self._library)
+        except NvmlMissing as missing:
+            if not self._missing:
+                _log.info("NVLinks and GPUs are not shown: %s", missing)
+            self._missing = str(missing)
+            self._result = None
+            return _LONGEST_PAUSE_NS
+        except NvmlError as error:
+            return self._refused(error, started_ns)
+        try:
+            count = session.gpu_count()
+        except NvmlError as error:
+            session.close()
+            return self._refused(error, started_ns)
+        if self._closed:
+            session.close()
+            return 0
+        self._missing = ""
+        self._failures = 0
+        self._session_lost = False
+        self._session = session
+        self._threads = tuple(self._thread(index, session) for index in range(count))
+        for thread in self._threads:
+            thread.repeated.start()
+        self._result = CollectorResult("nvlink", True, (self._clock.monotonic_ns() - started_ns) / 1e9)
+        self._remark.say("")
+        return self._period_ns
+
+    def _refused(self, error: NvmlError, started_ns: int) -> int:
+        self._missing = ""
+        self._failures += 1
+        self._remark.say(str(error))
+        self._result = CollectorResult("nvlink", False, (self._clock.monotonic_ns() - started_ns) / 1e9)
+        return min(self._period_ns << min(self._failures, 20), _LONGEST_PAUSE_NS)
+
+    def _thread(self, index: int, session: NvmlSession) -> _GpuThread:
+        gpu = Gpu(index, session, self._clock, sysfs=self._sysfs, histories=self._histories)
+        return _GpuThread(gpu, index, self._clock, self._period_ns, self._lose_session)
+
+    def _lose_session(self) -> None:
+        self._session_lost = True
+
+    def _end_session(self) -> None:
+        threads, self._threads = self._threads, ()
+        session, self._session = self._session, None
+        for thread in threads:
+            thread.stop()
+        last_ns = self._clock.monotonic_ns() + _CLOSE_NS
+        ended = [thread.repeated.join(max(0, last_ns - self._clock.monotonic_ns()) / 1e9) for thread in threads]
+        if session is not None and all(ended):
+            session.close()
+
+    def _say_who_hangs(self) -> None:
+        hanging = frozenset(thread.index for thread in self._threads if thread.repeated.hangs_for_ns())
+        for index in sorted(hanging - self._hanging):
+            _log.warning("nvlink gpu%d: NVML has not answered for %.0f s", index, HANG_NS / 1e9)
+        for index in sorted(self._hanging - hanging):
+            _log.info("nvlink gpu%d: NVML answers again", index)
+        self._hanging = hanging

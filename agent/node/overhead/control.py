@@ -1,0 +1,97 @@
+"""Puts the governor to work: what the probes cost is added up, and levels follow what the budget allows.
+
+Calls are counted at every level, so nothing here touches them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.overhead.cost import Overhead, busy_factor
+from railscope.agent.node.overhead.governor import LEVELS, Governor, Measured, name_of
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.calibration import Calibration
+from railscope.probes.clock import Clock
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.records import Stat
+
+_log = logging.getLogger("railscope.levels")
+
+
+class CountedHits(Protocol):
+    """What is needed of the programs that count calls (probes/nccl/programs.py)."""
+
+    def stats(self) -> Mapping[Stat, int]: ...
+
+
+class LevelControl:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        programs: CountedHits,
+        completion: Completion | None,
+        calibration: Calibration,
+        clock: Clock,
+        *,
+        budget_ratio: float,
+        level: str,
+        procfs: Path,
+    ) -> None:
+        """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be."""
+        self._programs = programs
+        self._completion = completion
+        self._procfs = procfs
+        self._overhead = Overhead(calibration, clock)
+        self._governor = Governor(calibration, budget_ratio, LEVELS[level])
+        self._reason = self._governor.reason
+        self._calls: Mapping[Stat, int] = {}
+        self._below: tuple[Mapping[InternalStat, int], list[Sent], int] = ({}, [], 0)
+        """Of the last tick that read them."""
+        if completion is not None:
+            completion.want(self._governor.level)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By program: what its hits have cost the observed processes so far; never falls."""
+        return self._overhead.seconds
+
+    @property
+    def settled(self) -> bool:
+        """See `Governor.settled`."""
+        return self._governor.settled
+
+    def tick(self, processes: int) -> list[str]:
+        """Now and then: add up, and move to another level if need be; returns what went wrong, one line each.
+
+        `processes`: observed processes that have a communicator.
+        """
+        try:
+            calls = self._programs.stats()
+            # Without communicators nothing happens below the calls, and reading that takes longer than all the rest.
+            if self._completion is not None and (processes or calls != self._calls):
+                self._below = self._completion.hits()
+        except KernelRefusal as refusal:
+            return [f"what the probes cost cannot be read: {refusal.strerror}"]
+        self._calls = calls
+        interval = self._overhead.take(calls, *self._below)
+        if self._completion is None:
+            return []
+        available = self._completion.levels.highest
+        level = self._governor.decide(Measured(interval, processes, available, busy_factor(self._procfs)))
+        if self._governor.reason != self._reason:
+            self._reason = self._governor.reason
+            _log.info("%s", self._reason)
+        if level == self._completion.levels.wanted:
+            return self._completion.levels.settle()
+        return self._completion.want(level)
+
+    def describe(self) -> str:
+        """What is observed beyond calls, for the log."""
+        return name_of(self._completion.levels.wanted if self._completion is not None else Level.COUNTS)

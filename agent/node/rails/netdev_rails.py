@@ -1,0 +1,446 @@
+"""The rails of every network namespace that observed processes live in: found, sampled, and related to collectives.
+
+A namespace is opened with its first process and closed shortly after its last one, since an open socket keeps it
+alive; what its rails had carried stays readable for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.config.rail_patterns import RailPattern
+from railscope.agent.config.unmatched import patterns_without_device
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.remarks import Remark
+from railscope.agent.facts.snapshot import CollectorResult, RailFacts
+from railscope.agent.model.expected import ExpectedBytes
+from railscope.agent.node.attribution.evidence import RailEvidence, RailLedgers, evidence_of
+from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
+from railscope.agent.node.rails.carrier_changes import CarrierChanges
+from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.selection import (
+    NO_RDMA,
+    RdmaPorts,
+    decide_rails,
+    members_of_bond,
+    netns_labels,
+    rail_facts,
+)
+from railscope.agent.node.sampling.sampler import OnReading, Sampler
+from railscope.agent.node.sampling.state import SamplerState, SourceResult, on_one_line
+from railscope.agent.node.sampling.totals import FORGET_NS
+from railscope.agent.node.sampling.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
+from railscope.probes.netdev.events import LinkChange, LinkEvents
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+
+_log = logging.getLogger("railscope.rails")
+
+_INVENTORY_PERIOD_NS: Final = 10_000_000_000
+_LINGER_PERIODS: Final = 3
+"""A namespace is read this many sample periods after its last process went, so that its last bytes are seen."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    sources: DeviceSources
+    key: str
+    processes: set[int] = field(default_factory=set)
+    socket_interfaces: set[str] = field(default_factory=set)
+    devices: tuple[NetworkDevice, ...] = ()
+    inventory_ns: int = 0
+    close_ns: int | None = None
+    permanent: bool = False
+    rails: dict[str, int] = field(default_factory=dict)
+    """When each device was last seen as a rail, ns."""
+    had_job: bool = False
+    """Whether a process that uses NCCL was ever seen here."""
+    events_error: str = ""
+    """Why the link events could not be read; empty: they could."""
+    remark: Remark = field(init=False)
+    """What its counters are in trouble with."""
+
+    def __post_init__(self) -> None:
+        self.remark = Remark(_log, self.key, "is read again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    facts: tuple[RailFacts, ...]
+    until_ns: int
+
+
+class RailWatch:
+    """Not thread-safe: the daemon's lock guards it; the sampler has a thread of its own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        procfs: Path,
+        sysfs: Path,
+        sample_interval_ns: int,
+        window_ns: int,
+        lifetime_ns: int,
+        patterns: Sequence[RailPattern],
+    ) -> None:
+        self._clock = clock
+        self._procfs = procfs
+        self._sysfs = sysfs
+        self._interval_ns = sample_interval_ns
+        self._lifetime_ns = lifetime_ns
+        self._patterns = patterns
+        self._sampler = Sampler(clock)
+        self._correlator = Correlator(window_ns=window_ns)
+        self._watched: dict[int, _Watched] = {}
+        self._gone: dict[int, _Gone] = {}
+        self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self.ethernet: Mapping[tuple[int, str], RailEthernet] = {}
+        """What is known besides, by namespace and device."""
+        self.awaits_connections = False
+        """Whether TCP connections of rails are going to be in `ethernet`."""
+        self.handed_over_whole = False
+        """Whether everything that observed processes hand over to devices is seen at present."""
+        self._ledgers = RailLedgers()
+        self._utilization = Utilization(window_ns)
+        self._rdma = NO_RDMA
+        self._numbers_of_jobs: set[str] = set()
+        """Those that rails in namespaces of jobs have had: nothing else takes them again."""
+        self._labels: dict[tuple[int, str], str] = {}
+        """Labels of namespaces that devices had: they stay when the other device of the name goes."""
+        self._to_close: list[DeviceSources] = []
+        self._decisions: tuple[RailDecision, ...] = ()
+        self._carrier_changes = CarrierChanges()
+        self._patterns_remark = Remark(_log, "--rail.devices", "every pattern matches a device")
+        self._wire: Mapping[tuple[int, str], RailWire] = {}
+
+    def show_readings_to(self, on_reading: OnReading) -> None:
+        """Let somebody see what the sampler reads."""
+        self._sampler.on_reading = on_reading
+
+    def start(self) -> None:
+        self._sampler.start()
+
+    @property
+    def other_devices(self) -> RdmaPorts:
+        """The RDMA side of this host, whose rails' numbers are not given to other networks."""
+        return self._rdma
+
+    @other_devices.setter
+    def other_devices(self, ports: RdmaPorts) -> None:
+        if ports != self._rdma:
+            self._rdma = ports
+            self._decide()
+
+    @property
+    def alive(self) -> bool:
+        return self._sampler.alive
+
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self._correlator.settled
+
+    def watch_recorded(self) -> None:
+        """Read a recorded sysfs tree instead of a running host's devices."""
+        try:
+            sources = recorded_sources(self._sysfs, clock=self._clock)
+        except OSError as error:
+            _log.warning("network devices are not read: %s: %s", error.filename, error.strerror)
+            return
+        self._open(0, sources, "netdev", permanent=True)
+
+    def watch_own(self, namespace: NetworkNamespace) -> LinkEvents | None:
+        """Watch the agent's own namespace for good; returns its link events to poll."""
+        return self._enter(namespace, permanent=True)
+
+    def add_process(self, pid: int, namespace: NetworkNamespace, socket_interfaces: str) -> LinkEvents | None:
+        """Watch the namespace of a process; returns link events to poll when the namespace is new."""
+        events = None
+        if namespace.inode not in self._watched:
+            events = self._enter(namespace, permanent=False)
+        watched = self._watched.get(namespace.inode)
+        if watched is None:
+            return None
+        watched.processes.add(pid)
+        watched.close_ns = None
+        news = not watched.had_job or (socket_interfaces and socket_interfaces not in watched.socket_interfaces)
+        watched.had_job = True
+        if socket_interfaces:
+            watched.socket_interfaces.add(socket_interfaces)
+        if news:
+            self._decide()
+        return events
+
+    def remove_process(self, pid: int) -> None:
+        for watched in self._watched.values():
+            if pid in watched.processes:
+                watched.processes.discard(pid)
+                if not watched.processes and not watched.permanent:
+                    watched.close_ns = self._clock.monotonic_ns() + _LINGER_PERIODS * self._interval_ns
+
+    def _enter(self, namespace: NetworkNamespace, *, permanent: bool) -> LinkEvents | None:
+        try:
+            sources = open_namespace(namespace, procfs=self._procfs, sysfs=self._sysfs, clock=self._clock)
+        except NamespaceError as error:
+            _log.info("network namespace %d is not watched: %s", namespace.inode, error)
+            return None
+        key = "netdev" if namespace.own else f"netdev net:[{namespace.inode}]"
+        if sources.reason:
+            _log.warning("%s: %s", key, sources.reason)
+        return self._open(namespace.inode, sources, key, permanent=permanent)
+
+    def _open(self, netns: int, sources: DeviceSources, key: str, *, permanent: bool) -> LinkEvents | None:
+        self._gone.pop(netns, None)
+        watched = _Watched(sources, key, permanent=permanent)
+        self._watched[netns] = watched
+        self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
+        self._read_inventory(netns, watched)
+        return sources.events
+
+    def _read_inventory(self, netns: int, watched: _Watched) -> None:
+        watched.inventory_ns = self._clock.monotonic_ns()
+        try:
+            watched.devices = tuple(watched.sources.inventory.read())
+        except (OSError, ValueError) as error:
+            _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
+        self._carrier_changes.take(netns, watched.devices, watched.inventory_ns)
+        self._decide()
+
+    def _decide(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        known = []
+        for netns, watched in self._watched.items():
+            watched.rails = {name: seen for name, seen in watched.rails.items() if now_ns - seen < FORGET_NS}
+            known += [(netns, name) for name in watched.rails]
+        self._decisions = decide_rails(
+            [device for watched in self._watched.values() for device in watched.devices],
+            patterns=self._patterns,
+            socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
+            known=known,
+            rdma=self._rdma,
+            home={netns for netns, watched in self._watched.items() if watched.permanent},
+            idle={netns for netns, watched in self._watched.items() if not watched.had_job},
+            numbers_of_jobs=self._numbers_of_jobs,
+        )
+        for decision in self._decisions:
+            if decision.rail is not None:
+                watched = self._watched[decision.device.netns]
+                watched.rails[decision.device.name] = now_ns
+                if watched.had_job:
+                    self._numbers_of_jobs.add(decision.rail)
+        names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
+        self._patterns_remark.say(patterns_without_device(self._patterns, names))
+
+    def take_events(self, events: LinkEvents) -> None:
+        """Act on what a namespace's link events say; what cannot be read now is read again at the next tick."""
+        found = next((entry for entry in self._watched.items() if entry[1].sources.events is events), None)
+        if found is None:
+            return
+        netns, watched = found
+        try:
+            changes = events.read()
+        except (OSError, MalformedNetlink) as error:
+            if watched.events_error != str(error):
+                watched.events_error = str(error)
+                _log.warning("%s: link events: %s", watched.key, error)
+            return
+        watched.events_error = ""
+        if changes:
+            self._read_inventory(netns, watched)
+            if any(change.change is not LinkChange.CARRIER for change in changes):
+                self._sampler.refresh(watched.key)
+
+    def tick(
+        self, expected: Sequence[ExpectedBytes] | None, handed_over: Mapping[tuple[int, str], int] | None = None
+    ) -> list[LinkEvents]:
+        """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more.
+
+        `expected` None: bytes are not related now.
+        """
+        now_ns = self._clock.monotonic_ns()
+        state = self._sampler.state()
+        if expected is not None:
+            self._relate(state, expected, handed_over)
+        self._say(state)
+        for sources in self._to_close:
+            sources.close()
+        self._to_close.clear()
+        closed = []
+        for netns, watched in list(self._watched.items()):
+            if watched.events_error and watched.sources.events is not None:
+                self.take_events(watched.sources.events)
+            if watched.close_ns is not None and now_ns >= watched.close_ns:
+                if watched.sources.events is not None:
+                    closed.append(watched.sources.events)
+                self._close(netns, now_ns)
+            elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
+                self._read_inventory(netns, watched)
+        self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+        self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
+        return closed
+
+    def _say(self, state: SamplerState) -> None:
+        """One line when counters begin to be in trouble, when that changes, and when it ends."""
+        for watched in self._watched.values():
+            result = state.result(watched.key)
+            if result is not None and result.reads:
+                watched.remark.say(on_one_line(result.troubles))
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly."""
+        return self._sampler.state().awaited
+
+    @property
+    def namespaces(self) -> set[int]:
+        """Network namespaces (inodes) whose rails are shown."""
+        return {*self._watched, *self._gone}
+
+    def relate(
+        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
+        """Bring expected wire bytes and port bytes together.
+
+        `handed_over`: bytes that collectives gave to each device, by namespace and name; None: not observed.
+        """
+        self._relate(self._sampler.state(), expected, handed_over)
+
+    def _relate(
+        self, state: SamplerState, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None
+    ) -> None:
+        self._handed_over = handed_over
+        keys, ports = [], []
+        for decision in self._decisions:
+            totals = state.device(decision.device.netns, decision.device.name)
+            if decision.rail is None or totals is None:
+                continue
+            keys.append((decision.device.netns, decision.device.name))
+            ports.append(
+                PortTotals(
+                    str(decision.device.netns), decision.device.name, "", totals.transmit_bytes, totals.receive_bytes
+                )
+            )
+        now_ns = self._clock.monotonic_ns()
+        for key, carried in zip(keys, ports, strict=True):
+            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+        self._utilization.keep(keys)
+        wire = self._correlator.update(now_ns, ports, expected)
+        self._wire = dict(zip(keys, wire, strict=True))
+        self._account(state)
+
+    def _account(self, state: SamplerState) -> None:
+        """Class the bytes of every rail."""
+        by_namespace: dict[int, list[RailEvidence]] = {}
+        for decision in self._decisions:
+            key = (decision.device.netns, decision.device.name)
+            port, ethernet = state.device(*key), self.ethernet.get(key)
+            if decision.rail is None or port is None:
+                continue
+            handed_over_bytes = None if self._handed_over is None else self._handed_over.get(key, 0)
+            # Bytes that were classed before it is known whose they are would stay where they are.
+            if self._awaits_connections_of(ethernet):
+                self._ledgers.begin(key, self._wire.get(key), handed_over_bytes)
+                continue
+            by_namespace.setdefault(decision.device.netns, []).append(
+                evidence_of(
+                    key,
+                    port,
+                    self._wire.get(key),
+                    handed_over_bytes,
+                    ethernet.together if ethernet is not None else None,
+                    complete=self.handed_over_whole,
+                )
+            )
+        for rails in by_namespace.values():
+            self._ledgers.update(rails)
+
+    def rails(self) -> tuple[RailFacts, ...]:
+        """Every rail, those of namespaces that have gone lately included."""
+        living = self._facts(self._sampler.state(), None)
+        return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
+
+    def _awaits_connections_of(self, ethernet: RailEthernet | None) -> bool:
+        """Whether a rail's connections are to be read and have not been yet."""
+        return self.awaits_connections if ethernet is None else ethernet.awaited
+
+    def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
+        named = named_namespaces()
+        labels = netns_labels([decision.device for decision in self._decisions], named)
+        senders = {netns for netns, _ in self._handed_over or ()}
+        for place, label in labels.items():
+            # A namespace may lose its name before its processes.
+            if label and (place[0] in named or place not in self._labels):
+                self._labels[place] = label
+        devices = {(decision.device.netns, decision.device.name): decision.device for decision in self._decisions}
+        facts = []
+        for decision in self._decisions:
+            device = decision.device
+            if decision.rail is None or (only_netns is not None and device.netns != only_netns):
+                continue
+            wire = self._wire.get((device.netns, device.name))
+            ethernet = self.ethernet.get((device.netns, device.name))
+            facts.append(
+                rail_facts(
+                    decision,
+                    state.device(device.netns, device.name),
+                    carrier_changes=self._carrier_changes.of(device.netns, device.name),
+                    netns_label=self._labels.get((device.netns, device.name), ""),
+                    transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
+                    transmit_collective_bytes=None
+                    if self._handed_over is None
+                    else self._handed_over.get((device.netns, device.name), 0 if device.netns in senders else None),
+                    receive_wire_bytes=wire.receive.wire_bytes if wire else None,
+                    transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
+                    receive_explained_ratio=wire.receive.explained_ratio if wire else None,
+                    ethernet=ethernet,
+                    connections_awaited=self._awaits_connections_of(ethernet),
+                    bond_members=members_of_bond(device, devices),
+                    ledger=self._ledgers.of((device.netns, device.name)),
+                    utilization=self._utilization.of((device.netns, device.name), device.speed_bytes_per_second),
+                )
+            )
+        return tuple(facts)
+
+    def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
+        """Rails of one network namespace, each with when it last gained or lost its carrier while watched."""
+        return tuple(
+            (facts, self._carrier_changes.changed_ns(netns, facts.device))
+            for facts in self._facts(self._sampler.state(), netns)
+        )
+
+    def decisions(self) -> tuple[RailDecision, ...]:
+        return self._decisions
+
+    def source_results(self) -> tuple[SourceResult, ...]:
+        """How reading each namespace's counters goes, in detail."""
+        return self._sampler.state().results
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        return self._sampler.state().collector_results()
+
+    def _close(self, netns: int, now_ns: int) -> None:
+        watched = self._watched.pop(netns)
+        facts = self._facts(self._sampler.state(), netns)
+        named = tuple(replace(fact, netns=fact.netns or f"net:[{netns}]") for fact in facts)
+        self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns)
+        self._sampler.remove(watched.key)
+        # The daemon still polls the events: they are closed at the next tick, after it has let go of them.
+        self._to_close.append(watched.sources)
+        self._correlator.forget(str(netns))
+        self._carrier_changes.forget(netns)
+        self._ledgers.forget(netns)
+        self._decide()
+
+    def close(self) -> None:
+        self._sampler.stop()
+        for sources in [*self._to_close, *(watched.sources for watched in self._watched.values())]:
+            sources.close()
+        self._to_close.clear()
+        self._watched.clear()

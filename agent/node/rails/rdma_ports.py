@@ -1,0 +1,169 @@
+"""The RDMA ports of this host: found, read at a steady beat, and told what their counters mean.
+
+Every counter of mlx5 is a firmware command, so everything is read once a second, and the bytes alone as often as
+asked for.  Where the kernel answers RDMA netlink, all hw_counters of a port come in one request.  A host without RDMA
+is an ordinary host: nothing is said, and devices that come later are found.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.remarks import Remark
+from railscope.agent.facts.snapshot import CollectorResult, Histogram
+from railscope.agent.node.rails.counter_rules import Severity, rule_of
+from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.state import DeviceTotals, on_one_line
+from railscope.probes.clock import Clock
+from railscope.probes.rdma.counters import RdmaCounters
+from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
+from railscope.probes.rdma.netlink import RdmaNetlink
+from railscope.probes.rdma.port import only_bytes
+
+_log = logging.getLogger("railscope.rdma")
+
+DEFAULT_PERIOD_SECONDS: Final = 1.0
+COUNTERS_KEY: Final = "rdma"
+BYTES_KEY: Final = "rdma bytes"
+_NETNS: Final = 0
+"""RDMA devices are looked up by source, never by network namespace."""
+_INVENTORY_PERIOD_NS: Final = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """One RDMA port and what it carried."""
+
+    port: RdmaPort
+    transmit_bytes: int | None
+    """As the device counts them, never falling; None: it does not count bytes, or could not be read yet."""
+    receive_bytes: int | None
+    transmit_rate: Histogram | None
+    receive_rate: Histogram | None
+    counters: tuple[tuple[str, Severity, int], ...]
+    """(counter, severity, count) of everything besides bytes, as the device counts and going on when that begins
+    again: never falls."""
+    pinned: tuple[str, ...]
+    """Those of `counters` that stand at the most they can show: more may have happened since, and nothing says how
+    much."""
+
+
+def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: DeviceTotals | None = None) -> PortFacts:
+    """Bring together what is known of one port.
+
+    `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
+    """
+    carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
+    counted = counters.counters if counters else ()
+    return PortFacts(
+        port=port,
+        transmit_bytes=carried.transmit_bytes if carried else None,
+        receive_bytes=carried.receive_bytes if carried else None,
+        transmit_rate=carried.transmit_rate if carried else None,
+        receive_rate=carried.receive_rate if carried else None,
+        counters=tuple([(name, rule_of(name).severity, count) for name, count in counted]),
+        pinned=counters.pinned if counters else (),
+    )
+
+
+class RdmaWatch:
+    """Not thread-safe: the daemon's lock guards it.  The sampler is given, and reads in a thread of its own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        sampler: Sampler,
+        *,
+        sysfs: Path,
+        period_seconds: float = DEFAULT_PERIOD_SECONDS,
+        bytes_period_seconds: float | None = None,
+        excluded: Sequence[str] = (),
+        netlink: bool = True,
+    ) -> None:
+        """`bytes_period_seconds` reads the bytes alone as well, at this period; None: they come with the others.
+
+        `excluded` are patterns of devices whose counters are not read; `netlink` is to be False for a recorded tree.
+        """
+        self._clock = clock
+        self._sampler = sampler
+        self._sysfs = sysfs
+        self._period_seconds = period_seconds
+        self._bytes_period_seconds = bytes_period_seconds
+        self._excluded = excluded
+        self._use_netlink = netlink
+        self._watching = False
+        self._inventory = RdmaInventory(sysfs)
+        self._inventory_ns: int | None = None
+        self._ports: tuple[RdmaPort, ...] = ()
+        self._remark = Remark(_log, "RDMA counters", "all ports are read again")
+
+    def tick(self) -> None:
+        """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
+        now_ns = self._clock.monotonic_ns()
+        if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
+            self._inventory_ns = now_ns
+            self._ports = self._inventory.read()
+            if self._ports and not self._watching:
+                self._begin()
+        if self._watching:
+            state = self._sampler.state()
+            results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
+            troubles = [trouble for result in results if result is not None for trouble in result.troubles]
+            self._remark.say(on_one_line(troubles))
+
+    @property
+    def ports(self) -> tuple[RdmaPort, ...]:
+        """Every port of the last inventory."""
+        return self._ports
+
+    def facts(self) -> tuple[PortFacts, ...]:
+        """Every port and what it carried."""
+        state = self._sampler.state()
+        return tuple(
+            port_facts(port, state.of_source(COUNTERS_KEY, port.name), state.of_source(BYTES_KEY, port.name))
+            for port in self._ports
+        )
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading goes; a single port that fails is a failure.  Empty on a host without RDMA."""
+        results = [self._sampler.state().result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
+        return tuple(result.collector_result(every_device=True) for result in results if result is not None)
+
+    def close(self) -> None:
+        """Stop reading; the sampler goes on without."""
+        self._sampler.remove(COUNTERS_KEY)
+        self._sampler.remove(BYTES_KEY)
+        self._watching = False
+
+    def _begin(self) -> None:
+        netlink = self._netlink()
+        try:
+            counters = RdmaCounters(self._sysfs, self._clock, netlink=netlink, excluded=self._excluded)
+        except OSError as error:
+            if netlink is not None:
+                netlink.close()
+            _log.warning("RDMA counters are not read: %s: %s", class_folder(self._sysfs), error.strerror)
+            return
+        self._watching = True
+        self._sampler.add(COUNTERS_KEY, _NETNS, counters, self._period_seconds)
+        if self._bytes_period_seconds is None:
+            return
+        try:
+            only = RdmaCounters(self._sysfs, self._clock, wanted=only_bytes, excluded=self._excluded)
+        except OSError as error:
+            _log.warning("RDMA bytes are read every %g s only: %s", self._period_seconds, error.strerror)
+            return
+        self._sampler.add(BYTES_KEY, _NETNS, only, self._bytes_period_seconds)
+
+    def _netlink(self) -> RdmaNetlink | None:
+        if not self._use_netlink:
+            return None
+        try:
+            return RdmaNetlink()
+        except OSError as error:
+            _log.info("RDMA netlink does not work here (%s): hw_counters are read file by file", error.strerror)
+            return None

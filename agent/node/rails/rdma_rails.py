@@ -1,0 +1,281 @@
+"""RDMA ports as rails: which of them are, what collectives put on them, and what they carried.
+
+Where a host has RDMA rails NCCL sends through them and leaves the network devices alone, unless a job switched that
+off (NCCL_IB_DISABLE, NCCL_NET=Socket).  RDMA devices are the host's: the wire bytes of all network namespaces are
+expected on them together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.config.rail_patterns import RailPattern
+from railscope.agent.facts.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
+from railscope.agent.model.expected import ExpectedBytes, WireTotals
+from railscope.agent.node.attribution.evidence import RailEvidence, RailLedgers, rdma_evidence
+from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
+from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
+from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
+from railscope.agent.node.rails.selection import RdmaPorts
+from railscope.agent.node.sampling.sampler import OnReading, Sampler
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
+from railscope.agent.node.sampling.utilization import Utilization
+from railscope.probes.clock import Clock
+from railscope.probes.rdma.inventory import RdmaPort
+from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
+from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.nccl_xml import XmlTopology, topology_of_process
+from railscope.probes.topology.pci import pci_devices
+
+_log = logging.getLogger("railscope.rdma")
+
+_RAIL_SET: Final = "rdma"
+_NO_RATES: Final = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a job was told about networks, by its environment."""
+
+    hca_list: str
+    sockets_only: bool
+
+
+class RdmaRails:
+    """Not thread-safe: the daemon's lock guards it; the counters are read by a thread of their own."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sysfs: Path,
+        procfs: Path,
+        sample_interval_ns: int,
+        window_ns: int,
+        patterns: Sequence[RailPattern],
+    ) -> None:
+        self._procfs = procfs
+        self._topology: XmlTopology | None = None
+        self._clock = clock
+        self._sysfs = sysfs
+        self._patterns = patterns
+        # Apart from the network devices' sampler: the firmware of a card may let one read take long.
+        self._sampler = Sampler(clock)
+        self._watch = RdmaWatch(
+            clock,
+            self._sampler,
+            sysfs=sysfs,
+            bytes_period_seconds=sample_interval_ns / 1e9,
+            netlink=str(sysfs) == "/sys",
+        )
+        self._correlator = Correlator(window_ns)
+        self._said: dict[int, _Said] = {}
+        self._mapped: dict[tuple[str, int | None], MappedNic] = {}
+        self._mapped_from: tuple[tuple[RdmaPort, ...], frozenset[str]] | None = None
+        self._wire: dict[tuple[str, str], RailWire] = {}
+        self._handed_over: Mapping[tuple[int, str], int] | None = None
+        self.handed_over_whole = False
+        """Whether everything that observed processes hand over to devices is seen at present."""
+        self.in_network = False
+        """Whether collectives were seen that run in the switches."""
+        self._ledgers = RailLedgers()
+        self._utilization = Utilization(window_ns)
+
+    def show_readings_to(self, on_reading: OnReading) -> None:
+        """Let somebody see what the sampler reads."""
+        self._sampler.on_reading = on_reading
+
+    def start(self) -> None:
+        """Find the ports there are, and begin to read."""
+        self._watch.tick()
+        self._sampler.start()
+        self._decide()
+
+    def add_process(self, pid: int, environment: Mapping[str, str]) -> None:
+        """A process maps NCCL; the first whose topology file can be read describes the machine."""
+        if self._topology is None and self._watch.ports:
+            try:
+                self._topology = topology_of_process(self._procfs, pid, environment.get("NCCL_TOPO_FILE", ""))
+            except (OSError, ValueError) as error:
+                _log.info("NCCL's topology file of process %d is not used: %s", pid, error)
+            if self._topology is not None:
+                self._mapped_from = None
+        sockets_only = environment.get("NCCL_IB_DISABLE", "0") not in ("", "0") or (
+            environment.get("NCCL_NET", "").lower() == "socket"
+        )
+        self._said[pid] = _Said(environment.get("NCCL_IB_HCA", ""), sockets_only)
+
+    def remove_process(self, pid: int) -> None:
+        self._said.pop(pid, None)
+
+    @property
+    def carries(self) -> bool:
+        """Whether collectives between hosts go through RDMA here."""
+        if all(entry.rail is None for entry in self._mapped.values()):
+            return False
+        return not self._said or not all(said.sockets_only for said in self._said.values())
+
+    @property
+    def settled(self) -> bool:
+        """See `Correlator.settled`."""
+        return self._correlator.settled
+
+    def tick(self) -> None:
+        """Find devices that came or went, and decide which are rails."""
+        self._watch.tick()
+        self._decide()
+
+    def relate(
+        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
+    ) -> None:
+        """Bring expected wire bytes and port bytes together; `handed_over` as in `RailWatch.relate`."""
+        self._handed_over = handed_over
+        ports = [
+            PortTotals(_RAIL_SET, facts.port.device, str(facts.port.port), facts.transmit_bytes, facts.receive_bytes)
+            for facts, _ in self._rails()
+            if facts.transmit_bytes is not None and facts.receive_bytes is not None
+        ]
+        now_ns = self._clock.monotonic_ns()
+        wire = self._correlator.update(now_ns, ports, [_together(expected)] if self.carries else [])
+        self._wire = {(entry.device, entry.port): entry for entry in wire}
+        for carried in ports:
+            key = (carried.device, carried.port)
+            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+        self._ledgers.update([evidence for facts, _ in self._rails() for evidence in self._evidence(facts)])
+
+    def _evidence(self, facts: PortFacts) -> Iterable[RailEvidence]:
+        """What is known of where a port's bytes came from; nothing while its bytes are not known."""
+        port = facts.port
+        if facts.transmit_bytes is not None and facts.receive_bytes is not None:
+            yield rdma_evidence(
+                _key(port),
+                facts.transmit_bytes,
+                facts.receive_bytes,
+                {name: count for name, _severity, count in facts.counters},
+                self._wire.get((port.device, str(port.port))),
+                self._handed(port),
+                complete=self.handed_over_whole,
+                infiniband=port.link_layer == "InfiniBand",
+                in_network=self.in_network,
+            )
+
+    def _handed(self, port: RdmaPort) -> int | None:
+        """Bytes that collectives handed to a device; None: not observed."""
+        if self._handed_over is None:
+            return None
+        # Counted by the sending process's namespace, which need not be the device's.
+        return sum(value for (_, device), value in self._handed_over.items() if device == port.device)
+
+    def rails(self) -> tuple[RailFacts, ...]:
+        """Every port that is a rail, by number."""
+        return tuple(self._facts(facts, mapped) for facts, mapped in self._rails())
+
+    @property
+    def names(self) -> RdmaPorts:
+        """What the network devices' rails need to know of these."""
+        return rdma_ports(self._watch.ports, self._mapped.values())
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading goes; none on a host without RDMA."""
+        return self._watch.collectors()
+
+    def awaited(self) -> tuple[str, ...]:
+        """Sources that were not read yet, well or badly."""
+        return self._sampler.state().awaited
+
+    def close(self) -> None:
+        self._watch.close()
+        self._sampler.stop()
+
+    def _decide(self) -> None:
+        ports = self._watch.ports
+        told = frozenset(said.hca_list for said in self._said.values() if said.hca_list)
+        if self._mapped_from == (ports, told):
+            return
+        self._mapped_from = ports, told
+        if not ports:
+            self._mapped = {}
+            return
+        known = [key for key, entry in self._mapped.items() if entry.rail is not None]
+        try:
+            gpus = gpus_of_pci(pci_devices(self._sysfs))
+            hca_lists: list[HcaList] = [parse_hca_list(value) for value in sorted(told)]
+            mapped = map_rails(
+                nics_of_rdma(self._sysfs, ports),
+                gpus,
+                patterns=self._patterns,
+                hca_lists=hca_lists,
+                topology=self._topology,
+                known=known,
+            )
+        except (OSError, ValueError) as error:
+            _log.warning("which RDMA ports are rails cannot be told: %s", error)
+            return
+        self._mapped = {(entry.nic.device, entry.nic.port): entry for entry in mapped}
+        for entry in mapped:
+            name = f"{entry.nic.device}:{entry.nic.port}"
+            _log.info("%s is %s: %s", name, f"rail {entry.rail}" if entry.rail else "no rail", entry.reason)
+
+    def _rails(self) -> list[tuple[PortFacts, MappedNic]]:
+        found = []
+        for facts in self._watch.facts():
+            entry = self._mapped.get((facts.port.device, facts.port.port))
+            if entry is not None and entry.rail is not None:
+                found.append((facts, entry))
+        return found
+
+    def _facts(self, facts: PortFacts, mapped: MappedNic) -> RailFacts:
+        port = facts.port
+        wire = self._wire.get((port.device, str(port.port)))
+        utilization = self._utilization.of((port.device, str(port.port)), port.rate_bytes_per_second)
+        return RailFacts(
+            rail=mapped.rail or UNKNOWN,
+            device=port.device,
+            port=str(port.port),
+            netdev=port.netdev or UNKNOWN,
+            netns="",
+            pci=port.pci or UNKNOWN,
+            numa=UNKNOWN if port.numa_node is None else str(port.numa_node),
+            gpu=mapped.gpu_label,
+            link_layer=port.link_layer,
+            driver=port.driver or UNKNOWN,
+            up=port.up,
+            speed_bytes_per_second=port.rate_bytes_per_second,
+            transmit_bytes=facts.transmit_bytes,
+            receive_bytes=facts.receive_bytes,
+            transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
+            receive_wire_bytes=wire.receive.wire_bytes if wire else None,
+            transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
+            receive_explained_ratio=wire.receive.explained_ratio if wire else None,
+            transmit_rate=facts.transmit_rate or _NO_RATES,
+            receive_rate=facts.receive_rate or _NO_RATES,
+            counters=facts.counters,
+            transmit_collective_bytes=self._handed(port),
+            pinned=facts.pinned,
+            bond_members=tuple((member.name, member.up) for member in port.bond_members),
+            ledger=self._ledgers.of(_key(port)),
+            transmit_utilization=utilization[0],
+            receive_utilization=utilization[1],
+        )
+
+
+def _key(port: RdmaPort) -> tuple[int, str]:
+    """What a port is called among ledgers."""
+    return 0, f"{port.device}:{port.port}"
+
+
+def _together(expected: Sequence[ExpectedBytes]) -> ExpectedBytes:
+    """The bytes of all network namespaces as those of one set of rails."""
+
+    def add(totals: Sequence[WireTotals]) -> WireTotals:
+        return WireTotals(
+            sum(one.spread_bytes for one in totals),
+            sum(one.small_bytes for one in totals),
+            next((one.unknown for one in totals if one.unknown), ""),
+        )
+
+    return ExpectedBytes(_RAIL_SET, add([one.transmit for one in expected]), add([one.receive for one in expected]))

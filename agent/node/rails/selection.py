@@ -1,0 +1,367 @@
+"""Which network devices are rails, and which number each rail has.
+
+The first that says something decides, namespace by namespace:
+
+1. the configuration: names or patterns, with a number where one is given (`eth2=0`);
+2. NCCL_SOCKET_IFNAME of the jobs that run there, read as NCCL reads it;
+3. NCCL's own choice without it: devices named `ib…`, else all but `docker…`, `lo…` and `virbr…` (ncclFindInterfaces
+   in NCCL's src/misc/socket.cc).
+
+Of what NCCL would take, parts of bonds and bridges are left out, as they have no address of their own; and, where
+nobody named them, what is switched off and what containers and hypervisors make beside hardware.
+
+Rails are numbered by position in natural order (eth2 before eth10).  A device that was a rail stays one, also when
+it is switched off: a rail that is down is the one people look for.  One that vanished keeps its number for a while,
+so that the others keep theirs.
+
+On a host with RDMA rails a network device of the same port has the port's number, and the others take numbers that no
+RDMA rail has.  So do the devices of a namespace where no job runs, of the numbers that rails of jobs have elsewhere:
+sums over a rail's number then never mix two networks.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Final
+
+from railscope.agent.config.rail_patterns import RailPattern
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
+from railscope.agent.node.rails.ethernet_facts import RailEthernet, pci_stalled
+from railscope.agent.node.sampling.state import DeviceTotals
+from railscope.agent.node.sampling.totals import RATE_BOUNDS
+from railscope.probes.netdev.inventory import NetworkDevice
+
+_DEFAULT_FIRST: Final = "ib"
+_DEFAULT_EXCLUDED: Final = "^docker,lo,virbr"
+_DEFAULT_LAST: Final = ("docker", "lo", "virbr")
+_NOT_HARDWARE: Final = frozenset(
+    {"bridge", "veth", "tun", "dummy", "ifb", "vxlan", "geneve", "gre", "wireguard", "representor", "openvswitch"}
+)
+"""Kinds that carry no traffic of their own off the host, or carry that of containers and virtual machines."""
+
+SEVERITIES: Final = {
+    "carrier_changes": "page",
+    "rx_errors": "warn",
+    "tx_errors": "warn",
+    "rx_dropped": "context",
+    "tx_dropped": "warn",
+    "rx_dropped_or_missed": "context",
+    "rx_crc_errors": "warn",
+    "rx_length_errors": "warn",
+    "rx_over_errors": "warn",
+    "rx_frame_errors": "warn",
+    "rx_fifo_errors": "warn",
+    "rx_missed_errors": "warn",
+    "tx_aborted_errors": "warn",
+    "tx_carrier_errors": "warn",
+    "tx_fifo_errors": "warn",
+    "tx_heartbeat_errors": "warn",
+    "tx_window_errors": "warn",
+}
+"""How much an increase matters: `page` on any, `warn` on a rate that lasts, `context` to understand another finding.
+
+A port that lost its carrier while a job ran has stalled it: `page`.  Damaged, lost and refused frames are `warn`: they
+cost bandwidth, and a few of them happen.  The kernel also counts as dropped on receive what nobody on this host
+listens to (a protocol without a handler, a VLAN that is not configured), which happens on healthy switches all the
+time, so those are `context`; so is every counter that is not named here, such as packets (rx_packets), multicast
+frames and collisions.  Source: `rtnl_link_stats64` in
+Linux include/uapi/linux/if_link.h.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaRail:
+    """A port of an RDMA device that is a rail, as far as it matters to network devices."""
+
+    rail: str
+    pci: str
+    """Empty where there is none."""
+    netdevs: tuple[str, ...]
+    """Its network devices, in the agent's own network namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPorts:
+    """The RDMA side of this host."""
+
+    names: tuple[str, ...] = ()
+    """Devices and ports by the names that patterns may use, rails or not."""
+    rails: tuple[RdmaRail, ...] = ()
+
+    @property
+    def numbers(self) -> frozenset[str]:
+        return frozenset(entry.rail for entry in self.rails)
+
+    def number_of(self, device: NetworkDevice, *, home: bool) -> str:
+        """The number of the port that a network device belongs to; empty: of none, or of several.
+
+        `home`: the device is in the agent's own namespace, where its name says so; elsewhere the PCI function does.
+        """
+        found = {entry.rail for entry in self.rails if home and device.name in entry.netdevs}
+        found = found or {entry.rail for entry in self.rails if device.pci and device.pci == entry.pci}
+        return found.pop() if len(found) == 1 else ""
+
+
+NO_RDMA: Final = RdmaPorts()
+
+
+def socket_interface_matches(value: str, name: str) -> bool:
+    """Whether NCCL_SOCKET_IFNAME=`value` lets NCCL use the device: prefixes by comma, `=` exact, `^` all but these."""
+    exclude = value.startswith("^")
+    rest = value[1:] if exclude else value
+    exact = rest.startswith("=")
+    rest = rest[1:] if exact else rest
+    # What follows a colon is a port; an empty list matches everything.
+    wanted = [token.split(":", 1)[0] for token in rest.split(",")]
+    wanted = [token for token in wanted if token]
+    matches = not wanted or any(name == token if exact else name.startswith(token) for token in wanted)
+    return matches != exclude
+
+
+@lru_cache(maxsize=1024)
+def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
+    """Sorting key in which eth2 comes before eth10."""
+    return tuple(
+        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"([0-9]+)", name) if part
+    )
+
+
+def decide_rails(
+    devices: Iterable[NetworkDevice],
+    *,
+    patterns: Sequence[RailPattern] = (),
+    socket_interfaces: Mapping[int, Sequence[str]] | None = None,
+    known: Collection[tuple[int, str]] = (),
+    rdma: RdmaPorts = NO_RDMA,
+    home: Collection[int] = (),
+    idle: Collection[int] = (),
+    numbers_of_jobs: Collection[str] = (),
+) -> tuple[RailDecision, ...]:
+    """Decide about every device, by namespace and natural order of names.
+
+    `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs in each network namespace (by inode), `known`
+    the (namespace, name) of devices that were rails before, also of those that vanished lately.  `home` is the
+    agent's own namespace, `idle` are those where no job ever ran; `numbers_of_jobs` are left to rails elsewhere,
+    besides those given here.
+    """
+    given = {pattern.glob: pattern.rail for pattern in patterns if pattern.rail}
+    taken = set(numbers_of_jobs)
+    namespaces: defaultdict[int, list[NetworkDevice]] = defaultdict(list)
+    for device in devices:
+        namespaces[device.netns].append(device)
+    decisions: list[RailDecision] = []
+    # Those without jobs come last: they take what is left.
+    for netns, members in sorted(namespaces.items(), key=lambda entry: (entry[0] in idle, entry[0])):
+        members.sort(key=lambda device: natural_order(device.name))
+        values = [value for value in (socket_interfaces or {}).get(netns, ()) if len(value) > 1]
+        if patterns:
+            chosen = _configured(members, patterns)
+        elif values:
+            chosen = [_requested(device, values, _obstacle(device, members, known)) for device in members]
+        else:
+            chosen = _by_default(members, known)
+        fixed: dict[str, str] = {}
+        for device, is_rail, _reason in chosen:
+            number = given.get(device.name) or rdma.number_of(device, home=netns in home)
+            if is_rail and number and (device.name in given or number not in fixed.values()):
+                fixed[device.name] = number
+        names = {device.name for device in members}
+        vanished = [name for home_of, name in known if home_of == netns and name not in names]
+        numbered = _number(chosen, fixed, rdma.numbers | (taken if netns in idle else set()), vanished)
+        if netns not in idle:
+            taken.update(decision.rail for decision in numbered if decision.rail is not None)
+        decisions += numbered
+    return tuple(sorted(decisions, key=lambda decision: decision.device.netns))
+
+
+_Choice = tuple[NetworkDevice, bool, str]
+"""Device, whether it is a rail, why."""
+
+
+def _configured(members: list[NetworkDevice], patterns: Sequence[RailPattern]) -> list[_Choice]:
+    choices: list[_Choice] = []
+    for device in members:
+        match = next((entry.glob for entry in patterns if fnmatch.fnmatchcase(device.name, entry.glob)), None)
+        reason = "matches no configured rail" if match is None else f"configured: {match}"
+        choices.append((device, match is not None, reason))
+    return choices
+
+
+def _requested(device: NetworkDevice, values: list[str], obstacle: str) -> _Choice:
+    """Whether a job asked for it by name, be it switched off or not; or left it in, and nothing speaks against it."""
+    refusal = f"left out by NCCL_SOCKET_IFNAME={values[0]}"
+    for value in values:
+        if socket_interface_matches(value, device.name):
+            if not device.master and (not obstacle or not value.startswith("^")):
+                return device, True, f"NCCL_SOCKET_IFNAME={value}"
+            refusal = obstacle
+    return device, False, refusal
+
+
+def _by_default(members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> list[_Choice]:
+    reasons = {device.name: _obstacle(device, members, known) for device in members}
+    usable = [device for device in members if not reasons[device.name]]
+    for value in (_DEFAULT_FIRST, _DEFAULT_EXCLUDED, *_DEFAULT_LAST):
+        names = {device.name for device in usable if socket_interface_matches(value, device.name)}
+        if names:
+            break
+    chosen = f"NCCL's own choice: {_words(value)}"
+    return [
+        (device, device.name in names, chosen if device.name in names else reasons[device.name] or f"not {chosen}")
+        for device in members
+    ]
+
+
+def _words(value: str) -> str:
+    return f"all but {value[1:]}" if value.startswith("^") else f"devices named {value}…"
+
+
+def _obstacle(device: NetworkDevice, members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> str:
+    """Why NCCL would not send through a device, or why that would not be a rail; empty if nothing speaks against."""
+    if device.master:
+        return f"part of {device.master}"
+    hardware = any(member.kind == "physical" and not _unused(member, known) for member in members)
+    if device.kind in _NOT_HARDWARE and hardware:
+        return f"{device.kind} beside hardware"
+    return "switched off" if _unused(device, known) else ""
+
+
+def _unused(device: NetworkDevice, known: Collection[tuple[int, str]]) -> bool:
+    return device.up is False and (device.netns, device.name) not in known
+
+
+def _number(
+    choices: list[_Choice], fixed: Mapping[str, str], others: Collection[str], vanished: Collection[str]
+) -> list[RailDecision]:
+    """Fixed numbers by name first; the rest by position, leaving out numbers that are taken here or by `others`."""
+    taken = {*fixed.values(), *others}
+    free = (number for number in map(str, count()) if number not in taken)
+    names = [*(device.name for device, chosen, _reason in choices if chosen), *vanished]
+    numbers = {name: fixed.get(name) or next(free) for name in sorted(names, key=natural_order)}
+    return [
+        RailDecision(device, numbers[device.name] if chosen else None, reason) for device, chosen, reason in choices
+    ]
+
+
+def netns_labels(devices: Iterable[NetworkDevice], named: Mapping[int, str]) -> dict[tuple[int, str], str]:
+    """The `netns` label of every (namespace, name): empty where the name is in one namespace only.
+
+    `named` holds the names that namespaces have, by inode; one without a name is `net:[inode]`.
+    """
+    homes: defaultdict[str, set[int]] = defaultdict(set)
+    for device in devices:
+        homes[device.name].add(device.netns)
+    return {
+        (netns, name): named.get(netns, f"net:[{netns}]") if len(namespaces) > 1 else ""
+        for name, namespaces in homes.items()
+        for netns in namespaces
+    }
+
+
+def rail_facts(
+    decision: RailDecision,
+    totals: DeviceTotals | None,
+    *,
+    netns_label: str,
+    gpu: str = UNKNOWN,
+    carrier_changes: int | None = None,
+    transmit_wire_bytes: int | None = None,
+    transmit_collective_bytes: int | None = None,
+    receive_wire_bytes: int | None = None,
+    transmit_explained_ratio: float | None = None,
+    receive_explained_ratio: float | None = None,
+    ethernet: RailEthernet | None = None,
+    ledger: RailLedger | None = None,
+    utilization: tuple[float | None, float | None] = (None, None),
+    bond_members: tuple[tuple[str, bool | None], ...] = (),
+    connections_awaited: bool = False,
+) -> RailFacts:
+    """What a snapshot says about one rail; `totals` is None while no source has read it.
+
+    `carrier_changes` is a total that never falls; None: it is not known.
+
+    Many drivers show statistics of the kernel's once more, as rx_errors.  Those are the same events, so the kernel's
+    are kept, which are read more often, and those of the driver left out also while the kernel's were not read yet.
+    The driver's stay where they mean something else, which shows in the severity: the kernel's rx_dropped counts also
+    what nobody listens to.
+
+    Raises:
+        ValueError: the device is not a rail.
+    """
+    device = decision.device
+    if decision.rail is None:
+        raise ValueError(f"{device.name} is not a rail: {decision.reason}")
+    empty = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
+    counted = totals.counters if totals else ()
+    of_kernel = dict(counted) if totals else SEVERITIES
+    if carrier_changes is not None:
+        counted = (*counted, ("carrier_changes", carrier_changes))
+    return RailFacts(
+        rail=decision.rail,
+        device=device.name,
+        port="",
+        netdev=device.name,
+        netns=netns_label,
+        pci=device.pci or UNKNOWN,
+        numa=UNKNOWN if device.numa_node is None else str(device.numa_node),
+        gpu=gpu,
+        link_layer=device.link_layer,
+        driver=device.driver or UNKNOWN,
+        up=works(device),
+        speed_bytes_per_second=device.speed_bytes_per_second,
+        transmit_bytes=totals.transmit_bytes if totals else None,
+        receive_bytes=totals.receive_bytes if totals else None,
+        transmit_wire_bytes=transmit_wire_bytes,
+        transmit_collective_bytes=transmit_collective_bytes,
+        receive_wire_bytes=receive_wire_bytes,
+        transmit_explained_ratio=transmit_explained_ratio,
+        receive_explained_ratio=receive_explained_ratio,
+        transmit_rate=totals.transmit_rate if totals else empty,
+        receive_rate=totals.receive_rate if totals else empty,
+        counters=(
+            *((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
+            *(
+                (one.name, one.severity, one.count)
+                for one in (ethernet.counters if ethernet else ())
+                if one.name not in of_kernel or SEVERITIES.get(one.name) != one.severity
+            ),
+        ),
+        queue=ethernet.queue if ethernet else None,
+        tcp=ethernet.tcp if ethernet else None,
+        tcp_awaited=connections_awaited,
+        ledger=ledger,
+        transmit_utilization=utilization[0],
+        receive_utilization=utilization[1],
+        bond_members=bond_members,
+        pci_stalled=pci_stalled(ethernet.gauges) if ethernet else (),
+    )
+
+
+def members_of_bond(
+    bond: NetworkDevice, devices: Mapping[tuple[int, str], NetworkDevice]
+) -> tuple[tuple[str, bool | None], ...]:
+    """The members of a bond, and whether their links are up, as the bond sees them or else by their carrier.
+
+    `devices` are all of the bond's namespace, by namespace and name.  Empty for what is no bond.
+    """
+    if bond.kind != "bond":
+        return ()
+    members = [(name, devices.get((bond.netns, name))) for name in bond.slaves]
+    return tuple(
+        (name, None if member is None else works(member) if member.bond_link is None else member.bond_link)
+        for name, member in members
+    )
+
+
+def works(device: NetworkDevice) -> bool | None:
+    """Switched on and connected; None where one of them cannot be known."""
+    if device.up is False or device.carrier is False:
+        return False
+    return True if device.up and device.carrier else None

@@ -1,0 +1,160 @@
+"""What the flight recorder is not told as it happens: rails as they are, what was lost, what is under way.
+
+The loop gives it calls and completions as it reads them, the samplers give it their readings; the rest is asked for
+here, at each of the loop's ticks and when a recording is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from railscope.agent.config.options import Config
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
+from railscope.agent.node.recorder.triggers import recorded_stall
+from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internal_records import InternalStat
+from railscope.probes.nccl.internals import Internals
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.records import Stat
+
+_MOST_UNTAKEN: Final = 0.5
+"""Of the recorder's memory: events are taken no later than when so much of it is filled."""
+
+_log = logging.getLogger("railscope.recordings")
+
+
+class Known(Protocol):
+    """Where to ask what is known: the observer."""
+
+    def rail_decisions(self) -> tuple[RailDecision, ...]: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """One piece of what a recorder is given, with what stalled meanwhile."""
+
+    piece: Piece
+    stalls: Mapping[tuple[int, int], RecordedStall]
+    """By instance and beginning (monotonic, ns), which tell one stall from another: those that go on and the last ones
+    that ended, whether or not an earlier piece had them."""
+
+
+class Stream(Protocol):
+    """Takes pieces, one after the other; called on the daemon's loop, which must not wait."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has room for another piece."""
+
+    def take(self, piece: StreamPiece) -> None:
+        """Only called while it is ready, or at the end."""
+
+
+def make_recorder(config: Config, clock: Clock) -> FlightRecorder | None:
+    """The recorder that a configuration asks for; None: it asks for none."""
+    if not config.recordings_memory_bytes or config.once:
+        return None
+    return FlightRecorder(
+        clock,
+        host=socket.gethostname(),
+        procfs=config.procfs,
+        window_ns=config.recordings_window_ns,
+        memory_bytes=config.recordings_memory_bytes,
+    )
+
+
+class RecorderFeed:
+    """For the daemon's loop only."""
+
+    def __init__(
+        self, recorder: FlightRecorder, known: Known, programs: NcclPrograms | None, internals: Internals | None
+    ) -> None:
+        self._recorder = recorder
+        self._known = known
+        self._programs = programs
+        self._internals = internals
+        self._stream: Stream | None = None
+        self._stream_period_ns = 0
+        self._next_take_ns = 0
+
+    def stream_to(self, stream: Stream, period_ns: int) -> None:
+        """Give all that comes in from now on to a stream, every `period_ns` or sooner where memory is short."""
+        self._stream, self._stream_period_ns = stream, period_ns
+        self._next_take_ns = self._recorder.now_ns() + period_ns
+
+    def look_at_rails(self) -> None:
+        """Something about rails may have changed; costs next to nothing when nothing has."""
+        self._recorder.take_rails(self._known.rail_decisions())
+
+    def tick(self) -> None:
+        """Now and then, as the loop does all else.
+
+        Raises:
+            KernelRefusal: what was lost cannot be read.
+        """
+        self._recorder.tick()
+        self.look_at_rails()
+        self._note_losses()
+        if self._stream is not None and self._stream.ready:
+            now_ns = self._recorder.now_ns()
+            if now_ns >= self._next_take_ns or self._recorder.fullness >= _MOST_UNTAKEN:
+                self._next_take_ns = now_ns + self._stream_period_ns
+                self.give(self._stream)
+
+    def _note_losses(self) -> None:
+        if self._programs is None:
+            return
+        lost = self._programs.stats()
+        below = {} if self._internals is None else self._internals.stats()
+        self._recorder.note_losses(
+            calls=lost[Stat.RING_FULL],
+            completions=below.get(InternalStat.RING_FULL, 0),
+            lifecycle=lost[Stat.LIFECYCLE_RING_FULL],
+        )
+
+    def give(self, stream: Stream) -> None:
+        """Give a stream what came in since it was given something."""
+        operations, connections = self._under_way()
+        snapshot = self._known.snapshot()
+        now = self._recorder.clocks()
+        current = (shown.current for shown in snapshot.stalls)
+        stalls = {
+            (stall.instance, stall.since_ns): recorded_stall(stall, now)
+            for stall in (*snapshot.ended_stalls, *(stall for stall in current if stall is not None))
+        }
+        piece = self._recorder.take("record", snapshot, open_operations=operations, connections=connections)
+        stream.take(StreamPiece(piece, stalls))
+
+    def freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
+        """A recording of the last moments, with what the kernel's tables hold now as far as they can be read."""
+        operations, connections = self._under_way()
+        # The samplers understand their last readings when they are asked what is known.
+        snapshot = self._known.snapshot()
+        return self._recorder.freeze(
+            reason, snapshot, stalls=stalls, open_operations=operations, connections=connections
+        )
+
+    def _under_way(self) -> tuple[Records | None, Records | None]:
+        """Operations and connections in the kernel's tables, with losses noted; None: they are not seen."""
+        operations = connections = None
+        try:
+            self._recorder.tick()
+            self.look_at_rails()
+            self._note_losses()
+            if self._internals is not None:
+                _, operations = self._internals.operations()
+                _, connections = self._internals.connections()
+        except KernelRefusal as refusal:
+            _log.warning("a recording lacks what is under way: %s", refusal.strerror)
+        return operations, connections

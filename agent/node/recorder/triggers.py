@@ -1,0 +1,179 @@
+"""When a recording is made: on a stall, on a signal, and not too often.
+
+Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
+together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
+of a recording on signal share the next one.  What fills a disk tells nobody more.
+
+Ports are read once in a period, by threads that a device may hold up: a recording waits until they have been read once
+more since it was asked for, or should have been, and for no thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from railscope.agent.facts.clocks import ClockReading, read_clocks
+from railscope.agent.facts.stall import Stall
+from railscope.agent.node.recorder.store import RecordingStore, WriteResult
+from railscope.agent.recording.format import SIGNAL, STALL, RecordedStall, Recording
+from railscope.probes.clock import Clock
+
+_log = logging.getLogger("railscope.recordings")
+
+_SAME_COMMUNICATOR_NS: Final = 60_000_000_000
+_ANY_STALL_NS: Final = 10_000_000_000
+_ANY_SIGNAL_NS: Final = 1_000_000_000
+
+_LONGEST_SETTLING_NS: Final = 1_000_000_000
+"""Of ports that are read more seldom what was read last is enough: a recording is for somebody who waits."""
+
+Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
+"""Makes the recording of a reason and its stalls."""
+
+
+def settling_ns(sample_interval_ns: int) -> int:
+    """How long after it was asked for a recording has what ports counted until then: a period, and a late answer's."""
+    return min(sample_interval_ns + sample_interval_ns // 4, _LONGEST_SETTLING_NS)
+
+
+def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
+    """A stall as recordings describe it, at the moment of a reading of the clocks."""
+    blame = stall.blame
+    return RecordedStall(
+        comm=stall.comm,
+        rank=stall.rank,
+        nranks=stall.nranks,
+        op=stall.op,
+        cause=blame.cause.value,
+        strength=stall.strength,
+        since_realtime_ns=stall.since_realtime_ns,
+        seconds=stall.length_ns(now.monotonic_ns) / 1e9,
+        blamed_rank="" if blame.blamed_rank is None else str(blame.blamed_rank),
+        rail=blame.rail,
+        device=blame.device,
+        evidence=blame.evidence,
+    )
+
+
+class Recordings:
+    """`request`, `signal` and `counts` may be called from any thread, the rest from the daemon's loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        store: RecordingStore | None,
+        freeze: Freeze,
+        wake: Callable[[], None],
+        settle_ns: int = 0,
+    ) -> None:
+        """`store` None: nothing is written, every request is refused.  `wake` makes the loop call `turn` soon.
+
+        `settle_ns`: how long a recording waits after the turn that finds it asked for.
+        """
+        self._settle_ns = settle_ns
+        self.due_ns: int | None = None
+        """When `turn` is to be called for the recording that waits (monotonic); None: whenever there is a turn."""
+        self._clock = clock
+        self._store = store
+        self._freeze = freeze
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._stalls: list[RecordedStall] = []
+        """Those that wait for their recording."""
+        self._signalled = False
+        self._accepted_ns: dict[str, int] = {}
+        """When a stall of each communicator was last accepted."""
+        self._stall_ns: int | None = None
+        """When stalls were last recorded."""
+        self._signal_ns: int | None = None
+        """When a recording was last made on a signal."""
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def prepare(self) -> None:
+        """Have a folder that cannot be used told before the first recording needs it; for the daemon's loop."""
+        if self._store is not None:
+            self._store.prepare()
+
+    def request(self, stall: RecordedStall) -> bool:
+        """Ask for a recording of a stall; False: there will be none (its communicator had one within a minute)."""
+        if self._store is None:
+            return False
+        with self._lock:
+            now_ns = self._clock.monotonic_ns()
+            recent = {comm: at for comm, at in self._accepted_ns.items() if now_ns - at < _SAME_COMMUNICATOR_NS}
+            self._accepted_ns = recent
+            # What stalls while a recording of its communicator waits to be made is part of it.
+            waits = any(one.comm == stall.comm for one in self._stalls)
+            if stall.comm in recent and not waits:
+                return False
+            recent[stall.comm] = now_ns
+            self._stalls.append(stall)
+        self._wake()
+        return True
+
+    def stall_began(self, stall: Stall) -> bool:
+        """As `request`, for a stall as the watch describes it; it waits for nobody's lock but its own."""
+        return self.request(recorded_stall(stall, read_clocks(self._clock)))
+
+    def signal(self) -> None:
+        """Ask for a recording from a signal handler, which must not wait for a lock."""
+        self._signalled = True
+        self._wake()
+
+    def turn(self) -> None:
+        """Make the recording that is due, if one is; returns at once, the disk is another thread's business."""
+        if self._store is None:
+            if self._signalled:
+                self._signalled = False
+                _log.warning("no recording is made: recordings.directory or recordings.memory switches them off")
+            return
+        if self._store.busy:
+            return
+        now_ns = self._clock.monotonic_ns()
+        with self._lock:
+            of_stalls = bool(self._stalls) and (self._stall_ns is None or now_ns - self._stall_ns >= _ANY_STALL_NS)
+            on_signal = self._signalled and (self._signal_ns is None or now_ns - self._signal_ns >= _ANY_SIGNAL_NS)
+            if not of_stalls and not on_signal:
+                return
+            if self.due_ns is None:
+                self.due_ns = now_ns + self._settle_ns
+            if now_ns < self.due_ns:
+                return
+            self.due_ns = None
+            stalls: tuple[RecordedStall, ...] = ()
+            if of_stalls:
+                stalls, self._stalls, self._stall_ns = tuple(self._stalls), [], now_ns
+            else:
+                self._signalled, self._signal_ns = False, now_ns
+        self._store.write(self._freeze(STALL if stalls else SIGNAL, stalls), self._written)
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Recordings by reason and result (`written`, `failed`); every pair is there from the start."""
+        with self._lock:
+            return {
+                (reason, result.value): self._counts[reason, result.value]
+                for reason in (STALL, SIGNAL)
+                for result in WriteResult
+            }
+
+    def close(self) -> None:
+        """Make what was asked for and not made yet, and wait until it is on disk, unless the disk does not answer."""
+        if self._store is None:
+            return
+        self._store.close()
+        if self._store.busy:
+            return
+        with self._lock:
+            stalls, self._stalls = tuple(self._stalls), []
+            asked = bool(stalls) or self._signalled
+        if asked:
+            self._store.write(self._freeze(STALL if stalls else SIGNAL, stalls), self._written)
+            self._store.close()
+
+    def _written(self, reason: str, result: WriteResult) -> None:
+        with self._lock:
+            self._counts[reason, result.value] += 1

@@ -1,0 +1,342 @@
+"""What a stall is, and what is none.
+
+An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
+default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
+of its own history, and no less than `floor`, where somebody on this host is merely suspect.  It also stalls, though
+bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
+named that differs from its siblings, or its own threads wait for a processor, or its process is stopped again and
+again.
+
+What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
+checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`; hosts that wait for
+one elsewhere cannot know, but `railscope diagnose` and the alerts are told of it by agent/node/stalls/checkpoints.py),
+a slow first operation (there is no history to hold it against, and `after` is long), a ring that is slow on all rails
+alike, a rail that is shared with others who fill it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.stall import Blame, Cause, InFlight, Stall
+from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
+from railscope.agent.node.stalls.root_cause import blame_for
+
+_SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
+_BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})
+_LOOKS_IN_A_ROW: Final = 8
+"""Two seconds: queues are read once a second."""
+_HELD_LOOKS: Final = 16
+"""Four seconds, in half of which a process is found stopped: that alone makes operations take twice as long, and a
+debugger that looks at it holds it for less."""
+_STARVED_NS: Final = 500_000_000
+_MOVING_BYTES_PER_SECOND: Final = 16 << 10
+"""Less than this is no operation that moves: connections have a keep-alive, a window is asked for."""
+_BUSY_PORT_BYTES_PER_SECOND: Final = 16 << 20
+_SENT_BY_ALL: Final = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AlltoAll"})
+"""Operations in which every rank sends as long as they go on."""
+_PORT_SPEAKS_FACTOR: Final = 4
+"""Times the limit of a mere wait: so long does traffic of a port pass for the operation's own."""
+_MOSTLY_FOREIGN: Final = 0.5
+"""Share of what a rail carries, from which on it works for others."""
+_ORDER: Final = list(Cause)
+_LEAST_WATCHED_NS: Final = 450_000_000
+"""Before that nobody can say whether a process computes, or moves bytes."""
+_JOB_GONE_NS: Final = 60_000_000_000
+"""As long as it is said of a communicator of which no rank is left: whoever asks seldom shall see it too."""
+_LEAST_HISTORY: Final = 20
+"""Operations, before one is called slow for its kind: the first few of a job are not like the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallLimits:
+    """Times in ns."""
+
+    after_ns: int = 30_000_000_000
+    """A mere wait; nothing takes longer without being called a stall."""
+    factor: float = 8.0
+    """Times its own history, where somebody is to blame."""
+    floor_ns: int = 2_000_000_000
+    """And never less than this."""
+
+    def suspicion_ns(self) -> int:
+        """From what age on an operation is looked at closely."""
+        return min(self.floor_ns, self.after_ns) // 2
+
+    def limit_ns(self, flight: InFlight, blame: Blame) -> float:
+        """How long this operation may take."""
+        if not blame.culprit:
+            return self.after_ns
+        if blame.cause in _BROKEN:
+            return min(self.after_ns, self.floor_ns)
+        history = flight.history
+        if history is None or history.operations < _LEAST_HISTORY:
+            return self.after_ns
+        return min(self.after_ns, max(self.floor_ns, self.factor * history.longest_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one look brought."""
+
+    begun: tuple[Stall, ...]
+    ended: tuple[Stall, ...]
+
+
+class Stalls:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        limits: StallLimits,
+        realtime_offset_ns: Callable[[], int],
+        ended: Callable[[str], Collection[str]] = lambda _comm: (),
+    ) -> None:
+        """`realtime_offset_ns`: the time of day less CLOCK_MONOTONIC, asked once for each stall.
+
+        `ended`: ranks of this host whose end of a communicator has ended, by its name.
+        """
+        self.limits = limits
+        self._realtime_offset_ns = realtime_offset_ns
+        self._ended = ended
+        self._current: dict[int, Stall] = {}
+        self._excused: dict[int, tuple[int, int]] = {}
+        """By instance: since when the operation in flight was, and when it was last excused."""
+        self._insisted: dict[int, tuple[Cause, str, int]] = {}
+        """By instance: what its slowness is put down to, and in how many looks in a row."""
+        self._held: dict[int, deque[bool]] = {}
+        """By instance, while it is slow: whether its process was found stopped in the last looks."""
+        self._gone: dict[int, int] = {}
+        """Those of them whose process ended, and when: nobody is left who could tell that they end."""
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        return tuple(self._current.values())
+
+    def look(
+        self,
+        now_ns: int,
+        ranks: Iterable[RankFacts],
+        evidence_of: Callable[[RankFacts], Evidence],
+        *,
+        others: Iterable[int] = (),
+    ) -> Changes:
+        """Judge living ranks; `evidence_of` is asked about suspects only.
+
+        `others`: instances of ranks that live and that nothing can be wrong with.
+        """
+        begun: list[Stall] = []
+        ended: list[Stall] = []
+        seen = set(others)
+        for rank in ranks:
+            seen.add(rank.instance)
+            stall = self._judge(now_ns, rank, evidence_of)
+            before = self._current.get(rank.instance)
+            another = before is not None and (stall is None or stall.since_ns != before.since_ns)
+            if before is not None and another:
+                ended.append(self._end(before, now_ns))
+            if stall is not None:
+                self._current[rank.instance] = stall
+                if before is None or another:
+                    begun.append(stall)
+        self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
+        self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
+        self._held = {instance: one for instance, one in self._held.items() if instance in seen}
+        for instance in self._current.keys() - seen - self._gone.keys():
+            ended.append(self._end(self._current[instance], now_ns))
+        ended += self._of_nobody(now_ns)
+        return Changes(tuple(begun), tuple(ended))
+
+    def process_gone(self, now_ns: int, rank: RankFacts, evidence: str) -> Stall | None:
+        """A rank's process ended while others count on it; None: it was stalled already, for whatever reason."""
+        before = self._current.get(rank.instance)
+        if rank.instance in self._gone:
+            return None
+        flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
+        blame = Blame(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
+        first = next(iter(self.gone_of(rank.comm)), None)
+        if first is not None:
+            sentence = f"rank {first.rank}, process {first.pid}, had ended before"
+            blame = replace(first.blame, evidence=(evidence, sentence), culprit=False)
+        stall = self._stall(rank, replace(flight, strength="strong"), blame, now_ns)
+        if before is not None:
+            stall = replace(stall, since_ns=before.since_ns, realtime_offset_ns=before.realtime_offset_ns)
+        self._current[rank.instance] = stall
+        self._gone[rank.instance] = now_ns
+        return stall if before is None else None
+
+    @property
+    def broken(self) -> frozenset[str]:
+        """Names of communicators that lost a rank whose process has ended."""
+        return frozenset(self._current[instance].comm for instance in self._gone) - {UNKNOWN}
+
+    def gone_of(self, comm: str) -> tuple[Stall, ...]:
+        """The stalls of the ranks of a communicator whose processes have ended, in the order in which they did."""
+        stalls = (self._current[instance] for instance in self._gone)
+        return tuple(one for one in stalls if one.comm == comm != UNKNOWN)
+
+    def _of_nobody(self, now_ns: int) -> list[Stall]:
+        """End what stalls for nobody: a communicator's ranks are gone, or left it, and it was said for long enough."""
+        stalls = {instance: self._current[instance] for instance in self._gone}
+        ranks: defaultdict[str, set[str]] = defaultdict(set)
+        last_ns: dict[str, int] = {}
+        for instance, stall in stalls.items():
+            ranks[stall.comm].add(stall.rank)
+            last_ns[stall.comm] = max(last_ns.get(stall.comm, 0), self._gone[instance])
+        over = {comm for comm, gone_ns in last_ns.items() if now_ns - gone_ns >= _JOB_GONE_NS}
+        left = {comm: str(len(ranks[comm].union(self._ended(comm)))) for comm in over}
+        return [self._end(stall, now_ns) for stall in stalls.values() if stall.nranks == left.get(stall.comm)]
+
+    def forget(self, now_ns: int, instances: Iterable[int]) -> tuple[Stall, ...]:
+        """Nobody can ask about these communicators any more; returns the stalls that end with them."""
+        return tuple(self._end(self._current[one], now_ns) for one in instances if one in self._current)
+
+    def _late(self, now_ns: int, instance: int, flight: InFlight, blame: Blame) -> bool:
+        """Whether an operation takes longer than it may."""
+        if blame.excused:
+            self._excused[instance] = flight.since_ns, now_ns
+            return False
+        limit_ns = self.limits.limit_ns(flight, blame)
+        since_ns, excused_ns = self._excused.get(instance, (0, 0))
+        if since_ns == flight.since_ns and not (blame.culprit and blame.cause in _BROKEN):
+            # Who writes pauses now and then.
+            return now_ns - excused_ns >= self.limits.after_ns
+        return now_ns - flight.since_ns >= limit_ns
+
+    def _held_often(self, rank: RankFacts, blame: Blame) -> bool:
+        """Whether a process that runs now and then was found stopped in half of the looks since operations are slow."""
+        if rank.slow is None:
+            return False
+        looks = self._held.setdefault(rank.instance, deque(maxlen=_HELD_LOOKS))
+        looks.append(blame.cause is Cause.PROCESS_STOPPED)
+        return looks[-1] and looks.count(True) >= _HELD_LOOKS // 2
+
+    def _insists(self, instance: int, blame: Blame) -> bool:
+        """Whether looks in a row found the same reason for slowness: one queue that was full once says nothing.
+
+        What is plainly broken needs no more looks, and who is stopped was found so in many already.
+        """
+        cause, device, looks = self._insisted.get(instance, (blame.cause, blame.device, 0))
+        looks = looks + 1 if (cause, device) == (blame.cause, blame.device) else 1
+        self._insisted[instance] = blame.cause, blame.device, looks
+        return blame.cause in _BROKEN or looks >= _LOOKS_IN_A_ROW
+
+    def _end(self, stall: Stall, now_ns: int) -> Stall:
+        self._insisted.pop(stall.instance, None)
+        del self._current[stall.instance]
+        self._gone.pop(stall.instance, None)
+        return replace(stall, ended_ns=now_ns)
+
+    def _judge(self, now_ns: int, rank: RankFacts, evidence_of: Callable[[RankFacts], Evidence]) -> Stall | None:
+        """The stall of a communicator now; None: it has none."""
+        before = self._current.get(rank.instance)
+        flight = rank.in_flight
+        old = flight is not None and now_ns - flight.since_ns >= self.limits.suspicion_ns()
+        if rank.slow is None:
+            self._held.pop(rank.instance, None)
+            if not old:
+                return None
+        evidence = evidence_of(rank)
+        blame = blame_for(rank, evidence, now_ns)
+        held = self._held_often(rank, blame)
+        same = before is not None and flight is not None and before.since_ns == flight.since_ns
+        if old and flight is not None and not self._moves(now_ns, flight, blame, evidence):
+            judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
+            if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
+                return self._continued(before if same else None, rank, flight, blame, now_ns)
+        slows = _slows(rank, evidence, blame) or held
+        if rank.slow is not None and before is not None and before.slow:
+            # The signs come and go within an operation; that operations are slow does not.
+            return self._continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
+        if slows and self._insists(rank.instance, blame):
+            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(blame, rank), now_ns)
+            return replace(found, slow=True)
+        if not slows:
+            self._insisted.pop(rank.instance, None)
+        # Bytes move again, but the operation that was stalled is not through yet.
+        return before if same else None
+
+    def _moves(self, now_ns: int, flight: InFlight, blame: Blame, evidence: Evidence) -> bool:
+        """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
+        process = evidence.process
+        if not process.window_ns:
+            return False
+        least_bytes = _MOVING_BYTES_PER_SECOND * process.window_ns / 1_000_000_000
+        if (process.moved_bytes or 0) > least_bytes or evidence.sends:
+            return True
+        # A port's bytes may be another job's, or storage's: they say nothing against what was seen, and not for ever.
+        if evidence.sends is False and flight.op in _SENT_BY_ALL:
+            return False
+        if blame.culprit and (blame.cause in _BROKEN or blame.cause is Cause.RANK_BEHIND):
+            return False
+        if now_ns - flight.since_ns >= _PORT_SPEAKS_FACTOR * self.limits.after_ns:
+            return False
+        return any(not rail.connections and _is_busy(rail) for rail in evidence.rails)
+
+    def _continued(self, before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+        """The stall as it is now: what was found to be its cause stays until something better founded is."""
+        if before is None:
+            return self._stall(rank, flight, blame, now_ns)
+        better = _ORDER.index(blame.cause) < _ORDER.index(before.blame.cause)
+        same = (blame.cause, blame.device, blame.blamed_rank) == (
+            before.blame.cause,
+            before.blame.device,
+            before.blame.blamed_rank,
+        )
+        return replace(before, blame=blame) if better or same else before
+
+    def _stall(self, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+        return Stall(
+            instance=rank.instance,
+            comm=rank.comm,
+            rank=rank.name,
+            nranks="unknown" if rank.nranks is None else str(rank.nranks),
+            pid=rank.pid,
+            op=flight.op,
+            payload_bytes=flight.payload_bytes,
+            since_ns=flight.since_ns,
+            flagged_ns=now_ns,
+            realtime_offset_ns=self._realtime_offset_ns(),
+            strength=flight.strength,
+            blame=blame,
+        )
+
+
+def _slows(rank: RankFacts, evidence: Evidence, blame: Blame) -> bool:
+    """Whether somebody makes operations slow.
+
+    A busy machine delays every thread now and then: threads that wait for a processor matter where operations come to
+    take half a second.
+    """
+    if rank.slow is None or rank.slow.recent_mean_ns is None:
+        return False
+    if blame.cause is Cause.RAIL_SLOW and any(
+        rail.device == blame.device and _others_use(rail) for rail in evidence.rails
+    ):
+        return False
+    starved = blame.cause is Cause.RANK_BEHIND and evidence.process.starved
+    return blame.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
+
+
+def _others_use(rail: RailSigns) -> bool:
+    """Whether a rail carries much, and most of it not for these processes: it is shared, and not slow."""
+    return rail.foreign_ratio >= _MOSTLY_FOREIGN and _is_busy(rail)
+
+
+def _is_busy(rail: RailSigns) -> bool:
+    return rail.port_bytes > _BUSY_PORT_BYTES_PER_SECOND * rail.window_ns / 1_000_000_000
+
+
+def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
+    return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, slowly")
+
+
+def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:
+    if rank.slow is None or rank.slow.recent_mean_ns is None:
+        return blame
+    sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {rank.slow.ratio:.1f} times as long as before"
+    return replace(blame, evidence=(*blame.evidence, sentence))

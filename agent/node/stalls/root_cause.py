@@ -1,0 +1,454 @@
+"""Who is to blame for an operation that does not come to its end, from what one host can see.
+
+A ring is lock-step: with one sick rail, or one stopped rank, everything stands everywhere, and bytes fall on all rails
+alike.  What separates them is what is asked here, in this order: is the process itself stopped or gone; has a rail no
+carrier; do connections on a rail send again and again without an answer; does a rail lose, or is it slow beside its
+siblings; is a rank of this host behind; did the GPU never begin.  What is left waits for a rank on another host, which
+that host's own agent, or `railscope diagnose`, can name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median, median_low
+from typing import Final
+
+from railscope.agent.facts.stall import Blame, Cause, rail_name
+from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
+
+UNANSWERED_NS: Final = 800_000_000
+"""TCP's first retransmission comes after 0.2 s at the earliest, the second 0.4 s later: two of them are no accident."""
+_CARRIER_NS: Final = 5_000_000_000
+"""TCP goes on some 1.5 s after a carrier came back, NCCL after it."""
+_LOSSY_RATIO: Final = 0.01
+_VERY_LOSSY_RATIO: Final = 0.05
+_LOSSY_BYTES: Final = 8 << 10
+_LEAST_LOSSES: Final = 10
+_LOSSES_RATIO: Final = 4
+"""Times what the siblings count."""
+_OF_ORDER: Final = ("seq", "oos")
+"""In names of counters of packets out of order, which come on every rail where paths are chosen packet by packet."""
+_BACKLOG_BYTES: Final = 64 << 10
+_BACKLOG_RATIO: Final = 8
+_ROUND_TRIP_RATIO: Final = 5
+_ROUND_TRIP_NS: Final = 5_000_000
+_PUT_OFF_NS: Final = 40_000_000
+"""So long a receiver may put off an acknowledgement (TCP_DELACK_MIN in Linux' include/net/tcp.h)."""
+_PEER_LIMITED_RATIO: Final = 0.5
+"""A sender that waited this much of its time for a peer that does not read is no sign against the rail between."""
+_LOADED_BYTES_PER_SECOND: Final = 256 << 10
+_BUSY_RATIO: Final = 0.8
+_IDLE_RATIO: Final = 0.4
+"""Of a rail that holds nobody up; at the end of a slow one there is data under way nearly all the time."""
+
+
+def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
+    """The best founded explanation; `unknown` where nothing on this host speaks for any."""
+    found = (
+        _process(rank, evidence.process)
+        or _rail(evidence, now_ns)
+        or _peer_gone(rank, evidence)
+        or _behind(rank, evidence)
+        or _missing(rank, evidence)
+        or _gpu(rank)
+        or _perhaps_down(evidence)
+        or _waiting(rank, evidence)
+    )
+    return found or Blame(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
+
+
+def _process(rank: RankFacts, process: ProcessFacts) -> Blame | None:
+    words = {
+        "stopped": "is stopped (state T): `kill -CONT` lets it go on",
+        "traced": "is held by a debugger (state t)",
+        "frozen": "is frozen by its control group",
+    }
+    if process.condition == "gone":
+        return Blame(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
+    if process.condition in words:
+        sentence = f"process {rank.pid} {words[process.condition]}"
+        sentences = [sentence]
+        if rank.in_flight is not None and rank.in_flight.one_of > 1:
+            sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it cannot be told")
+        return Blame(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
+    return None
+
+
+def _rail(evidence: Evidence, now_ns: int) -> Blame | None:
+    rails = evidence.rails
+    for rail in rails:
+        if rail.up is False and _matters(rail):
+            return _is_down(rail)
+    for rail in rails:
+        lost = rail.carrier_lost_ns
+        if lost is not None and now_ns - lost < _CARRIER_NS and _waits_in_vain(rail):
+            age = (now_ns - lost) / 1e9
+            return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} lost its carrier, or got it back, {age:.1f} s ago")
+    unanswered = [rail for rail in rails if _waits_in_vain(rail)]
+    if unanswered:
+        worst = max(unanswered, key=lambda rail: rail.unanswered_ns)
+        sentences = [
+            f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have had no answer for "
+            f"{worst.unanswered_ns / 1e9:.1f} s, however often they sent again; its link is up"
+        ]
+        if len(unanswered) == len(rails) > 1:
+            sentences.append("no rail is answered: the host at the other end may be down or unreachable")
+        return _of_rail(Cause.RAIL_FILTERED, worst, *sentences)
+    if evidence.process.condition != "running":
+        return None
+    return _weak(rails)
+
+
+def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A peer's process ended on this host, or the other end closed connections: it does so when its process ends."""
+    if evidence.gone:
+        first = evidence.gone[0]
+        return Blame(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
+    closed = _closed(evidence)
+    if not closed or evidence.others:
+        return None  # who destroys one of several communicators closes its connections too
+    sentence = f"{closed}: that process has ended"
+    return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+
+
+def _closed(evidence: Evidence) -> str:
+    """Where connections were closed by the other end; empty: nowhere."""
+    closed = [rail for rail in evidence.rails if rail.peer_closed]
+    if not closed:
+        return ""
+    count = sum(rail.peer_closed for rail in closed)
+    return f"{count} of its connections on {_name(closed[0])} were closed by the other end"
+
+
+def _matters(rail: RailSigns) -> bool:
+    """Whether a rail that is down is a reason: one that is used, or was up while it was watched."""
+    return rail.surely_used or rail.carrier_lost_ns is not None
+
+
+def _is_down(rail: RailSigns) -> Blame:
+    return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} has no carrier or is switched off")
+
+
+def _perhaps_down(evidence: Evidence) -> Blame | None:
+    """A rail without a carrier that may or may not be used: some ports never had a cable."""
+    down = [rail for rail in evidence.rails if rail.up is False]
+    return replace(_is_down(down[0]), culprit=False) if down else None
+
+
+def _waits_in_vain(rail: RailSigns) -> bool:
+    return rail.unanswered > 0 and rail.unanswered_ns >= UNANSWERED_NS
+
+
+def _weak(rails: tuple[RailSigns, ...]) -> Blame | None:
+    """A rail that loses, or is slow.  While one rail is slow TCP sends again on its siblings too, for no reason."""
+    read = tuple(rail for rail in rails if rail.peer_limited_ratio < _PEER_LIMITED_RATIO)
+    slow, lossy = _slow(read), _lossy(read)
+    if slow is None or lossy is None:
+        return slow or lossy
+    loses = next(rail for rail in rails if rail.device == lossy.device)
+    counted = bool(_counted(loses, rails))
+    much = loses.retransmitted_bytes >= _VERY_LOSSY_RATIO * loses.sent_bytes
+    return lossy if counted or (much and lossy.device == slow.device) else slow
+
+
+def _lossy(rails: tuple[RailSigns, ...]) -> Blame | None:
+    counted = {rail: _counted(rail, rails) for rail in rails}
+    most = {rail: max((more for _, more in losses), default=0) for rail, losses in counted.items()}
+    for rail in sorted(rails, key=lambda rail: (-rail.retransmitted_bytes, -most[rail])):
+        sentences = []
+        if rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes):
+            share = 100 * rail.retransmitted_bytes / max(rail.sent_bytes, 1)
+            sentences.append(f"{share:.1f} % of what was sent on {_name(rail)} was sent again")
+        if counted[rail]:
+            names = ", ".join(f"{name} +{more}" for name, more in sorted(counted[rail], key=lambda loss: -loss[1])[:3])
+            sentences.append(f"{_name(rail)} counted {names}")
+        # What was lost in this host's own, full queue makes a rail slow.
+        if sentences and (counted[rail] or (rail.backlog_bytes or 0) < _BACKLOG_BYTES):
+            return _of_rail(Cause.RAIL_LOSSY, rail, *sentences)
+    return None
+
+
+def _counted(rail: RailSigns, rails: tuple[RailSigns, ...]) -> list[tuple[str, int]]:
+    """Losses that a rail counted; of packets out of order where its siblings did not, or hardly."""
+    if not rail.surely_used:
+        return []
+    siblings = [dict(other.losses) for other in rails if other is not rail]
+    found = []
+    for name, more in rail.losses:
+        of_order = siblings and any(part in name for part in _OF_ORDER)
+        usual = median_low(losses.get(name, 0) for losses in siblings) if of_order else 0
+        if more >= max(_LEAST_LOSSES, _LOSSES_RATIO * usual):
+            found.append((name, more))
+    return found
+
+
+def _slow(rails: tuple[RailSigns, ...]) -> Blame | None:
+    """A rail that differs from its siblings."""
+    found: list[tuple[int, RailSigns, list[str]]] = []
+    for rail in rails:
+        others = [other for other in rails if other is not rail]
+        sentences = [*_backlog(rail, others), *_round_trips(rail, others), *_speeds(rail, others)]
+        if sentences:
+            found.append((len(sentences), rail, [*sentences, *_busy(rail, others)]))
+    if not found:
+        return None
+    _, worst, sentences = max(found, key=lambda entry: (entry[0], entry[1].backlog_bytes or 0))
+    return _of_rail(Cause.RAIL_SLOW, worst, *sentences)
+
+
+def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    if rail.backlog_bytes is None or rail.backlog_bytes < _BACKLOG_BYTES:
+        return []
+    usual = median([other.backlog_bytes or 0 for other in others]) if others else 0
+    if rail.backlog_bytes < _BACKLOG_RATIO * usual:
+        return []
+    if rail.connections and rail.busy_ratio < _IDLE_RATIO:
+        return []  # a queue that empties at once: whoever sends in bursts has one
+    return [
+        f"{rail.backlog_bytes >> 10} KiB wait in the queue of {_name(rail)}, {int(usual) >> 10} KiB in its siblings'"
+    ]
+
+
+def _round_trips(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    times = [other.round_trip_ns for other in others if other.round_trip_ns]
+    usual = median(times) if times else rail.least_round_trip_ns
+    if rail.round_trip_ns is None or not usual or not rail.busy_ratio:
+        return []
+    if rail.round_trip_ns < max(_ROUND_TRIP_RATIO * usual, usual + _ROUND_TRIP_NS):
+        return []
+    if (rail.round_trip_deviation_ns or 0) >= rail.round_trip_ns and rail.round_trip_ns < _PUT_OFF_NS // 2:
+        return []  # a few of many; more than half of them would deviate by less than the mean
+    beside = "its siblings'" if times else "at its best"
+    return [f"round trips on {_name(rail)} take {rail.round_trip_ns / 1e6:.1f} ms, {usual / 1e6:.1f} ms {beside}"]
+
+
+def _speeds(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    """A slower port beside faster ones, if collectives use it: the one for management is often slow, and idle."""
+    speeds = [other.speed_bytes_per_second for other in others if other.speed_bytes_per_second and _loaded(other, rail)]
+    if (
+        not speeds
+        or not _loaded(rail, rail)
+        or not rail.speed_bytes_per_second
+        or rail.speed_bytes_per_second >= max(speeds)
+    ):
+        return []
+    return [
+        f"{_name(rail)} runs at {rail.speed_bytes_per_second * 8 / 1e9:g} Gbit/s, "
+        f"its siblings at {max(speeds) * 8 / 1e9:g}"
+    ]
+
+
+def _loaded(rail: RailSigns, like: RailSigns) -> bool:
+    """Whether a rail carries data of this process, and in the same way as another, by TCP or without."""
+    if bool(rail.connections) != bool(like.connections):
+        return False
+    if rail.connections:
+        return rail.sent_bytes * 1_000_000_000 > _LOADED_BYTES_PER_SECOND * rail.window_ns
+    return rail.surely_used and rail.port_bytes * 1_000_000_000 > _LOADED_BYTES_PER_SECOND * rail.window_ns
+
+
+def _busy(rail: RailSigns, others: list[RailSigns]) -> list[str]:
+    if rail.busy_ratio < _BUSY_RATIO or not others or max(other.busy_ratio for other in others) > _IDLE_RATIO:
+        return []
+    usual = max(other.busy_ratio for other in others)
+    return [f"{_name(rail)} had data under way {rail.busy_ratio:.0%} of the time, its siblings at most {usual:.0%}"]
+
+
+def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host that made fewer calls on this communicator than another."""
+    ranks = tuple(one for one in (rank, *evidence.peers) if one.comparable)
+    if rank not in ranks:
+        return _stopped_peer(rank, evidence)
+    most = max(one.entered for one in ranks)
+    waits = {one.pid: one for one in evidence.elsewhere}
+
+    def guiltiest(one: RankFacts) -> tuple[bool, bool, int, int]:
+        """Of those that are behind, first who may not run, last who waits himself."""
+        facts = evidence.process if one is rank else evidence.of_peer(one.pid)
+        held = one.entered < most and facts is not None and facts.condition != "running"
+        return not held, one.entered == most or one.pid in waits, one.entered, one.last_call_ns
+
+    last = min(ranks, key=guiltiest)
+    flight = rank.in_flight
+    # Calls are handed over ahead of time: a rank that made fewer has nothing to do with an operation that it made too.
+    before = None if flight is None or flight.calls_before is None else flight.calls_before + rank.unseen_calls
+    if last.entered == most or (before is not None and last.entered > before):
+        return _stopped_peer(rank, evidence)
+    process = evidence.process if last is rank else evidence.of_peer(last.pid)
+    missing = most - last.entered
+    calls = "1 call" if missing == 1 else f"{missing} calls"
+    sentences = [f"rank {last.name} has made {calls} fewer than the others of this host"]
+    if last.pid in waits:
+        return _stopped_peer(rank, evidence) or Blame(
+            Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
+        )
+    culprit, excused = True, False
+    if process is not None:
+        if process.condition != "running":
+            sentences.insert(0, f"process {last.pid} of rank {last.name} is {process.condition}")
+        elif process.starved:
+            sentences.append(f"its threads {_starving(process)}")
+        elif process.computing:
+            culprit, excused = False, process.writing
+            sentences.append(_busy_with(process))
+        else:
+            sentences.append("it sleeps")
+    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
+
+
+def _missing(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host for which all others wait, although their calls cannot be compared."""
+    for one in (rank, *evidence.peers):
+        process = evidence.process if one is rank else evidence.of_peer(one.pid)
+        if one.in_flight is not None and one.in_flight.missing and process is not None:
+            sentences = (
+                f"all other ranks wait for rank {one.name} of this host, which does not read what peers sent it",
+                "its process sleeps, and is in no other operation",
+            )
+            return Blame(Cause.RANK_BEHIND, sentences, culprit=True, blamed_rank=one.rank)
+    return None
+
+
+def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """A rank of this host that made the call, and whose process does not carry it out."""
+    for peer in evidence.peers:
+        process = evidence.of_peer(peer.pid)
+        if process is None:
+            continue
+        if process.condition != "running":
+            sentence = f"process {peer.pid} of rank {peer.name} is {process.condition}"
+        elif process.starved:
+            sentence = f"threads of rank {peer.name} {_starving(process)}"
+        else:
+            continue
+        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=peer.rank)
+    process = evidence.process
+    if process.starved:
+        sentence = f"its own threads {_starving(process)}"
+        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=rank.rank)
+    return None
+
+
+def _starving(process: ProcessFacts) -> str:
+    return (
+        f"wait for a processor: {process.waited_ratio:.1f} of them at any time, while {process.busy_ratio:.2f} "
+        "processors run them"
+    )
+
+
+def _gpu(rank: RankFacts) -> Blame | None:
+    if rank.in_flight is None or not rank.in_flight.nothing_sent:
+        return None
+    return Blame(
+        Cause.GPU_NOT_PROGRESSING,
+        (
+            "the call was handed over, and its first bytes never came from the GPU: its kernel has not begun",
+            "what the GPU was given before has not ended, or never will",
+        ),
+        # Calls are handed over while the GPU still computes: that is no fault before it takes very long.
+        culprit=False,
+        blamed_rank=rank.rank,
+    )
+
+
+def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
+    """Nothing is wrong with processes and rails here: a rank does not come, unless all that there are have come."""
+    flight = rank.in_flight
+    if flight is None:
+        return None
+    if flight.one_of > 1:
+        sentence = f"{flight.sign}, in a process that sleeps or computes and has {flight.one_of} communicators"
+        which = "in which of them it is behind cannot be told"
+        return Blame(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
+    if flight.strength == "weak" and evidence.unread_bytes and not evidence.others:
+        process = evidence.process
+        sentences = [f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: they are ahead"]
+        sentences += ["it is busy with something else"] if process.computing else ["its process sleeps"]
+        return Blame(
+            Cause.RANK_BEHIND,
+            tuple(sentences),
+            culprit=not process.computing,
+            blamed_rank=rank.rank,
+            excused=process.writing,
+        )
+    if rank.completed is not None and rank.completed >= rank.enqueued:
+        return Blame(
+            Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
+        )
+    unseen = _not_seen_to_enter(rank, evidence)
+    for peer in unseen:
+        writer = evidence.of_peer(peer.pid)
+        if writer is not None and writer.writing:
+            sentence = f"rank {peer.name} of this host was not seen to make this call"
+            return Blame(
+                Cause.RANK_BEHIND, (sentence, _busy_with(writer)), culprit=False, blamed_rank=peer.rank, excused=True
+            )
+    whom = "ranks on other hosts"
+    if _all_here(rank, evidence):
+        silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
+        if silent is not None:
+            sentence = f"it waits for rank {silent.name} of this host, whose GPU has not begun with the call"
+            return Blame(Cause.GPU_NOT_PROGRESSING, (sentence,), culprit=False, blamed_rank=silent.rank)
+        if all(one.comparable for one in (rank, *evidence.peers)):
+            sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
+            return Blame(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
+        whom = "another rank of this host"
+    elif unseen:
+        whom = "other ranks, of this host or of others"
+    if evidence.hidden:
+        sentences = [f"this rank's process runs: it waits for {whom}, or for its rails", *_hidden(evidence)]
+    else:
+        sentences = [f"this rank's process runs{_how_rails_are(evidence.rails)}: it waits for {whom}"]
+    sentences += [one.sentence for one in evidence.elsewhere]
+    closed = _closed(evidence)
+    if closed and not _all_here(rank, evidence):
+        sentences.append(f"{closed}: that process has ended, or has destroyed its end of one of several communicators")
+    if evidence.waits_for:
+        sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
+    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+
+
+def _how_rails_are(rails: tuple[RailSigns, ...]) -> str:
+    if not rails:
+        return ", and no rail that it uses is seen"
+    lose = any(more >= _LEAST_LOSSES for rail in rails for _, more in rail.losses)
+    return ", and none of its rails stands out" if lose else " and its rails work"
+
+
+def _not_seen_to_enter(rank: RankFacts, evidence: Evidence) -> tuple[RankFacts, ...]:
+    """Ranks of this host of which nothing tells that they made the call too: those of comparable ones were counted."""
+    return tuple(
+        peer
+        for peer in evidence.peers
+        if not (rank.comparable and peer.comparable) and (peer.in_flight is None or peer.in_flight.strength == "weak")
+    )
+
+
+def _busy_with(process: ProcessFacts) -> str:
+    return f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written"
+
+
+def _all_here(rank: RankFacts, evidence: Evidence) -> bool:
+    return rank.nranks is not None and len(evidence.peers) + 1 >= rank.nranks
+
+
+def _hidden(evidence: Evidence) -> tuple[str, ...]:
+    return (f"its connections cannot be seen: {evidence.hidden}",) if evidence.hidden else ()
+
+
+def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
+    """The other of two ranks, if it is on another host.
+
+    In a longer ring whoever does not send may wait himself, and so may a process that has several communicators.
+    """
+    if rank.nranks != 2 or rank.rank is None or evidence.peers or evidence.others:
+        return None
+    return 1 - rank.rank
+
+
+def _name(rail: RailSigns) -> str:
+    return rail_name(rail.rail, rail.device, rail.netns)
+
+
+def _of_rail(cause: Cause, rail: RailSigns, *sentences: str) -> Blame:
+    return Blame(cause, sentences, culprit=True, rail=rail.rail, device=rail.device, netns=rail.netns)

@@ -1,0 +1,62 @@
+"""What judging stalls needs of the rest of the agent: what it knows, what the kernel tells, a closer look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.maps import Records
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internals import Sent
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout
+
+
+class Look(Protocol):
+    """What is needed of a closer look (agent/node/stalls/inspector.py)."""
+
+    @property
+    def open(self) -> bool: ...
+    def process(self, process: ObservedProcess) -> ProcessFacts: ...
+    def written_bytes(self, pid: int) -> int | None: ...
+    def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]: ...
+    def remember_threads(self, process: ObservedProcess) -> None: ...
+    def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]: ...
+    def hidden(self, process: ObservedProcess) -> str: ...
+    def forget(self, pid: int) -> None: ...
+    def sweep(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class InFlightTables(Protocol):
+    """What is needed of the programs below the entry points (probes/nccl/internals.py)."""
+
+    def operations(self) -> tuple[Records, Records]: ...
+    def connections(self) -> tuple[Records, Records]: ...
+    def histories(self) -> tuple[Records, Records]: ...
+    def sent(self) -> list[Sent]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the rest of the agent knows."""
+
+    communicator: Callable[[int], Communicator | None]
+    """By instance."""
+    ended: Callable[[str], Collection[str]]
+    """By a communicator's name: ranks of this host whose end of it has ended."""
+    process: Callable[[int], ObservedProcess | None]
+    """By pid."""
+    completed: Callable[[int], int | None]
+    """By instance: calls that are complete; None: completion cannot be seen."""
+    position: Callable[[int, int], int | None]
+    """By instance and the calls that it made: collectives entered since it was made, as NCCL counts; None: unknown."""
+    proxy_layout: Callable[[int], ProxyWorkLayout | None]
+    """By number of the library."""
+    devices: Callable[[int, set[int]], frozenset[str]]
+    """Names of a process's network devices, by pid and NCCL's numbers; empty where one of them is not known."""
+    level: Callable[[], Level]
+    """How much is observed at present: what tables still hold of what is not is as it was when it last was."""

@@ -1,0 +1,339 @@
+"""Looks whether an operation stalls, four times a second where that may be, and keeps what became of it.
+
+Where all is well a look a second does: it knows the age of all that is in flight, and so when the next may be needed.
+
+The facts come from agent/node/stalls/rank_reader.py and agent/node/stalls/inspector.py, the judgement from
+agent/node/stalls/detector.py.  What is told of calls and operations on the way is summed up beside it: who arrives last
+(agent/node/collectives/stragglers.py), and how long operations took (agent/node/collectives/operation_times.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.clocks import read_clocks
+from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
+from railscope.agent.facts.stall import Cause, InFlight, Stall, rail_name
+from railscope.agent.node.collectives.call_counts import Table
+from railscope.agent.node.collectives.stragglers import Stragglers
+from railscope.agent.node.stalls.checkpoints import Writers
+from railscope.agent.node.stalls.dependencies import Ranks, waiting_elsewhere
+from railscope.agent.node.stalls.detector import StallLimits, Stalls
+from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
+from railscope.agent.node.stalls.inspector import CloseLook, RailsOf
+from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
+from railscope.agent.node.stalls.sources import InFlightTables, Known, Look
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.clock import Clock
+from railscope.probes.exit_status import ended_badly, exit_code
+from railscope.probes.maps import Records
+
+_log = logging.getLogger("railscope.stalls")
+
+LOOK_NS: Final = 250_000_000
+"""Between two looks at what may stall."""
+REST_NS: Final = 1_000_000_000
+"""At most, where nothing is suspected: what is usual is learnt once a second."""
+_MOST_ENDED: Final = 100
+
+__all__ = ("LOOK_NS", "REST_NS", "InFlightTables", "Known", "StallWatch")
+
+
+class StallWatch:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        communicators: Table,
+        tables: InFlightTables | None,
+        known: Known,
+        clock: Clock,
+        limits: StallLimits,
+        *,
+        procfs: Path,
+        rails_of: RailsOf,
+        look: Look | None = None,
+    ) -> None:
+        """`tables` None: only calls are seen.  `look` None: at this host, by its procfs."""
+        self._known = known
+        self._clock = clock
+        self._look = look or CloseLook(clock, procfs, rails_of)
+        self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
+        self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended)
+        self._stragglers = Stragglers()
+        self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
+        self._resting: frozenset[int] = frozenset()
+        """Instances that were looked at closely last: suspected, or without a call for a second and more."""
+        self._come_to_rest = False
+        """Whether one of them was not before."""
+        self._peers: dict[str, list[RankFacts]] | None = None
+        """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
+        self._processes: dict[int, ProcessFacts] = {}
+        """By pid, those that this look has asked about: suspects of one communicator share their peers."""
+        self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._lengths: defaultdict[int, defaultdict[tuple[str, str, str], int]] = defaultdict(lambda: defaultdict(int))
+        """Sum of all stalls, ns, by instance; then by communicator, rank and cause."""
+        self._counted_ns: dict[int, int] = {}
+        """By instance: up to when its current stall is part of that sum."""
+        self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
+        self.begun: Callable[[Stall], object] = lambda _stall: None
+        """Told of each stall that begins."""
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        return self._stalls.current
+
+    @property
+    def ended(self) -> tuple[Stall, ...]:
+        """The last stalls that ended, oldest first."""
+        return tuple(self._ended)
+
+    def take_calls(self, events: Records) -> None:
+        """Learn who called what, and when: dtype CALL_EVENT, in the order of the calls."""
+        called = self._reader.take_calls(events)
+        self._stragglers.take(events, called, self._known.communicator)
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether a rank is suspected of something, or has just come to rest, as of the last look."""
+        return self._reader.quiet_until_ns is None or bool(self.current) or self._come_to_rest
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
+        return bool(self.current) or self._look.open
+
+    def look(self) -> int:
+        """Judge every living communicator that may not be well; returns when to look again, in ns from now.
+
+        What is not foreseen, a communicator that comes or goes, wants a look after `LOOK_NS`.
+        """
+        self._look.sweep()
+        now_ns = self._clock.monotonic_ns()
+        try:
+            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
+        except KernelRefusal as refusal:
+            _log.error("whether operations stall cannot be read: %s", refusal.strerror)
+            return LOOK_NS
+        self._processes.clear()
+        self._peers = None
+        resting = frozenset(rank.instance for rank in ranks)
+        self._come_to_rest, self._resting = bool(resting - self._resting), resting
+        if self._reader.learnt:
+            self._writers.look(now_ns, self._reader.last_calls())
+        changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
+        self._settle(changes.begun, changes.ended)
+        self._count_lengths(now_ns)
+        quiet_until_ns = self._reader.quiet_until_ns
+        if quiet_until_ns is None:
+            return LOOK_NS
+        # No later than it could be with a look every `LOOK_NS`.
+        return min(quiet_until_ns - now_ns + LOOK_NS, REST_NS)
+
+    def process_gone(self, pid: int, status: int | None) -> None:
+        """A process has ended; `status` as wait(2) tells it, None: not known.
+
+        Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
+        """
+        now_ns = self._clock.monotonic_ns()
+        self._read_again(now_ns)
+        code = exit_code(status)
+        badly = ended_badly(code)
+        self._look.forget(pid)
+        self._writers.forget(pid)
+        self._reader.forget_process(pid)
+        self.take_times()
+        ranks = self._reader.of_process(pid)
+        for rank in ranks:
+            communicator = self._known.communicator(rank.instance)
+            destroyed = communicator is not None and communicator.ended_ns is not None
+            # Most jobs have a communicator of all ranks that they split and never call.
+            called = rank.enqueued > 0 or not any(one.enqueued for one in ranks)
+            in_use = rank.in_flight is not None or (called and now_ns - rank.last_call_ns < IDLE_NS)
+            if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
+                continue
+            how = _words(code)
+            if rank.in_flight is None:
+                # Which of several communicators it was in, if in any, nobody can tell any more.
+                op = self._reader.op_of(rank.instance) if len(ranks) == 1 else UNKNOWN
+                rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
+            stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
+            if stall is not None:
+                self._settle((stall,), ())
+
+    def _read_again(self, now_ns: int) -> None:
+        """Learn what ranks are at now, judging nobody: of a process that has ended its status tells more."""
+        if now_ns - self._reader.read_ns <= LOOK_NS:
+            return
+        try:
+            self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
+        except KernelRefusal as refusal:
+            _log.error("what ranks are at cannot be read: %s", refusal.strerror)
+        self._peers = None
+
+    def take_times(self) -> None:
+        """Learn now how long operations took: the kernel is about to forget some of them."""
+        try:
+            self._reader.take_times()
+        except KernelRefusal as refusal:
+            _log.error("how long operations took cannot be read: %s", refusal.strerror)
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        gone = tuple(instances)
+        now_ns = self._clock.monotonic_ns()
+        self._settle((), self._stalls.forget(now_ns, gone))
+        for instance in gone:
+            self._lengths.pop(instance, None)
+        self._reader.forget(gone)
+        self._stragglers.forget(gone)
+
+    def shown(self) -> tuple[tuple[CommunicatorStall, ...], tuple[StallTotal, ...]]:
+        """What metrics show: current stalls with the lengths of all that were, and how many began on this node."""
+        self._count_lengths(self._clock.monotonic_ns())
+        current = {(stall.instance, *_length_key(stall)): stall for stall in self.current}
+        return (
+            tuple(
+                CommunicatorStall(*key, length / 1e9, current.get((instance, *key)))
+                for instance, lengths in self._lengths.items()
+                for key, length in lengths.items()
+            ),
+            tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
+        )
+
+    def with_times(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with who arrives last, who writes to storage, and with how long operations took."""
+        times = self._reader.times
+        return replace(
+            snapshot,
+            writing=self._writing(),
+            arrivals=self._stragglers.arrivals(),
+            rank_times=times.by_rank(),
+            completed=times.by_size(),
+        )
+
+    def close(self) -> None:
+        self._look.close()
+
+    def _writing(self) -> tuple[WritingRank, ...]:
+        """Ranks for which others may wait because their processes write.
+
+        Not those that are in an operation themselves: they write beside it, and wait as others do.
+        """
+        return tuple(
+            WritingRank(rank.comm, rank.name)
+            for pid in self._writers.writing(self._clock.monotonic_ns())
+            for rank in self._reader.of_process(pid)
+            if rank.comm != UNKNOWN and (rank.in_flight is None or rank.in_flight.strength == "weak")
+        )
+
+    def _settle(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
+        for stall in begun:
+            self._totals[stall.op, stall.blame.cause.value] += 1
+            _log.warning("%s", _sentence(stall))
+            self.begun(stall)
+        for stall in ended:
+            self._count_length(stall, stall.ended_ns or self._clock.monotonic_ns())
+            del self._counted_ns[stall.instance]
+            self._ended.append(stall)
+            _log.info(
+                "communicator %s rank %s %s after %.1f s (%s)",
+                stall.comm,
+                stall.rank,
+                "is given up" if stall.blame.cause is Cause.PROCESS_GONE else "goes on",
+                stall.length_ns(self._clock.monotonic_ns()) / 1e9,
+                stall.blame.cause.value,
+            )
+
+    def _count_lengths(self, now_ns: int) -> None:
+        for stall in self.current:
+            self._count_length(stall, now_ns)
+
+    def _count_length(self, stall: Stall, now_ns: int) -> None:
+        """Add what a stall has grown by to the sum of its cause, which may be another one than before."""
+        since_ns = self._counted_ns.get(stall.instance, stall.since_ns)
+        self._lengths[stall.instance][_length_key(stall)] += max(0, now_ns - since_ns)
+        self._counted_ns[stall.instance] = now_ns
+
+    def _evidence(self, rank: RankFacts) -> Evidence:
+        process = self._known.process(rank.pid)
+        if process is None:
+            return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
+        devices, waits_for = self._reader.ways(rank)
+        peers = tuple(peer for peer in self._peers_of(rank.comm) if peer.instance != rank.instance)
+        processes = tuple((peer.pid, facts) for peer in peers if (facts := self._facts_of(peer.pid)) is not None)
+        rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
+        sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
+        return Evidence(
+            process=self._process(process),
+            rails=rails,
+            peers=peers,
+            peer_processes=processes,
+            waits_for=waits_for,
+            hidden=hidden,
+            gone=self._gone_of(rank.comm),
+            others=len(self._reader.of_process(rank.pid)) - 1,
+            elsewhere=waiting_elsewhere(
+                peers,
+                Ranks(self._peers_of, self._reader.of_process, self._facts_of, self._gone_of, self._lost_a_peer),
+            ),
+            sends=sends,
+        )
+
+    def _gone_of(self, comm: str) -> tuple[GonePeer, ...]:
+        return tuple(GonePeer(number_of(stall.rank), stall.pid) for stall in self._stalls.gone_of(comm))
+
+    def _lost_a_peer(self, pid: int) -> bool:
+        owner = self._known.process(pid)
+        return owner is not None and any(rail.peer_closed for rail in self._look.rails(owner, frozenset()))
+
+    def _realtime_offset_ns(self) -> int:
+        clocks = read_clocks(self._clock)
+        return clocks.realtime_ns - clocks.monotonic_ns
+
+    def _facts_of(self, pid: int) -> ProcessFacts | None:
+        """Of a process that lives."""
+        owner = self._known.process(pid)
+        return None if owner is None else self._process(owner)
+
+    def _peers_of(self, comm: str) -> list[RankFacts]:
+        if self._peers is None:
+            self._peers = {}
+            for rank in self._reader.every():
+                if rank.comm != UNKNOWN:
+                    self._peers.setdefault(rank.comm, []).append(rank)
+        return self._peers.get(comm, [])
+
+    def _process(self, process: ObservedProcess) -> ProcessFacts:
+        pid = process.identity.pid
+        if pid not in self._processes:
+            self._processes[pid] = self._look.process(process)
+        return self._processes[pid]
+
+
+def _length_key(stall: Stall) -> tuple[str, str, str]:
+    return stall.comm, stall.rank, stall.blame.cause.value
+
+
+def _words(code: int | None) -> str:
+    if code is None:
+        return "it was not seen how"
+    return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _sentence(stall: Stall) -> str:
+    blame = stall.blame
+    whom = [f"rank {blame.blamed_rank}"] if blame.blamed_rank is not None else []
+    whom += [rail_name(blame.rail, blame.device, blame.netns)] if blame.rail else []
+    blamed = f", blamed on {' and '.join(whom)}" if whom else ""
+    return (
+        f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
+        f"{stall.blame.cause.value}{blamed}: {'; '.join(blame.evidence)}"
+    )

@@ -1,0 +1,270 @@
+"""Which job a process belongs to, from its environment and its control group.
+
+Batch systems and launchers describe a process twice: in variables that they set when they start it, and (Slurm, PBS,
+Kubernetes, container engines) in the path of its control group.  The path comes from the system, the variables can be
+changed by the user, so for job, pod and container the path is believed first.
+
+Only the variables named here are looked at: an environment holds secrets, and nothing else of it may reach a metric.
+Values are cut to 128 characters and lose their control characters.  What is not known is left out, never guessed:
+a rank that contradicts its own world size, or a host's name that only looks like a pod's, is not known.
+
+Sources: sbatch(1), srun(1) and Slurm's cgroup documentation; Kubernetes' kubelet (pkg/kubelet/cm, both cgroup
+drivers) with containerd, CRI-O and Docker; torchrun's elastic agent; Open MPI, PMIx and MPICH (Hydra); bsub(1);
+qsub(1B).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.agent.facts.snapshot import Labels
+
+_LONGEST: Final = 128
+_LONGEST_CGROUP: Final = 65_536
+
+NCCL_SETTINGS: Final = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET")
+"""NCCL's variables that decide which rails a job uses, and how."""
+
+_SLURM_CGROUP: Final = re.compile(r"/[^/]*slurm[^/]*(?:/uid_(\d+))?/job_(\d+)(?:/step_(\w+))?")
+"""v1: /slurm/uid_1000/job_7/step_0/task_0; v2: /system.slice/slurmstepd.scope/job_7/step_batch/user/task_0."""
+
+_PBS_CGROUP: Final = re.compile(r"/pbs[^/]*(?:/jobid)?/(\d+(?:\[\d*\])?\.[\w.-]+)")
+
+_POD_CGROUP: Final = re.compile(
+    r"kubepods\S*?[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=\.slice|[/:\n]|$)"
+)
+"""kubepods-burstable-pod<uid with _>.slice (systemd driver), kubepods/burstable/pod<uid> (cgroupfs driver)."""
+
+_CONTAINER_CGROUP: Final = re.compile(r"(?:[/:-])([0-9a-f]{64})(?:\.scope)?(?=[/\n]|$)")
+"""cri-containerd-<id>.scope, crio-<id>.scope, docker-<id>.scope, libpod-<id>.scope, or the bare id (cgroupfs)."""
+
+_POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class _RankVariables:
+    rank: str
+    world_size: str
+    local_rank: str
+
+
+_RANK_FAMILIES: Final = (
+    _RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Ray Train, Kubeflow, Volcano, DeepSpeed
+    _RankVariables("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    _RankVariables("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    _RankVariables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _RankVariables("PMIX_RANK", "", ""),
+)
+_SLURM_RANKS: Final = _RankVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+"""Believed last: a task of a Slurm step is often a launcher of several ranks, which sets the variables above."""
+
+_SLURM_STEPS: Final = {"4294967290": "interactive", "4294967291": "batch", "4294967292": "extern"}
+"""Names of the steps that have a reserved number (slurm/slurm.h)."""
+_NOT_A_TASK: Final = frozenset({*_SLURM_STEPS.values(), ""})
+"""Steps that start one process and not one a rank; empty: no step at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of a process's job; empty: not known."""
+
+    job: str = ""
+    """The batch system's identifier, or the launcher's run identifier."""
+    job_name: str = ""
+    scheduler: str = ""
+    """Who placed the process: slurm, kubernetes, lsf, pbs, ray, torchrun, mpi."""
+    pod: str = ""
+    namespace: str = ""
+    container: str = ""
+    """The container's full identifier, as in the engine's and cAdvisor's output."""
+    world_rank: str = ""
+    world_size: str = ""
+    local_rank: str = ""
+    step: str = ""
+    """Slurm's step: a number, `batch`, `interactive` or `extern`."""
+    array: str = ""
+    """Job and task of a job array, in the batch system's notation (`100_7`, `100[7]`)."""
+    user: str = ""
+    pod_uid: str = ""
+    nccl_settings: tuple[tuple[str, str], ...] = ()
+    """Those of `NCCL_SETTINGS` that are set."""
+
+    def labels(self) -> Labels:
+        """What is known, under stable names in a stable order; without the NCCL settings."""
+        return tuple((name, value) for name in _LABELS if (value := getattr(self, name)))
+
+
+_LABELS: Final = (
+    "job",
+    "job_name",
+    "scheduler",
+    "pod",
+    "namespace",
+    "container",
+    "world_rank",
+    "world_size",
+    "local_rank",
+    "step",
+    "array",
+    "user",
+    "pod_uid",
+)
+
+
+def job_facts(environment: Mapping[str, str], cgroup: str, node_name: str = "") -> JobFacts:
+    """What a process's environment and the text of its /proc/PID/cgroup say about its job.
+
+    `node_name` is this host's name: pods in the host's network have it in HOSTNAME, where others have the pod's.
+    Never raises, whatever the process put into its environment.
+    """
+    variables, cgroup = _Variables(environment), cgroup[:_LONGEST_CGROUP]
+    batch = _slurm(variables, cgroup) or _lsf(variables) or _pbs(variables, cgroup)
+    pod = _pod(variables, cgroup, node_name)
+    launcher = _launcher(variables)
+    scheduler = batch.scheduler or pod.scheduler or launcher.scheduler
+    world_rank, world_size, local_rank = _ranks(variables, batch)
+    container = _CONTAINER_CGROUP.findall(cgroup)
+    return JobFacts(
+        job=batch.job or launcher.job,
+        job_name=batch.job_name or launcher.job_name,
+        scheduler=scheduler,
+        pod=pod.pod,
+        namespace=pod.namespace,
+        container=container[-1] if container else "",
+        world_rank=world_rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        step=batch.step,
+        array=batch.array,
+        user=batch.user,
+        pod_uid=pod.pod_uid,
+        nccl_settings=tuple((name, value) for name in NCCL_SETTINGS if (value := variables.text(name))),
+    )
+
+
+class _Variables:
+    """The environment, read only by name and only in a form that fits a label."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    def text(self, *names: str) -> str:
+        """The first of these variables that is set, cut and cleaned."""
+        for name in names:
+            value = _clean(self._environment.get(name, ""))
+            if value:
+                return value
+        return ""
+
+    def number(self, name: str) -> str:
+        """A variable that holds a whole number, else nothing."""
+        value = self.text(name) if name else ""
+        return value if value.isascii() and value.isdigit() else ""
+
+    def has(self, name: str) -> bool:
+        return name in self._environment
+
+
+def _clean(value: str) -> str:
+    """Without what moves a cursor, hides or reverses text, and no longer than a label should be."""
+    return "".join(character for character in value[: 4 * _LONGEST] if character.isprintable()).strip()[:_LONGEST]
+
+
+def _slurm(variables: _Variables, cgroup: str) -> JobFacts | None:
+    found = _SLURM_CGROUP.search(cgroup)
+    uid, job, step = (_clean(part) for part in found.groups("")) if found else ("", "", "")
+    if not _own_slurm_variables(variables, job):
+        return JobFacts(scheduler="slurm", job=job, step=step, user=uid)
+    job = job or _slurm_job(variables)
+    if not job:
+        return None
+    array_job, array_task = variables.number("SLURM_ARRAY_JOB_ID"), variables.number("SLURM_ARRAY_TASK_ID")
+    named_step = variables.text("SLURM_STEP_ID", "SLURM_STEPID")
+    return JobFacts(
+        scheduler="slurm",
+        job=job,
+        job_name=variables.text("SLURM_JOB_NAME"),
+        step=step or _SLURM_STEPS.get(named_step, named_step),
+        array=_clean(f"{array_job}_{array_task}") if array_job and array_task else "",
+        user=variables.text("SLURM_JOB_USER", "SLURM_JOB_UID") or uid,
+    )
+
+
+def _slurm_job(variables: _Variables) -> str:
+    return variables.number("SLURM_JOB_ID") or variables.number("SLURM_JOBID")
+
+
+def _own_slurm_variables(variables: _Variables, job: str) -> bool:
+    """Whether Slurm's variables are of this job: false if they name another one (inherited, or changed)."""
+    return not job or _slurm_job(variables) in ("", job)
+
+
+def _lsf(variables: _Variables) -> JobFacts | None:
+    job = variables.number("LSB_JOBID")
+    if not job:
+        return None
+    index = variables.number("LSB_JOBINDEX")
+    return JobFacts(
+        scheduler="lsf",
+        job=job,
+        job_name=variables.text("LSB_JOBNAME"),
+        array=_clean(f"{job}[{index}]") if index not in ("", "0") else "",
+        user=variables.text("LSFUSER"),
+    )
+
+
+def _pbs(variables: _Variables, cgroup: str) -> JobFacts:
+    found = _PBS_CGROUP.search(cgroup)
+    job = _clean(found[1]) if found else variables.text("PBS_JOBID")
+    if not job:
+        return JobFacts()
+    array, index = variables.text("PBS_ARRAY_ID"), variables.number("PBS_ARRAY_INDEX")
+    return JobFacts(
+        scheduler="pbs",
+        job=job,
+        job_name=variables.text("PBS_JOBNAME"),
+        array=_clean(f"{array.partition('[')[0]}[{index}]") if array and index else "",
+        user=variables.text("PBS_O_LOGNAME"),
+    )
+
+
+def _pod(variables: _Variables, cgroup: str, node_name: str) -> JobFacts:
+    found = _POD_CGROUP.findall(cgroup)
+    if not found and not variables.has("KUBERNETES_SERVICE_HOST"):
+        return JobFacts()
+    pod = variables.text("POD_NAME", "MY_POD_NAME", "K8S_POD_NAME")
+    host_name = variables.text("HOSTNAME")
+    if not pod and _POD_NAME.fullmatch(host_name) and host_name.partition(".")[0] != node_name.partition(".")[0]:
+        pod = host_name
+    return JobFacts(
+        scheduler="kubernetes",
+        pod=pod,
+        namespace=variables.text("POD_NAMESPACE", "MY_POD_NAMESPACE", "K8S_POD_NAMESPACE"),
+        pod_uid=_clean(found[-1].replace("_", "-")) if found else "",
+    )
+
+
+def _launcher(variables: _Variables) -> JobFacts:
+    """Who started the ranks inside the allocation or pod."""
+    ray_job, ray_cluster = variables.text("RAY_JOB_ID"), variables.text("RAY_CLUSTER_NAME")
+    if ray_job or ray_cluster:
+        return JobFacts(scheduler="ray", job=ray_job, job_name=ray_cluster)
+    if variables.has("TORCHELASTIC_RUN_ID"):
+        run = variables.text("TORCHELASTIC_RUN_ID")
+        return JobFacts(scheduler="torchrun", job="" if run == "none" else run)  # "none": torchrun's own default
+    if any(variables.has(family.rank) for family in _RANK_FAMILIES[1:]):
+        return JobFacts(scheduler="mpi", job=variables.text("PMIX_NAMESPACE"))
+    return JobFacts()
+
+
+def _ranks(variables: _Variables, batch: JobFacts) -> tuple[str, str, str]:
+    """World rank, world size and local rank, all of one family of variables that does not contradict itself."""
+    slurm_task = batch.step not in _NOT_A_TASK and _own_slurm_variables(variables, batch.job)
+    for family in (*_RANK_FAMILIES, _SLURM_RANKS) if slurm_task else _RANK_FAMILIES:
+        rank, size = variables.number(family.rank), variables.number(family.world_size)
+        if rank and not (size and int(rank) >= int(size)):
+            return rank, size, variables.number(family.local_rank)
+    return "", "", ""

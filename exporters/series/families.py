@@ -1,0 +1,344 @@
+"""Which series a `Snapshot` becomes.
+
+Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
+makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
+are never more series than the budget allows: bytes between ranks go first, then identity, oldest communicator first,
+then what is merely detailed (error counters, rate distributions), then rails; the node's totals and railscope's own
+health stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
+from railscope.exporters.series import buckets, catalogue
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.family_draft import Draft, by_one_label, known
+from railscope.exporters.series.gpu_families import gpu_families
+from railscope.exporters.series.metric import Family, LabelValues, Metric, Sample
+from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
+from railscope.exporters.series.selection import Selection
+
+DROPPED_BY_CAP: Final = "cap"
+"""Reason in `series_dropped_total` for what the series budget left out."""
+
+_SAMPLES_PER_PAUSE: Final = 250
+_NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
+_NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
+
+
+def families(
+    snapshot: Snapshot,
+    budget: SeriesBudget | None = None,
+    pause: Callable[[], None] = lambda: None,
+    selection: Selection | None = None,
+) -> tuple[Family, ...]:
+    """All families of the snapshot that have at least one sample, in the catalogue's order.
+
+    What exceeds the budget is left out and added to the budget's total, which `series_dropped_total` shows with the
+    reason `cap`.  `snapshot.communicators` is taken to be oldest first.  `pause` is called after every few hundred
+    samples, about a third of a millisecond of work, for threads that must not wait until all are made.
+    `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.
+    """
+    budget, selection = budget or SeriesBudget(), selection or Selection()
+    snapshot = replace(snapshot, rails=selection.of_rails(snapshot.rails))
+    shown = _families(_drafts(snapshot, selection), selection, pause)
+    wanted = series = _series(shown)
+    allowed = budget.limit - len(snapshot.series_dropped.keys() | {DROPPED_BY_CAP})
+    # More than once only where rails share labels, and giving one up saved less than it seemed.
+    while series > allowed and (snapshot.communicators or snapshot.rails):
+        snapshot = _trimmed(snapshot, series - allowed, selection)
+        shown = _families(_drafts(snapshot, selection), selection, pause)
+        series = _series(shown)
+    dropped_by_cap = snapshot.series_dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
+    reasons = {**snapshot.series_dropped, DROPPED_BY_CAP: dropped_by_cap}
+    return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
+
+
+def _series(shown: Iterable[Family]) -> int:
+    return sum(family.series() for family in shown)
+
+
+def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[], None] = lambda: None) -> list[Family]:
+    """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
+    made = []
+    for draft in drafts:
+        samples = _samples(draft, pause)
+        histograms: dict[LabelValues, Histogram] = {}
+        for labels, histogram in draft.histograms:
+            if histogram.counts:
+                histograms.setdefault(
+                    labels, histogram if selection.buckets else buckets.shown(draft.metric, histogram)
+                )
+        if samples or histograms:
+            names = draft.metric.labels + draft.more_labels
+            made.append(Family(draft.metric, names, samples, tuple(histograms.items())))
+    return made
+
+
+def _samples(draft: Draft, pause: Callable[[], None]) -> tuple[Sample, ...]:
+    """One under each label set."""
+    found: list[Sample] = []
+    values: dict[LabelValues, int | float] = {}
+    coming = iter(draft.samples)
+    while batch := list(islice(coming, _SAMPLES_PER_PAUSE)):
+        found += batch
+        values.update(batch)
+        pause()
+    # Seldom do any meet: what follows would take as long for each sample as all of the above.
+    if len(values) == len(found):
+        return tuple(found)
+    values.clear()
+    for labels, value in found:
+        if labels not in values:
+            values[labels] = value
+        elif draft.metric.kind == "counter":
+            values[labels] += value
+    return tuple(values.items())
+
+
+def _drafts(snapshot: Snapshot, selection: Selection) -> Iterator[Draft]:
+    """Every family but `series_dropped_total`, without regard to the budget."""
+    yield from _about_railscope(snapshot)
+    yield from _collectives(snapshot)
+    yield from _communicators(snapshot.communicators)
+    yield from _stalls(snapshot)
+    yield from _times(snapshot)
+    yield by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
+    yield by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
+    yield from rail_families(snapshot.rails, selection)
+    yield from gpu_families(snapshot.gpus, snapshot.nvlinks, selection)
+    yield from _probes(snapshot)
+    yield from _collectors(snapshot)
+
+
+def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
+    build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
+    yield Draft(catalogue.BUILD_INFO, [(build, 1)])
+    if snapshot.started_realtime_ns:
+        yield Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
+    yield Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
+    yield Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
+
+
+def _collectives(snapshot: Snapshot) -> Iterator[Draft]:
+    totals = snapshot.collectives
+    yield Draft(catalogue.COLLECTIVE_CALLS, (((one.op, one.dtype, one.gpu), one.calls) for one in totals))
+    yield Draft(
+        catalogue.COLLECTIVE_PAYLOAD_BYTES, (((one.op, one.dtype, one.gpu), one.payload_bytes) for one in totals)
+    )
+    yield Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in snapshot.sizes))
+    yield Draft(
+        catalogue.COLLECTIVE_ENQUEUE_SECONDS, histograms=(((one.op,), one.histogram) for one in snapshot.enqueue_times)
+    )
+    yield Draft(
+        catalogue.COLLECTIVE_DURATION_SECONDS,
+        histograms=(
+            ((one.op, source), one.histogram)
+            for source, measured in (("proxy", snapshot.durations), ("cuda", snapshot.cuda_durations))
+            for one in measured
+        ),
+    )
+    yield Draft(
+        catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in snapshot.bandwidths)
+    )
+    yield Draft(
+        catalogue.COLLECTIVE_LAUNCHES,
+        (((one.op, one.algorithm, one.protocol, str(one.channels)), one.launches) for one in snapshot.launches),
+    )
+
+
+def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Draft]:
+    # Every sample of comm_info has every job label, or a join on one of them would lose the others.
+    label_of = _job_label_names(communicators)
+    job_labels = tuple(dict.fromkeys(label_of.values()))
+    values_of: dict[Labels, tuple[str, ...]] = {}
+
+    def info(one: CommunicatorFacts) -> LabelValues:
+        job_values = values_of.get(one.job)
+        if job_values is None:
+            job = {label_of[name]: value for name, value in one.job if name in label_of}
+            job_values = values_of[one.job] = tuple(job.get(label, "") for label in job_labels)
+        return (  # in the order of COMM_INFO.labels
+            *(one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version),
+            *(str(one.pid), one.netns, one.identity_source),
+            *job_values,
+        )
+
+    yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
+    ranks = [((one.comm, one.rank), one) for one in communicators]
+    yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
+    yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if not one.whole))
+    living = {rank for rank, one in ranks if one.alive}
+    # A name that is not known may be another communicator's, and where jobs fix NCCL's id the next one has the same.
+    ended = (rank for rank, _ in ranks if rank not in living and UNKNOWN not in rank)
+    yield Draft(catalogue.COMM_ENDED, ((rank, 1) for rank in ended))
+    yield Draft(catalogue.COMM_SEQUENCE, ((rank, one.position) for rank, one in ranks if one.position is not None))
+    yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
+    seen = [(rank, one) for rank, one in ranks if one.completed is not None]
+    yield Draft(
+        catalogue.COMM_INFLIGHT_SECONDS,
+        ((rank, one.inflight_seconds) for rank, one in seen if one.alive and one.inflight_seconds is not None),
+    )
+    # Only where graphs are used, so that most jobs have no series for them.
+    yield Draft(catalogue.COMM_CAPTURED, ((rank, one.captured) for rank, one in seen if one.captured))
+    yield Draft(catalogue.COMM_REPLAYED, ((rank, one.replayed) for rank, one in seen if one.replayed))
+
+
+def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
+    """The label that shows each fact of a job, by the fact's name, in the order of the labels.
+
+    Names come from the environment of other people's processes: what Prometheus does not take in a label's name
+    becomes `_`, and a fact named as one of ours is left out.
+    """
+    taken = frozenset(catalogue.COMM_INFO.labels)
+    shown = {}
+    for name in sorted({name for one in communicators for name, _ in one.job}):
+        label = _NOT_IN_LABEL_NAME.sub("_", name).lstrip("_")
+        if label and label[0].isdigit():
+            label = f"job_{label}"
+        if label and label not in taken:
+            shown[name] = label
+    return shown
+
+
+def _stalls(snapshot: Snapshot) -> Iterator[Draft]:
+    current = [one.current for one in snapshot.stalls if one.current is not None]
+    yield Draft(
+        catalogue.COMM_STALLED,
+        [((stall.comm, stall.rank, stall.op, stall.blame.cause.value), 1) for stall in current],
+    )
+    yield Draft(
+        catalogue.COMM_STALL_INFO,
+        [
+            (
+                (
+                    stall.comm,
+                    stall.rank,
+                    stall.blame.cause.value,
+                    stall.strength,
+                    "" if stall.blame.blamed_rank is None else str(stall.blame.blamed_rank),
+                    stall.blame.rail,
+                    stall.blame.device,
+                    stall.blame.netns,
+                ),
+                1,
+            )
+            for stall in current
+        ],
+    )
+    yield Draft(
+        catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in snapshot.stalls]
+    )
+    yield Draft(catalogue.COMM_WRITING, (((one.comm, one.rank), 1) for one in snapshot.writing))
+    yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
+
+
+def _times(snapshot: Snapshot) -> Iterator[Draft]:
+    times, arrivals, completed = snapshot.rank_times, snapshot.arrivals, snapshot.completed
+    yield Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
+    yield Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
+    yield Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
+    yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
+    yield Draft(
+        catalogue.COMM_PEER_WIRE_BYTES,
+        (((one.comm, one.rank, one.peer, one.basis), one.wire_bytes) for one in snapshot.peers),
+    )
+    kinds = [((one.op, str(one.size_bytes)), one) for one in completed]
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
+    yield Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
+
+
+def _probes(snapshot: Snapshot) -> Iterator[Draft]:
+    yield Draft(
+        catalogue.PROBE_ATTACHED,
+        (((one.library, one.nccl_version, one.program), int(one.attached)) for one in snapshot.probes),
+    )
+    yield Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in snapshot.levels))
+    yield Draft(
+        catalogue.PROBE_LAYOUT_INFO,
+        (((one.library, one.nccl_version, one.layout_source), 1) for one in snapshot.probes),
+    )
+    yield Draft(
+        catalogue.OVERHEAD_SECONDS, (((program,), value) for program, value in snapshot.overhead_seconds.items())
+    )
+
+
+def _collectors(snapshot: Snapshot) -> Iterator[Draft]:
+    yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in snapshot.collectors))
+    yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors))
+    yield known(catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in snapshot.collectors))
+    yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
+    yield Draft(catalogue.RECORDINGS, snapshot.recordings.items())
+
+
+def _trimmed(snapshot: Snapshot, excess: int, selection: Selection) -> Snapshot:
+    """The snapshot without what stands for `excess` series, if that many can be given up."""
+    # Of bytes between ranks all go: a part of them would look like the whole.
+    excess -= len({(one.comm, one.rank, one.peer, one.basis) for one in snapshot.peers})
+    # Two families of each.
+    more = Counter(dict.fromkeys({(one.comm, one.rank) for one in snapshot.rank_times}, 2))
+    more.update(dict.fromkeys({(one.comm, one.rank) for one in snapshot.arrivals}, 2))
+    communicators, excess = _fewer_communicators(snapshot.communicators, more, excess)
+    rails = list(snapshot.rails)
+    # Last rail first, so that the rails that stay are the same from scrape to scrape.
+    for index in reversed(range(len(rails))):
+        if excess > 0:
+            excess -= _series_of(rails[index], COUNTERS, selection)
+            rails[index] = replace(rails[index], counters=())
+    for index in reversed(range(len(rails))):
+        if excess > 0:
+            excess -= _series_of(rails[index], RATES, selection)
+            rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
+    while rails and excess > 0:
+        excess -= _series(_families(rail_families((rails.pop(),), selection), selection))
+    kept = {(one.comm, one.rank) for one in communicators}
+    return replace(
+        snapshot,
+        communicators=communicators,
+        peers=(),
+        rank_times=tuple(one for one in snapshot.rank_times if (one.comm, one.rank) in kept),
+        arrivals=tuple(one for one in snapshot.arrivals if (one.comm, one.rank) in kept),
+        rails=tuple(rails),
+    )
+
+
+def _fewer_communicators(
+    communicators: tuple[CommunicatorFacts, ...], more: Mapping[tuple[str, str], int], excess: int
+) -> tuple[tuple[CommunicatorFacts, ...], int]:
+    """What stays when the ended and then the oldest go until `excess` series are saved, and what excess is left.
+
+    `more`: series that go with a rank, by communicator and rank, besides those made of its facts.
+    """
+    ends_of_rank = Counter((one.comm, one.rank) for one in communicators)
+    gone = set()
+    for index in sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index)):
+        if excess <= 0:
+            break
+        one = communicators[index]
+        gone.add(index)
+        ends_of_rank[one.comm, one.rank] -= 1
+        # Its comm_info, and its numbers unless another end of the same rank still needs them.
+        last_of_rank = not ends_of_rank[one.comm, one.rank]
+        excess -= 1 + _numbers_of(one) + more.get((one.comm, one.rank), 0) if last_of_rank else 1
+    return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
+
+
+def _numbers_of(one: CommunicatorFacts) -> int:
+    """Series of a communicator's rank besides its comm_info."""
+    numbers = 1 + (not one.alive)
+    if one.completed is None:
+        return numbers
+    return numbers + 1 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
+
+
+def _series_of(rail: RailFacts, metrics: Collection[Metric], selection: Selection) -> int:
+    drafts = (draft for draft in rail_families((rail,), selection) if draft.metric in metrics)
+    return _series(_families(drafts, selection))

@@ -1,0 +1,31 @@
+"""Families before their samples are made: what a metric and values become, without what cannot be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.exporters.series.metric import HistogramSample, LabelValues, Metric, Sample
+
+TRANSMIT: Final = "transmit"
+RECEIVE: Final = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A family before its samples are made; they may still meet under one label set."""
+
+    metric: Metric
+    samples: Iterable[Sample] = ()
+    histograms: Iterable[HistogramSample] = ()
+    more_labels: tuple[str, ...] = ()
+
+
+def known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
+    """One sample a value; None, what cannot be known, is left out."""
+    return Draft(metric, ((labels, value) for labels, value in values if value is not None))
+
+
+def by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
+    return Draft(metric, (((label,), value) for label, value in values))

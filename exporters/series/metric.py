@@ -1,0 +1,52 @@
+"""What a metric family is, before anyone has decided how to write it down.
+
+`families` makes these from a `Snapshot`, `text` renders them.  Names are those that Prometheus shows, so a counter's
+ends in `_total`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from railscope.agent.facts.snapshot import Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+LabelValues = tuple[str | None, ...]
+"""Values of the family's labels, in its order; None where this series does not have the label."""
+
+Sample = tuple[LabelValues, int | float]
+"""Labels and value of one series; a plain tuple, because a scrape makes twenty thousand of them."""
+
+HistogramSample = tuple[LabelValues, Histogram]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the metrics contract."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    """Labels that every sample has, in the order in which they are shown; a family may have more behind them."""
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric and its samples at one moment; no two samples have the same labels."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    """The metric's labels, then those that only this moment has."""
+    samples: tuple[Sample, ...] = ()
+    """For counters and gauges."""
+    histograms: tuple[HistogramSample, ...] = ()
+    """For histograms."""
+
+    def series(self) -> int:
+        """How many series this family is in the exposition: a histogram is one for each bucket, count and sum."""
+        return len(self.samples) + sum(
+            len(histogram.counts) + (1 if histogram.sum is None else 2) for _, histogram in self.histograms
+        )

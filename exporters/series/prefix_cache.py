@@ -1,0 +1,32 @@
+"""What series begin with, kept between two scrapes: a scrape repeats names and labels, only the values change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, TypeVar
+
+from railscope.exporters.series.metric import Family, LabelValues
+
+_FORGOTTEN_AT_ONCE: Final = 64
+
+_Beginning = TypeVar("_Beginning")
+
+
+class Remembered(dict[LabelValues, _Beginning]):
+    """What the series of one family begin with, by the values of their labels; made when first asked for."""
+
+    def __init__(self, family: Family, make: Callable[[str, tuple[str, ...], LabelValues], _Beginning]) -> None:
+        self.name = family.metric.name
+        self.labels = family.labels
+        self._make = make
+
+    def __missing__(self, values: LabelValues) -> _Beginning:
+        beginning = self[values] = self._make(self.name, self.labels, values)
+        return beginning
+
+    def forget_all_but(self, current: Collection[tuple[LabelValues, object]]) -> None:
+        """Drop what is not among the current samples, once there is enough of it to be worth the walk."""
+        if len(self) > len(current) + _FORGOTTEN_AT_ONCE:
+            kept = {values: self[values] for values, _ in current}
+            self.clear()
+            self.update(kept)

@@ -1,0 +1,140 @@
+"""The live view as lines for pipes: one for the node, each stall, each rank, rail, GPU with NVLinks and operation.
+
+A line is `key=value` pairs (logfmt), the moment first and then the kind of line, so that grep and awk find what they
+look for.  Units are in the names; what cannot be known is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from railscope.exporters.top.node_view import NodeView, OpView, RailView, RankView
+from railscope.exporters.top.nvlink_view import GpuView
+from railscope.exporters.top.scraped import ScrapedStall
+
+Value = str | float | int | None
+
+_BARE: Final = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
+
+
+def plain_lines(view: NodeView) -> Iterator[str]:
+    """The lines of one moment, without line ends."""
+    moment = datetime.fromtimestamp(view.at_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def line(kind: str, **pairs: Value) -> str:
+        written = [f"time={moment}", f"kind={kind}"]
+        written += [f"{name}={_written(value)}" for name, value in pairs.items() if value is not None and value != ""]
+        return " ".join(written)
+
+    yield line(
+        "node",
+        span_seconds=view.span_seconds,
+        version=view.version,
+        simulated="true" if view.simulated else "false",
+        processes=view.processes,
+        ranks=sum(not rank.ended for rank in view.ranks),
+        ended_ranks=sum(rank.ended for rank in view.ranks),
+        rails=len(view.rails),
+        gpus=len(view.gpus),
+        stalls=len(view.stalls),
+        not_read=",".join(view.failing_collectors),
+    )
+    for stall in view.stalls:
+        yield line("stall", **_of_stall(stall))
+    for rank in view.ranks:
+        yield line("rank", **_of_rank(rank))
+    for rail in view.rails:
+        yield line("rail", **_of_rail(rail))
+    for gpu in view.gpus:
+        yield line("gpu", **_of_gpu(gpu))
+    for op in view.ops:
+        yield line("op", **_of_op(op))
+
+
+def _of_stall(stall: ScrapedStall) -> dict[str, Value]:
+    return {
+        "comm": stall.comm,
+        "rank": stall.rank,
+        "nranks": stall.nranks,
+        "op": stall.op,
+        "cause": stall.cause,
+        "strength": stall.strength,
+        "seconds": stall.seconds,
+        "blamed_rank": stall.blamed_rank,
+        "rail": stall.rail,
+        "device": stall.device,
+        "netns": stall.netns,
+        "evidence": "; ".join(stall.evidence),
+    }
+
+
+def _of_rank(rank: RankView) -> dict[str, Value]:
+    return {
+        "comm": rank.comm,
+        "rank": rank.rank,
+        "nranks": rank.nranks,
+        "gpu": rank.gpu,
+        "pid": rank.pid,
+        "job": rank.job,
+        "op": rank.op,
+        "calls_per_second": rank.calls_per_second,
+        "payload_bytes_per_second": rank.payload_bytes_per_second,
+        "mean_seconds": rank.mean_seconds,
+        "inflight_seconds": rank.inflight_seconds,
+        "incomplete": rank.incomplete,
+        "behind": rank.behind,
+        "late_ratio": rank.late_ratio,
+        "stalled": None if rank.stall is None else rank.stall.cause,
+        "ended": 1 if rank.ended else None,
+    }
+
+
+def _of_rail(rail: RailView) -> dict[str, Value]:
+    return {
+        "rail": rail.rail,
+        "device": rail.device,
+        "netns": rail.netns,
+        "up": None if rail.up is None else int(rail.up),
+        "speed_bytes_per_second": rail.speed_bytes_per_second,
+        "transmit_bytes_per_second": rail.transmit_bytes_per_second,
+        "receive_bytes_per_second": rail.receive_bytes_per_second,
+        "transmit_explained_ratio": rail.transmit_explained_ratio,
+        "receive_explained_ratio": rail.receive_explained_ratio,
+        "new_errors": ",".join(f"{name}:{more}" for name, more in rail.new_errors),
+    }
+
+
+def _of_gpu(gpu: GpuView) -> dict[str, Value]:
+    return {
+        "gpu": gpu.gpu,
+        "name": gpu.name,
+        "nvlinks": gpu.links,
+        "nvlinks_up": gpu.links_up,
+        "nvlink_speed_bytes_per_second": gpu.speed_bytes_per_second,
+        "nvlink_transmit_bytes_per_second": gpu.transmit_bytes_per_second,
+        "nvlink_receive_bytes_per_second": gpu.receive_bytes_per_second,
+        "new_errors": ",".join(f"{name}:{more}" for name, more in gpu.new_errors),
+        "unhealthy": ",".join(gpu.unhealthy),
+    }
+
+
+def _of_op(op: OpView) -> dict[str, Value]:
+    return {
+        "op": op.op,
+        "calls_per_second": op.calls_per_second,
+        "payload_bytes_per_second": op.payload_bytes_per_second,
+        "mean_payload_bytes": op.mean_payload_bytes,
+        "algbw_bytes_per_second": op.algorithm_bandwidth,
+        "busbw_bytes_per_second": op.bus_bandwidth,
+    }
+
+
+def _written(value: str | float | int) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}" if abs(value) < 1000 else f"{value:.0f}"
+    text = str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,417 @@
+"""What one scrape of an agent says of its node, as facts with types.
+
+Counters stand here as they were scraped: what happened between two scrapes is `node_view`'s question.  What the agent
+does not know, or a version of it does not show, is None or absent here too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from railscope.exporters.series import catalogue
+from railscope.exporters.top.exposition import ScrapedSample, samples_by_name
+
+RankKey = tuple[str, str]
+"""comm, rank."""
+RailKey = tuple[str, str, str]
+"""rail, device, network namespace (empty: the agent's own)."""
+
+NvlinkKey = tuple[str, str]
+"""GPU, link."""
+
+_ALL_LINKS: Final = "all"
+_CONTEXT: Final = "context"
+"""Severity of the counters that are no errors."""
+
+
+class ScrapeError(Exception):
+    """What was answered is not what an agent answers; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCounts:
+    """Calls and payload of one kind of operation."""
+
+    calls: float
+    payload_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCounts:
+    """Operations of one kind that completed, all sizes: sums."""
+
+    payload_bytes: float
+    bus_bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapedRank:
+    """One rank's end of a communicator."""
+
+    comm: str
+    rank: str
+    nranks: str
+    gpu: str
+    pid: str
+    job: str
+    enqueued: float | None
+    late: bool
+    """Whether the agent came after its first call, so that `enqueued` compares with no other rank's."""
+    sequence: float | None
+    """Collectives by NCCL's own numbers, which compare all the same."""
+    completed: float | None
+    replayed: float | None
+    """Collectives that replays of CUDA graphs ran: no call was made for them."""
+    inflight_seconds: float | None
+    operations: float | None
+    operation_seconds: float | None
+    arrival_lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapedRail:
+    """One network port."""
+
+    rail: str
+    device: str
+    netns: str
+    up: bool | None
+    speed_bytes_per_second: float | None
+    transmit_bytes: float | None
+    receive_bytes: float | None
+    transmit_explained_ratio: float | None
+    receive_explained_ratio: float | None
+    errors: Mapping[str, float]
+    """What the device counts that is no mere context, by the counter's name; its queue's drops too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapedNvlink:
+    """One NVLink of one GPU."""
+
+    gpu: str
+    link: str
+    """`all`: what the GPU tells of its links only together."""
+    up: bool | None
+    transmit_bytes: float | None
+    receive_bytes: float | None
+    errors: Mapping[str, float]
+    """By kind, those that there were."""
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one link, and not all of them together."""
+        return self.link != _ALL_LINKS
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapedStall:
+    """One stall, as the agent tells of it."""
+
+    comm: str
+    rank: str
+    nranks: str
+    op: str
+    cause: str
+    strength: str
+    seconds: float
+    ended_seconds_ago: float | None
+    """None: it goes on."""
+    blamed_rank: str
+    """Empty: none is blamed."""
+    rail: str
+    device: str
+    netns: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScrape:
+    """One node at one moment."""
+
+    at_seconds: float
+    """When the agent put it together, since the Unix epoch by its own clock."""
+    version: str
+    simulated: bool
+    processes: int | None
+    ranks: Mapping[RankKey, ScrapedRank]
+    rails: Mapping[RailKey, ScrapedRail]
+    nvlinks: Mapping[NvlinkKey, ScrapedNvlink]
+    gpu_names: Mapping[str, str]
+    nvlink_speeds: Mapping[str, float]
+    """Of all NVLinks of a GPU together, bytes per second of one direction."""
+    gpu_complaints: Mapping[str, tuple[str, ...]]
+    """What is wrong with a GPU's NVLink fabric, by GPU; a GPU without complaints is absent."""
+    ops: Mapping[tuple[str, str], OpCounts]
+    """By (GPU, op); GPU is `unknown` where the agent does not know."""
+    rank_ops: Mapping[tuple[str, str, str], OpCounts]
+    """By (comm, rank, op); empty where the agent does not tell."""
+    living: frozenset[RankKey] | None
+    """Ranks whose end of the communicator was there just after this moment; None: the agent does not tell."""
+    completed: Mapping[str, CompletedCounts]
+    """By op."""
+    stalls: tuple[ScrapedStall, ...]
+    ended_stalls: tuple[ScrapedStall, ...]
+    """Oldest first."""
+    failing_collectors: tuple[str, ...]
+
+
+_NAMES: Final = frozenset(
+    metric.name
+    for metric in (
+        *(catalogue.BUILD_INFO, catalogue.SNAPSHOT_TIMESTAMP, catalogue.PROCESSES_OBSERVED),
+        *(catalogue.COLLECTIVE_CALLS, catalogue.COLLECTIVE_PAYLOAD_BYTES),
+        *(catalogue.COMM_INFO, catalogue.COMM_ENQUEUED, catalogue.COMM_COMPLETED, catalogue.COMM_INFLIGHT_SECONDS),
+        *(catalogue.COMM_REPLAYED, catalogue.COMM_COUNTED_FROM_START, catalogue.COMM_SEQUENCE),
+        *(catalogue.COMM_OPERATIONS, catalogue.COMM_OPERATION_SECONDS),
+        *(catalogue.COMM_ARRIVAL_LAG_SECONDS, catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES),
+        *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
+        *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
+        *(catalogue.RAIL_RECEIVE_BYTES, catalogue.RAIL_EXPLAINED_RATIO, catalogue.RAIL_COUNTER),
+        *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
+        *(catalogue.GPU_FABRIC_UNHEALTHY, catalogue.NVLINK_INFO, catalogue.NVLINK_UP, catalogue.GPU_NVLINK_SPEED),
+        *(catalogue.NVLINK_TRANSMIT_BYTES, catalogue.NVLINK_RECEIVE_BYTES, catalogue.NVLINK_ERRORS),
+    )
+)
+
+
+def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | None = None) -> NodeScrape:
+    """The facts in an agent's metrics, and in its pages of stalls and of communicators where it has them.
+
+    Raises:
+        ScrapeError: these are not an agent's pages.
+    """
+    try:
+        samples = _Samples(samples_by_name(exposition, _NAMES))
+    except ValueError as error:
+        raise ScrapeError(f"its metrics cannot be read: {error}") from None
+    build = samples.of(catalogue.BUILD_INFO.name)
+    moment = samples.of(catalogue.SNAPSHOT_TIMESTAMP.name)
+    if not build or not moment:
+        raise ScrapeError("what it serves are not railscope's metrics")
+    at_seconds = moment[0].value
+    processes = samples.of(catalogue.PROCESSES_OBSERVED.name)
+    current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
+    rank_ops, living = _called(communicators) if communicators is not None else ({}, None)
+    return NodeScrape(
+        at_seconds=at_seconds,
+        version=build[0].labels.get("version", "unknown"),
+        simulated=build[0].labels.get("simulated") == "true",
+        processes=int(processes[0].value) if processes else None,
+        ranks=_ranks(samples),
+        rails=_rails(samples),
+        nvlinks=_nvlinks(samples),
+        gpu_names={labels.get("gpu", ""): labels.get("name", "") for labels, _ in samples.of(catalogue.GPU_INFO.name)},
+        nvlink_speeds={key[0]: speed for key, speed in samples.by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
+        gpu_complaints=_complaints(samples),
+        ops=_ops(samples),
+        rank_ops=rank_ops,
+        living=living,
+        completed=_completed(samples),
+        stalls=current,
+        ended_stalls=ended,
+        failing_collectors=tuple(
+            labels.get("collector", "") for labels, value in samples.of(catalogue.COLLECTOR_SUCCESS.name) if not value
+        ),
+    )
+
+
+class _Samples:
+    """The samples of a scrape, ready to be looked up by labels."""
+
+    def __init__(self, by_name: Mapping[str, list[ScrapedSample]]) -> None:
+        self._by_name = by_name
+        self._keys: dict[tuple[str, ...], dict[int, tuple[str, ...]]] = {}
+
+    def of(self, name: str) -> list[ScrapedSample]:
+        return self._by_name.get(name, [])
+
+    def by(self, name: str, *labels: str, **only: str) -> dict[tuple[str, ...], float]:
+        """Values by some labels, of series that carry the given others; of those that meet, the sum."""
+        found: dict[tuple[str, ...], float] = {}
+        keys = self._keys.setdefault(labels, {})
+        for own, value in self.of(name):
+            if only and any(own.get(label) != wanted for label, wanted in only.items()):
+                continue
+            # Series with the same label set share one mapping.
+            key = keys.get(id(own))
+            if key is None:
+                key = keys[id(own)] = tuple([own.get(label, "") for label in labels])
+            found[key] = found[key] + value if key in found else value
+        return found
+
+
+def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
+    of_rank = ("comm", "rank")
+    enqueued = samples.by(catalogue.COMM_ENQUEUED.name, *of_rank)
+    from_start = samples.by(catalogue.COMM_COUNTED_FROM_START.name, *of_rank)
+    sequence = samples.by(catalogue.COMM_SEQUENCE.name, *of_rank)
+    completed = samples.by(catalogue.COMM_COMPLETED.name, *of_rank)
+    replayed = samples.by(catalogue.COMM_REPLAYED.name, *of_rank)
+    inflight = samples.by(catalogue.COMM_INFLIGHT_SECONDS.name, *of_rank)
+    operations = samples.by(catalogue.COMM_OPERATIONS.name, *of_rank)
+    seconds = samples.by(catalogue.COMM_OPERATION_SECONDS.name, *of_rank)
+    lag = samples.by(catalogue.COMM_ARRIVAL_LAG_SECONDS.name, *of_rank)
+    info: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for labels, _ in samples.of(catalogue.COMM_INFO.name):
+        # Two ends of one rank may be shown at once; numbers are shown by rank, so the first end names it.
+        info.setdefault((labels.get("comm", ""), labels.get("rank", "")), labels)
+    ranks = {}
+    for key in dict.fromkeys((*info, *enqueued)):
+        labels = info.get(key, {})
+        comm, rank = key
+        ranks[comm, rank] = ScrapedRank(
+            comm=comm,
+            rank=rank,
+            nranks=labels.get("nranks", "unknown"),
+            gpu=labels.get("gpu", "unknown"),
+            pid=labels.get("pid", "unknown"),
+            job=labels.get("job") or labels.get("pod") or "",
+            enqueued=enqueued.get(key),
+            late=from_start.get(key) == 0,
+            sequence=sequence.get(key),
+            completed=completed.get(key),
+            replayed=replayed.get(key),
+            inflight_seconds=inflight.get(key),
+            operations=operations.get(key),
+            operation_seconds=seconds.get(key),
+            arrival_lag_seconds=lag.get(key),
+        )
+    return ranks
+
+
+def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
+    of_rail = ("rail", "device", "netns")
+    up = samples.by(catalogue.RAIL_UP.name, *of_rail)
+    speed = samples.by(catalogue.RAIL_SPEED.name, *of_rail)
+    transmit = samples.by(catalogue.RAIL_TRANSMIT_BYTES.name, *of_rail)
+    receive = samples.by(catalogue.RAIL_RECEIVE_BYTES.name, *of_rail)
+    explained_out = samples.by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="transmit")
+    explained_in = samples.by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="receive")
+    errors: dict[tuple[str, ...], dict[str, float]] = {}
+    for labels, value in samples.of(catalogue.RAIL_COUNTER.name):
+        if labels.get("severity") != _CONTEXT:
+            key = tuple(labels.get(label, "") for label in of_rail)
+            errors.setdefault(key, {})[labels.get("counter", "unknown")] = value
+    for key, drops in samples.by(catalogue.RAIL_QUEUE_DROPS.name, *of_rail).items():
+        errors.setdefault(key, {})["queue_drops"] = drops
+    rails = {}
+    for key in dict.fromkeys((*samples.by(catalogue.RAIL_INFO.name, *of_rail), *transmit)):
+        rail, device, netns = key
+        rails[rail, device, netns] = ScrapedRail(
+            rail=rail,
+            device=device,
+            netns=netns,
+            up=bool(up[key]) if key in up else None,
+            speed_bytes_per_second=speed.get(key),
+            transmit_bytes=transmit.get(key),
+            receive_bytes=receive.get(key),
+            transmit_explained_ratio=explained_out.get(key),
+            receive_explained_ratio=explained_in.get(key),
+            errors=errors.get(key, {}),
+        )
+    return rails
+
+
+def _nvlinks(samples: _Samples) -> dict[NvlinkKey, ScrapedNvlink]:
+    of_link = ("gpu", "link")
+    up = samples.by(catalogue.NVLINK_UP.name, *of_link)
+    transmit = samples.by(catalogue.NVLINK_TRANSMIT_BYTES.name, *of_link)
+    receive = samples.by(catalogue.NVLINK_RECEIVE_BYTES.name, *of_link)
+    errors: dict[tuple[str, ...], dict[str, float]] = {}
+    for (gpu, link, kind), count in samples.by(catalogue.NVLINK_ERRORS.name, *of_link, "kind").items():
+        errors.setdefault((gpu, link), {})[kind] = count
+    links = {}
+    for key in samples.by(catalogue.NVLINK_INFO.name, *of_link):
+        gpu, link = key
+        links[gpu, link] = ScrapedNvlink(
+            gpu=gpu,
+            link=link,
+            up=bool(up[key]) if key in up else None,
+            transmit_bytes=transmit.get(key),
+            receive_bytes=receive.get(key),
+            errors=errors.get(key, {}),
+        )
+    return links
+
+
+def _complaints(samples: _Samples) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for gpu, reason in samples.by(catalogue.GPU_FABRIC_UNHEALTHY.name, "gpu", "reason"):
+        found[gpu] = (*found.get(gpu, ()), reason)
+    return found
+
+
+def _ops(samples: _Samples) -> dict[tuple[str, str], OpCounts]:
+    payload = samples.by(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, "gpu", "op")
+    calls = samples.by(catalogue.COLLECTIVE_CALLS.name, "gpu", "op")
+    return {(key[0], key[1]): OpCounts(count, payload.get(key)) for key, count in calls.items()}
+
+
+def _completed(samples: _Samples) -> dict[str, CompletedCounts]:
+    payload = samples.by(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name, "op")
+    bus = samples.by(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, "op")
+    seconds = samples.by(catalogue.COLLECTIVE_COMPLETED_SECONDS.name, "op")
+    return {
+        key[0]: CompletedCounts(payload[key], bus[key], seconds[key])
+        for key in seconds
+        if key in payload and key in bus
+    }
+
+
+def _stalls(page: bytes, at_seconds: float) -> tuple[tuple[ScrapedStall, ...], tuple[ScrapedStall, ...]]:
+    try:
+        document = json.loads(page)
+        current = tuple(_stall(one, at_seconds) for one in document["stalls"])
+        return current, tuple(_stall(one, at_seconds) for one in document["ended"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ScrapeError("its page of stalls cannot be read: is it an agent of this version?") from None
+
+
+def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
+    ended_ns = given.get("ended_realtime_ns")
+    blamed_rank = given["blamed_rank"]
+    return ScrapedStall(
+        comm=str(given["comm"]),
+        rank=_label(given["rank"]),
+        nranks=_label(given["nranks"]),
+        op=str(given["op"]),
+        cause=str(given["cause"]),
+        strength=str(given["strength"]),
+        seconds=float(given["seconds"]),
+        ended_seconds_ago=None if ended_ns is None else max(0.0, at_seconds - float(ended_ns) / 1e9),
+        blamed_rank="" if blamed_rank is None else str(blamed_rank),
+        rail=str(given["rail"]),
+        device=str(given["device"]),
+        netns=str(given.get("netns", "")),
+        evidence=tuple(str(sentence) for sentence in given["evidence"]),
+    )
+
+
+def _label(number: object) -> str:
+    """A rank as the metrics' label has it."""
+    return "unknown" if number is None else str(number)
+
+
+def _called(page: bytes) -> tuple[dict[tuple[str, str, str], OpCounts], frozenset[RankKey]]:
+    """What the ranks on the page called, and which ranks those are: it leaves out what has ended."""
+    try:
+        found: dict[tuple[str, str, str], OpCounts] = {}
+        living: set[RankKey] = set()
+        for one in json.loads(page)["communicators"]:
+            rank = _label(one["rank"])
+            living.add((str(one["comm"]), rank))
+            for op in one["ops"]:
+                key = (str(one["comm"]), rank, str(op["op"]))
+                calls, payload_bytes = float(op["calls"]), float(op["payload_bytes"])
+                before = found.get(key)
+                if before is not None:
+                    calls, payload_bytes = calls + before.calls, payload_bytes + (before.payload_bytes or 0.0)
+                found[key] = OpCounts(calls, payload_bytes)
+        return found, frozenset(living)
+    except (ValueError, KeyError, TypeError):
+        raise ScrapeError("its page of communicators cannot be read: is it an agent of this version?") from None

@@ -1,0 +1,149 @@
+"""The terminal of the live view: its alternate screen, its keys, its signals, and its way back.
+
+Whatever ends the view (a key, SIGTERM, SIGHUP, an error), the terminal is as it was before.  Signals are noted and
+answered between frames, so that no frame is cut in two.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Final, Self, TextIO
+
+from rich.console import Console, ConsoleDimensions
+from rich.control import Control
+from rich.text import Text
+
+from railscope.exporters.top.keys import Keys
+
+_ESCAPE_SECONDS: Final = 0.1
+"""How long the rest of an escape sequence may take; over a slow line its bytes come apart."""
+_READ_BYTES: Final = 1024
+_USUAL_SIZE: Final = (80, 24)
+"""Of a terminal that does not know its own."""
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_NOTED: Final = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
+
+
+class Terminal:
+    """Standard input and output as a screen of lines, while the `with` block lasts."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._input = sys.stdin.fileno()
+        self._output = output
+        self._console = Console(file=output, highlight=False)
+        self._keys = Keys()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._handlers: dict[int, Any] = {}
+        self._attributes: list[Any] | None = None
+        self._suspended = False
+        self.ended_by: int | None = None
+        """The signal that asks for the end; None: none has."""
+
+    def __enter__(self) -> Self:
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._selector.register(self._input, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        for number in _NOTED:
+            self._handlers[number] = signal.signal(number, self._note)
+        self._take()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._give_back()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and lines, now; not those that the environment named when the program began."""
+        try:
+            columns, lines = os.get_terminal_size(self._output.fileno())
+        except OSError:
+            columns = lines = 0
+        self._console.size = ConsoleDimensions(columns or _USUAL_SIZE[0], lines or _USUAL_SIZE[1])
+        return self._console.size
+
+    @property
+    def ascii_only(self) -> bool:
+        """The terminal cannot show bars made of blocks."""
+        return self._console.options.ascii_only
+
+    def wake(self) -> None:
+        """End the wait for keys; from any thread or signal handler."""
+        # A full pipe wakes too; a closed one has nobody waiting.
+        with suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def keys(self, timeout_seconds: float) -> list[str]:
+        """Wait for keys, or for `wake` or a signal, no longer than the timeout."""
+        if self._keys.unfinished:
+            timeout_seconds = min(timeout_seconds, _ESCAPE_SECONDS)
+        ready = {key.fd for key, _ in self._selector.select(max(0.0, timeout_seconds))}
+        if self._suspended:
+            self._suspend()
+        if self._wake_read in ready:
+            with suppress(BlockingIOError):
+                os.read(self._wake_read, _READ_BYTES)
+        if self._input not in ready:
+            return self._keys.flush()
+        try:
+            data = os.read(self._input, _READ_BYTES)
+        except OSError:
+            # The terminal has gone.
+            data = b""
+        if not data:
+            self.ended_by = self.ended_by or signal.SIGHUP
+        return self._keys.feed(data)
+
+    def show(self, lines: Sequence[Text]) -> None:
+        """Draw as many lines as the screen has."""
+        width, _ = self.size
+        # What was there before is written over with blanks.
+        for line in lines:
+            line.truncate(width, pad=True)
+        with self._console as console:
+            console.control(Control.home())
+            console.print(Text("\n").join(lines), end="", soft_wrap=True)
+
+    def _take(self) -> None:
+        self._attributes = termios.tcgetattr(self._input)
+        tty.setcbreak(self._input)
+        self._console.set_alt_screen(True)
+        self._console.show_cursor(False)
+
+    def _give_back(self) -> None:
+        # A terminal that has gone takes nothing back.
+        with suppress(OSError):
+            self._console.show_cursor(True)
+            self._console.set_alt_screen(False)
+            self._output.flush()
+        with suppress(termios.error):
+            if self._attributes is not None:
+                termios.tcsetattr(self._input, termios.TCSADRAIN, self._attributes)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number in _ENDING:
+            self.ended_by = number
+        self._suspended = self._suspended or number == signal.SIGTSTP
+        self.wake()
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: give the terminal to the shell, and take it again when the shell lets us go on."""
+        self._suspended = False
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()

@@ -1,0 +1,156 @@
+"""What is answered at which path, and what a scrape is made of.  Knows nothing of sockets.
+
+A scrape of twenty thousand series is some 20 ms of work that holds Python's interpreter lock, and the samplers of the
+agent live in the same process.  So one scrape is made at a time, and between pieces of a fraction of a millisecond
+the lock is given up long enough for a waiting thread to take it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.families import families
+from railscope.exporters.series.protobuf import ProtobufRenderer
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.text import Format, Renderer
+from railscope.exporters.web.communicator_page import communicators_json
+from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
+from railscope.exporters.web.stall_page import stalls_json
+
+Check = Callable[[], tuple[bool, str]]
+"""Whether all is well, and one line that says so or says what is wrong."""
+
+HEALTH_PATH: Final = "/healthz"
+READY_PATH: Final = "/readyz"
+STALLS_PATH: Final = "/stalls"
+COMMUNICATORS_PATH: Final = "/communicators"
+LANDING_PATH: Final = "/"
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+_WITHOUT_PAUSE_NS: Final = 500_000
+_GZIP_ABOVE_BYTES: Final = 1024
+_GZIP_LEVEL: Final = 1
+_GZIP_WINDOW: Final = 31
+"""zlib's largest window, 15, and 16 for a gzip header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response without what only the connection knows."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _PLAIN
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def one_line(status: HTTPStatus, line: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+    return Answer(status, f"{line}\n".encode(), headers=headers)
+
+
+class Pages:
+    """The pages of one agent.  `answer` may be called from several threads."""
+
+    def __init__(
+        self,
+        *,
+        telemetry_path: str,
+        snapshot: Callable[[], Snapshot],
+        healthy: Check,
+        ready: Check,
+        budget: SeriesBudget,
+        selection: Selection,
+    ) -> None:
+        self._telemetry_path = telemetry_path
+        self._snapshot = snapshot
+        self._checks = {HEALTH_PATH: healthy, READY_PATH: ready}
+        self._budget = budget
+        self._selection = selection
+        self._text = Renderer()
+        self._protobuf = ProtobufRenderer()
+        self._scrape = threading.Lock()
+
+    def answer(self, path: str, *, accept: str = "", accept_encoding: str = "") -> Answer:
+        """The page at `path` (without query).  What the snapshot or a check raises goes through to the caller."""
+        if path == self._telemetry_path:
+            return self._metrics(accept, accept_encoding)
+        if path == STALLS_PATH:
+            return self._json(stalls_json)
+        if path == COMMUNICATORS_PATH:
+            return self._json(communicators_json)
+        if path in self._checks:
+            good, line = self._checks[path]()
+            return one_line(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
+        if path == LANDING_PATH:
+            return Answer(HTTPStatus.OK, self._landing(), "text/html; charset=utf-8")
+        return one_line(
+            HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
+        )
+
+    def _json(self, render: Callable[[Snapshot], bytes]) -> Answer:
+        """A small page; one at a time, like scrapes."""
+        with self._scrape:
+            return Answer(HTTPStatus.OK, render(self._snapshot()), "application/json")
+
+    def _metrics(self, accept: str, accept_encoding: str) -> Answer:
+        format = metrics_format(accept)
+        with self._scrape:
+            pieces = []
+            pause = _Pauses()
+            shown = families(self._snapshot(), self._budget, pause, self._selection)
+            for piece in (
+                self._text.chunks(shown, format) if isinstance(format, Format) else self._protobuf.chunks(shown)
+            ):
+                pieces.append(piece)
+                pause()
+        size = sum(map(len, pieces))
+        headers = [("Vary", "Accept, Accept-Encoding")]
+        if size > _GZIP_ABOVE_BYTES and accepts_gzip(accept_encoding):
+            headers.append(("Content-Encoding", "gzip"))
+            # zlib does not hold the interpreter lock while it compresses.
+            gzip = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+            pieces = [*map(gzip.compress, pieces), gzip.flush()]
+        return Answer(HTTPStatus.OK, b"".join(pieces), format.content_type, tuple(headers))
+
+    def _landing(self) -> bytes:
+        import html  # for people only: its table of all characters with names is not small
+
+        links = "".join(
+            f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {meaning}</li>\n'
+            for path, meaning in (
+                (self._telemetry_path, "metrics for Prometheus"),
+                (STALLS_PATH, "collectives that do not come to their end, and why, as JSON"),
+                (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
+                (HEALTH_PATH, "whether the agent works"),
+                (READY_PATH, "whether it has its first readings"),
+            )
+        )
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head><title>railscope</title></head>\n<body>\n<h1>railscope</h1>\n'
+            "<p>NCCL collectives of this node and what they put on each rail.</p>\n"
+            f"<ul>\n{links}</ul>\n</body>\n</html>\n"
+        ).encode()
+
+
+class _Pauses:
+    """Release the interpreter lock for an instant, but not more often than others can need it.
+
+    Without it a waiting thread gets the lock after 5 ms at the earliest; and giving it up costs as much as fifty
+    series.
+    """
+
+    def __init__(self) -> None:
+        self._next_ns = time.monotonic_ns() + _WITHOUT_PAUSE_NS
+
+    def __call__(self) -> None:
+        if time.monotonic_ns() >= self._next_ns:
+            time.sleep(0)
+            self._next_ns = time.monotonic_ns() + _WITHOUT_PAUSE_NS
