@@ -1,0 +1,1 @@
+"""The faces: what is shown, made of one immutable snapshot."""

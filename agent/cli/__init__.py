@@ -1,0 +1,1 @@
+"""The command line: one entry a command, its options, the demo."""

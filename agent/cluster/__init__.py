@@ -1,0 +1,1 @@
+"""What is stuck in a cluster, and why: `railscope diagnose`."""

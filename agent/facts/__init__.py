@@ -1,0 +1,1 @@
+"""Facts that several rooms share: the snapshot, stalls, rails' decisions, clocks, names."""

@@ -1,0 +1,1 @@
+"""Watch this host for a while and write everything down: `railscope record`."""

@@ -1,0 +1,1 @@
+"""A flight recording: its arrays, its file, its summary."""

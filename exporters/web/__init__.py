@@ -1,0 +1,1 @@
+"""The HTTP server: /metrics, /stalls, /communicators, health, TLS and passwords."""

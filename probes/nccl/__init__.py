@@ -1,0 +1,1 @@
+"""NCCL as it is seen from outside: functions and layouts of its builds, the programs' tables and events."""

@@ -1,0 +1,1 @@
+"""Two recordings, or a recording and an estimate, figure by figure: `railscope compare`."""

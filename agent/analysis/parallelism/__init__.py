@@ -1,0 +1,1 @@
+"""Which communicators are tensor, pipeline, data or expert parallel, by what they call."""

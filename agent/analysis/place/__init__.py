@@ -1,0 +1,1 @@
+"""Where the ranks of a job would better run, and which links it needs: `railscope place`."""

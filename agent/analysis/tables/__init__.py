@@ -1,0 +1,1 @@
+"""Recorded tables as expressions: calls, GPUs, size classes, intervals, what is missing."""

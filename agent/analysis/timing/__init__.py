@@ -1,0 +1,1 @@
+"""Latency, iterations, overlap and bandwidth of recorded operations."""

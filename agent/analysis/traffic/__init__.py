@@ -1,0 +1,1 @@
+"""Who sends how much to whom, and over which rails and ports."""

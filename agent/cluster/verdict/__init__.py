@@ -1,0 +1,1 @@
+"""From facts of a fleet to a verdict: root causes first, then what waits because of them."""

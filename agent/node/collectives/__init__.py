@@ -1,0 +1,1 @@
+"""Calls, communicators and ranks: counts, identity, sequence, errors, stragglers."""

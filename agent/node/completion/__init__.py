@@ -1,0 +1,1 @@
+"""When operations were complete, and what was handed to which rail: the levels beyond counts."""

@@ -1,0 +1,1 @@
+"""The loop, its pace, and the objects that it puts together."""

@@ -1,0 +1,1 @@
+"""What the probes cost the jobs, and how much is observed for it."""

@@ -1,0 +1,1 @@
+"""Which devices are rails, and what their counters and links tell."""

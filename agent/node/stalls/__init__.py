@@ -1,0 +1,1 @@
+"""Operations that do not come to their end: detection, evidence, root cause."""

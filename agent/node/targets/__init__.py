@@ -1,0 +1,1 @@
+"""Which processes map which NCCL, and whose jobs they are."""

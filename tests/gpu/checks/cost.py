@@ -79,6 +79,8 @@ def _level(lane: Lane, ranks: Ranks, observed: RatedJob, other: RatedJob, size: 
         if level == "auto":
             rests = sorted({value for _, value in agent.samples("railscope_probe_level")})
             lane.rows.add(f"level that it chose, {size_text(size)}", ", ".join(f"{value:.0f}" for value in rests))
+        # Beside calls back to back on few cores, taking probes off may wait for tens of seconds.
+        observed.stop()
 
 
 def _training(lane: Lane, ranks: Ranks) -> None:

@@ -1,0 +1,70 @@
+"""The map of the house, as CONTRIBUTING shows it: floors from the import contract, sentences from the rooms themselves.
+
+.venv/bin/python -m tests.unit.house      # writes it anew
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+CONTRIBUTING: Final = REPOSITORY / "CONTRIBUTING.md"
+_BETWEEN: Final = re.compile(r"(?<=<!-- map -->\n)(.*)(?=<!-- end of map -->)", re.DOTALL)
+_PREFIX: Final = "railscope."
+
+
+def contracts() -> dict[str, dict[str, Any]]:
+    """The contracts of pyproject.toml, by id."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    return {contract["id"]: contract for contract in settings["tool"]["importlinter"]["contracts"]}
+
+
+def floors(contract: dict[str, Any]) -> list[list[str]]:
+    """The layers of a contract, highest first: the rooms of each, as modules."""
+    (container,) = contract.get("containers", [""])
+    return [
+        [f"{container}.{room}" if container else room for room in re.split(r" *[|:] *", layer)]
+        for layer in contract["layers"]
+    ]
+
+
+def folder(room: str) -> Path:
+    """Where a room lies."""
+    return REPOSITORY / room.removeprefix(_PREFIX).replace(".", "/")
+
+
+def sentence(room: str) -> str:
+    """What a room says of itself in its first line."""
+    file = folder(room) / "__init__.py"
+    text = ast.get_docstring(ast.parse((file if file.exists() else folder(room).with_suffix(".py")).read_text()))
+    return (text or "").partition("\n")[0]
+
+
+def the_map() -> str:
+    """Every room below its floor; rooms of rooms below them."""
+    inner = {contract["containers"][0]: contract for contract in contracts().values() if "containers" in contract}
+    lines = ["```", *_lines(floors(contracts()["floors"]), inner, ""), "```", ""]
+    return "\n".join(lines)
+
+
+def _lines(ordered: list[list[str]], inner: dict[str, dict[str, Any]], indent: str) -> Iterator[str]:
+    for number, rooms in zip(range(len(ordered), 0, -1), ordered, strict=True):
+        for room in rooms:
+            name = str(folder(room).relative_to(REPOSITORY)) if not indent else room.rpartition(".")[2]
+            yield f"{number} {indent}{name:<{24 - len(indent)}} {sentence(room)}"
+            if room in inner:
+                yield from _lines(floors(inner[room]), inner, indent + "  ")
+
+
+def contributing() -> str:
+    """CONTRIBUTING with the map as it should be."""
+    return _BETWEEN.sub(lambda _: the_map(), CONTRIBUTING.read_text())
+
+
+if __name__ == "__main__":
+    CONTRIBUTING.write_text(contributing())

@@ -1,0 +1,43 @@
+"""The house is as its map says: who may import whom, and a sentence at every door."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.unit.house import CONTRIBUTING, REPOSITORY, contracts, contributing, floors, folder, sentence
+
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+
+def test_no_room_imports_from_its_own_floor_or_above() -> None:
+    done = subprocess.run(
+        [LINT_IMPORTS, "--no-cache"],
+        env={"PYTHONPATH": str(REPOSITORY / ".venv/tree"), "PYTHONUTF8": "1"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(contracts())} kept, 0 broken" in done.stdout
+
+
+def test_every_room_has_a_floor_and_says_in_one_sentence_what_it_is() -> None:
+    known = {room for contract in contracts().values() if "layers" in contract for room in _flat(floors(contract))}
+    containers = {contract["containers"][0] for contract in contracts().values() if "containers" in contract}
+    for parent in ("railscope.agent", *containers):
+        for inside in folder(parent).iterdir():
+            if inside.is_dir() and any(inside.glob("*.py")):
+                assert f"{parent}.{inside.name}" in known
+    for room in known:
+        assert sentence(room).endswith("."), room
+
+
+def test_contributing_shows_the_map_of_the_contract() -> None:
+    assert CONTRIBUTING.read_text() == contributing(), "run 'python -m tests.unit.house'"
+
+
+def _flat(ordered: list[list[str]]) -> list[str]:
+    return [room for floor in ordered for room in floor]
