@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Literal
+
+from railscope.agent.facts.causes import Cause
 
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
-
-
-class Cause(StrEnum):
-    """Why an operation stalls, best founded first."""
-
-    PROCESS_GONE = "process_gone"
-    PROCESS_STOPPED = "process_stopped"
-    RAIL_DOWN = "rail_down"
-    RAIL_FILTERED = "rail_filtered"
-    RAIL_LOSSY = "rail_lossy"
-    RAIL_SLOW = "rail_slow"
-    GPU_NOT_PROGRESSING = "gpu_not_progressing"
-    RANK_BEHIND = "rank_behind"
-    UNSEEN = "unseen"
-    UNKNOWN = "unknown"
 
 
 OF_A_PROCESS: Final[frozenset[str]] = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED})

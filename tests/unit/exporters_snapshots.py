@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
     AttachedProbe,
     CollectiveTotal,
@@ -33,7 +34,7 @@ from railscope.agent.facts.snapshot import (
     StallTotal,
     WritingRank,
 )
-from railscope.agent.facts.stall import Blame, Cause, Stall
+from railscope.agent.facts.stall import Blame, Stall
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
 

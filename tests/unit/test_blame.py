@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.stall import Blame, Cause, InFlight
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.stall import Blame, InFlight
 from railscope.agent.node.stalls.evidence import Elsewhere, Evidence, GonePeer, ProcessFacts, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import blame_for
 from railscope.probes.process_state import Condition

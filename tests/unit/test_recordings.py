@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.stall import Blame, Cause, Stall
+from railscope.agent.facts.stall import Blame, Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
 from railscope.agent.node.recorder.triggers import Recordings, recorded_stall, settling_ns
 from railscope.agent.recording.format import RecordedStall, Recording

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.stall import Cause
+from railscope.agent.facts.causes import Cause
 from tests.unit.stall_world import MIB, MOVING, RAILS, STOPPED, World, steady
 
 

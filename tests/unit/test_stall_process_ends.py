@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.stall import Cause
+from railscope.agent.facts.causes import Cause
 from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import LOOK_S, RUNNING, World, steady

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.stall import Cause, Stall
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.stall import Stall
 from railscope.agent.node.stalls.evidence import ProcessFacts
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import AFTER_S, FLOOR_S, LOOK_S, MOVING, RAILS, STANDING, STOPPED, Rank, World

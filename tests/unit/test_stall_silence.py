@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.stall import Cause, Stall
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.stall import Stall
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     COMPUTING,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.facts.stall import Cause
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records import CALL_EVENT
 from tests.unit.stall_world import (

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.stall import Blame, Cause, InFlight, OwnHistory, Stall
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.stall import Blame, InFlight, OwnHistory, Stall
 from railscope.agent.node.stalls.detector import StallLimits, Stalls
 from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
 

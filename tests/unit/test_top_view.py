@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import Snapshot
-from railscope.agent.facts.stall import Cause
 from railscope.exporters.top.columns import INITIAL_ORDERS
 from railscope.exporters.top.keys import Keys
 from railscope.exporters.top.node_view import NodeView, node_view

@@ -7,11 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, TIERS, Agent, LongWait, Rank
+from railscope.agent.cluster.fleet.facts import Agent, LongWait, Rank
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.culprits import culprits_of
 from railscope.agent.cluster.verdict.verdict import has_ended, is_idle, root_causes
 from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.facts.causes import Cause
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
 # Where nothing is stalled
@@ -81,7 +82,7 @@ def test_slow_scrapes_failing_collectors_and_long_waits_are_told() -> None:
 
 # Properties
 
-CAUSES = st.sampled_from([*(cause for cause in TIERS if cause != RANK_MISSING), "some_new_cause"])
+CAUSES = st.sampled_from([*(cause for cause in Cause if cause is not Cause.RANK_MISSING), "some_new_cause"])
 
 
 @st.composite

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, Agent, Rank, Stall
+from railscope.agent.cluster.fleet.facts import Agent, Rank, Stall
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.verdict import has_ended, is_idle
 from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.facts.causes import Cause
 from tests.unit.fleets import COMM, NOW, Fleets, only, stall, waiting
 
 SIZES = pytest.mark.parametrize("hosts", [2, 4])
@@ -19,7 +20,7 @@ SIZES = pytest.mark.parametrize("hosts", [2, 4])
 @SIZES
 def test_ranks_of_a_silent_host_are_missing_and_its_state_is_not_guessed(hosts: int) -> None:
     finding = only(waiting(hosts).all_say("rank_behind").lose_host(1))
-    assert (finding.cause, finding.ranks, finding.hosts) == (RANK_MISSING, ("1",), ("host1",))
+    assert (finding.cause, finding.ranks, finding.hosts) == (Cause.RANK_MISSING, ("1",), ("host1",))
     assert "cannot tell" in finding.headline
     assert any("rank 1 on host1: its agent has said nothing for 50 s" in line for line in finding.unknown)
     assert any("ping" in step.command for step in finding.next_steps)
@@ -217,7 +218,7 @@ def test_a_host_never_scraped_leaves_ranks_that_nobody_told_of() -> None:
     fleets = waiting(4)
     fleets.ranks = [one for one in fleets.ranks if one.rank != "3"]
     finding = only(fleets)
-    assert (finding.cause, finding.ranks, finding.hosts) == (RANK_MISSING, ("3",), ())
+    assert (finding.cause, finding.ranks, finding.hosts) == (Cause.RANK_MISSING, ("3",), ())
     assert any("no host told of them" in line for line in finding.unknown)
 
 

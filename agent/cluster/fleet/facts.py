@@ -6,34 +6,10 @@ host is called by one name everywhere; None is what nobody tells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.cluster.fleet.sequences import Position
-
-WRITING: Final = "writing"
-"""No fault, and only the fleet shows it: the others wait for a rank that writes to storage, as for a checkpoint."""
-
-RANK_MISSING: Final = "rank_missing"
-"""A cause that only the fleet shows: ranks that nobody sees."""
-
-TIERS: Final[Mapping[str, int]] = {
-    "process_gone": 0,
-    "process_stopped": 0,
-    "rail_down": 0,
-    "rail_filtered": 1,
-    "rail_lossy": 1,
-    "rail_slow": 1,
-    WRITING: 2,
-    "rank_behind": 3,
-    "gpu_not_progressing": 4,
-    RANK_MISSING: 5,
-    "unseen": 6,
-    "unknown": 7,
-}
-"""Best evidence first; a cause that is not known here ranks with `unknown`."""
-
 
 RECENT_SECONDS: Final = 60.0
 """What is a moment ago, where hosts are scraped often."""

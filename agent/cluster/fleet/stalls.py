@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import TIERS, BriefStall, Stall, StallHistory
+from railscope.agent.cluster.fleet.facts import BriefStall, Stall, StallHistory
 from railscope.agent.cluster.fleet.history import spans
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
 from railscope.agent.cluster.fleet.sequences import RankKey
+from railscope.agent.facts.causes import tier_of
 from railscope.agent.facts.snapshot import UNKNOWN
 
 _GAP: Final = 1.5
@@ -97,7 +98,7 @@ def _history(comm: str, said: Sequence[Series], scrapes: Scrapes, recent_seconds
         return [one for one in sayings if one.first <= moment <= one.last + 0.9 * interval]
 
     def told(moment: float) -> tuple[int, int, float]:
-        tiers = [TIERS.get(one.series.labels.get("cause", ""), TIERS["unknown"]) for one in at(moment)]
+        tiers = [tier_of(one.series.labels.get("cause", "")) for one in at(moment)]
         return -min(tiers), len(tiers), moment
 
     # Only where something began to be said, or is said for the last time, is there more to hear than before.

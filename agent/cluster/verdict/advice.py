@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.verdict import StalledCommunicator
+from railscope.agent.facts.causes import Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
         steps = [step for rank in culprit.ranks[:2] for step in _behind(rank)]
     elif culprit.cause == "gpu_not_progressing":
         steps = [step for rank in culprit.ranks[:2] for step in _gpu(rank)]
-    elif culprit.cause == RANK_MISSING:
+    elif culprit.cause == Cause.RANK_MISSING:
         steps = _missing(culprit.ranks, culprit.missing)
     elif culprit.cause == "unseen":
         steps = [

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, TIERS, WRITING, Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
+from railscope.agent.facts.causes import Cause, Tier, tier_of
 
 _SETTLED_SECONDS: Final = 1.0
 """A rank scraped sooner after the stall began may only be a moment late."""
@@ -50,8 +51,8 @@ class Culprit:
     strength: str = "unknown"
 
     @property
-    def tier(self) -> int:
-        return TIERS.get(self.cause, TIERS["unknown"])
+    def tier(self) -> Tier:
+        return tier_of(self.cause, by_sequence=self.basis == "sequence")
 
     @property
     def one_of(self) -> bool:
@@ -80,7 +81,7 @@ def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_absent(ranks, missing),
         *_the_rest(present),
     ]
-    if found[0].tier > TIERS["rail_slow"]:
+    if found[0].tier > Tier.RAIL:
         found = [*_rails_down(present, fleet.rails), *found]
     return tuple(sorted(found, key=lambda culprit: (culprit.tier, culprit.basis == "history")))
 
@@ -291,7 +292,7 @@ def _writing(
         and (rank.moving or rank in early or (rank in behind if behind else not _has_come(rank, foremost)))
     )
     if writing:
-        yield Culprit(WRITING, writing, basis="host", strength="strong")
+        yield Culprit(Cause.WRITING, writing, basis="host", strength="strong")
 
 
 def _has_come(rank: Rank, foremost: int | None) -> bool:
@@ -387,7 +388,7 @@ def _absent(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     if missing:
         history = {rank.rank: rank for rank in ranks if not rank.present}
         known = tuple(history[number] for number in missing if number in history)
-        yield Culprit(RANK_MISSING, known, tuple(missing), basis="absence", strength="weak")
+        yield Culprit(Cause.RANK_MISSING, known, tuple(missing), basis="absence", strength="weak")
 
 
 def _the_rest(present: Sequence[Rank]) -> Iterable[Culprit]:

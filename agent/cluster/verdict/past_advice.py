@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.advice import Step, inside_namespace, number_in_logs
 from railscope.agent.cluster.verdict.verdict import StalledCommunicator
+from railscope.agent.facts.causes import Cause
 
 _BEFORE_SECONDS: Final = 120.0
 """A cause comes before its stall, which hosts tell of after some seconds and scrapes show later still."""
@@ -41,7 +42,7 @@ def past_steps(stalled: StalledCommunicator, period: Period) -> tuple[Step, ...]
     """What a person should look at who wants to know why it was stalled."""
     culprit = stalled.culprit
     steps: list[Step] = []
-    if culprit.one_of or culprit.cause == RANK_MISSING:
+    if culprit.one_of or culprit.cause == Cause.RANK_MISSING:
         steps = list(_silent(culprit.ranks, period))
     elif culprit.cause in ("process_stopped", "process_gone", "rank_behind"):
         steps = [step for rank in culprit.ranks[:2] for step in _process(culprit.cause, rank, period)]

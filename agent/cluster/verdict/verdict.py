@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, TIERS, WRITING, Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
     culprits_of,
@@ -22,6 +22,7 @@ from railscope.agent.cluster.verdict.culprits import (
     stall_began,
     too_early,
 )
+from railscope.agent.facts.causes import Cause, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
         one
         for comm, ranks in sorted(by_comm.items())
         if not any(rank.stall for rank in ranks) and _awaits_writer(ranks)
-        if (one := _judged(comm, ranks, fleet)).culprit.cause == WRITING
+        if (one := _judged(comm, ranks, fleet)).culprit.cause == Cause.WRITING
     ]
     found = _grouped([*stalled, *held_up], list(by_comm.values()))
     # One that no host calls stalled is told of only where others wait because of it.
@@ -128,7 +129,7 @@ def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicat
         comm=comm,
         ranks=tuple(ranks),
         culprit=found[0],
-        others=tuple(other for other in found[1:] if other.tier < TIERS["unseen"]),
+        others=tuple(other for other in found[1:] if other.tier < Tier.UNSEEN),
         missing=missing_ranks(ranks),
         nranks=size_of(ranks),
         op=max(sorted(set(ops)), key=ops.count, default=""),
@@ -208,7 +209,7 @@ def _within_jobs(
         root = first.setdefault(job, one.comm)
         if root == one.comm:
             continue
-        if one.culprit.tier >= TIERS["unseen"]:
+        if one.culprit.tier >= Tier.UNSEEN:
             found[one.comm] = _Link(root, "other communicators of the same job connect them")
         elif one.culprit.cause == "process_gone":
             ended = _blamed(one.culprit)
@@ -260,7 +261,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     same_rail = _rail_keys(mine.rails) & _rail_keys(its.rails)
     if same_rail and _clearest(other) < _clearest(one):
         return _Link(other.comm, f"the same rail is to blame: {_rail_text(same_rail)}")
-    if mine.tier < TIERS["rank_behind"]:
+    if mine.tier < Tier.SEQUENCE:
         return None
     here = _processes(one.ranks)
     if its.tier == 0 and (blamed := _blamed(its) & here):
@@ -269,21 +270,21 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     stuck_there = _processes(
         rank
         for rank in other.ranks
-        if rank not in its.ranks and (rank.stall or (its.cause == WRITING and _came_further(rank, its.ranks)))
+        if rank not in its.ranks and (rank.stall or (its.cause == Cause.WRITING and _came_further(rank, its.ranks)))
     )
     if (elsewhere := waits_for & stuck_there) and not same_process:
         return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which is stuck there", elsewhere=True)
     if waits_for and mine.basis in ("sequence", "host", "idle"):
         return None  # it has a culprit of its own, which is not waiting anywhere
     same_host = {rank.host for rank in mine.ranks} & {rank.host for rank in its.ranks}
-    if same_host and mine.cause == its.cause == RANK_MISSING and _clearest(other) < _clearest(one):
+    if same_host and mine.cause == its.cause == Cause.RANK_MISSING and _clearest(other) < _clearest(one):
         return _Link(other.comm, f"the ranks of the same host are missing: {', '.join(sorted(same_host))}")
-    if its.tier < TIERS["rank_behind"]:
+    if its.tier < Tier.SEQUENCE:
         hosts = {rail.host for rail in its.rails} & {rank.host for rank in one.ranks if rank.present}
         if hosts:
             return _Link(other.comm, f"it runs on {', '.join(sorted(hosts))}, whose rail is to blame there")
     # Where nobody can be named the stall that began first is the likeliest root.
-    clearer = its.tier < mine.tier or (mine.tier >= TIERS["unseen"] and _clearest(other) < _clearest(one))
+    clearer = its.tier < mine.tier or (mine.tier >= Tier.UNSEEN and _clearest(other) < _clearest(one))
     if clearer and (shared := here & _processes(other.ranks)):
         return _Link(other.comm, f"both have {_process_text(shared)}")
     if its.cause == "gpu_not_progressing" and (gpus := _gpus(one.ranks) & _gpus(other.ranks)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import RANK_MISSING, WRITING, Agent, Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
 from railscope.agent.cluster.verdict.advice import Step, next_steps
 from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, incomparable, is_gone
 from railscope.agent.cluster.verdict.names import hosts_text, last_places, named, rail_text, ranks_and_hosts
@@ -24,6 +24,7 @@ from railscope.agent.cluster.verdict.recent import (
     when,
 )
 from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
+from railscope.agent.facts.causes import Cause, Tier
 from railscope.agent.facts.stall import OF_A_PROCESS
 
 _CLOCK_SECONDS: Final = 5.0
@@ -138,7 +139,7 @@ def _comms(cause: RootCause) -> tuple[str, ...]:
 
 def _is_writing(cause: RootCause) -> bool:
     """Whether everything waits for a rank that writes to storage: that is no stall."""
-    return cause.stalled.culprit.cause == WRITING
+    return cause.stalled.culprit.cause == Cause.WRITING
 
 
 def _wait_for_writers(cause: RootCause) -> str:
@@ -217,7 +218,7 @@ def _what(cause: RootCause) -> str:
         said = "communicators wait for each other in a circle (deadlock); it may begin where " + said
     op = f"{stalled.op} on " if stalled.op else ""
     # That a process or a link is as it is, is seen itself; weak is only how the stall was.
-    seen = culprit.cause == RANK_MISSING or (culprit.tier == 0 and culprit.basis == "host")
+    seen = culprit.cause == Cause.RANK_MISSING or (culprit.tier is Tier.PLAIN and culprit.basis == "host")
     doubt = _WEAK if culprit.strength == "weak" and not seen else ""
     return f"{op}{stalled.comm}: {said}{doubt}"
 
@@ -235,10 +236,10 @@ def _blame(culprit: Culprit) -> str:
         "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
         "rail_lossy": f"{rail} loses packets{where}",
         "rail_slow": f"{rail} is slow{where}",
-        WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
+        Cause.WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
         "rank_behind": f"{who} did not enter the operation that the others wait in",
         "gpu_not_progressing": f"the GPU of {who} does not progress",
-        RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + last_places(ranks),
+        Cause.RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + last_places(ranks),
         "unseen": "cannot tell: operations run that railscope does not see",
     }
     if len({entry.host for entry in rails}) > 1 and culprit.cause != "rail_down":

@@ -21,8 +21,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.facts.stall import Blame, Cause, InFlight, Stall
+from railscope.agent.facts.stall import Blame, InFlight, Stall
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import blame_for
 

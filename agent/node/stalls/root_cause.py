@@ -13,7 +13,8 @@ from dataclasses import replace
 from statistics import median, median_low
 from typing import Final
 
-from railscope.agent.facts.stall import Blame, Cause, rail_name
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.stall import Blame, rail_name
 from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
 
 UNANSWERED_NS: Final = 800_000_000

@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import number_of
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
-from railscope.agent.facts.stall import Cause, InFlight, Stall, rail_name
+from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.stalls.checkpoints import Writers

@@ -1,0 +1,84 @@
+"""The recording rule that grades causes of a stall, made of the one table of causes (agent/facts/causes.py).
+
+    python -m railscope.dashboards.evidence      # writes it into rules/railscope-recording.yml
+
+An agent's newer cause that the table lacks has the least evidence, and is shown under its own name.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.causes import CAUSES, Cause, Tier
+from railscope.dashboards.rules_files import SHIPPED
+
+RULE: Final = "comm_cause:railscope_stall_evidence:max"
+BEHIND: Final = "comm_rank:railscope_operations_behind:stalled"
+"""Ranks that did not enter the operation in which the others of their stalled communicator wait."""
+_FILE: Final = SHIPPED / "railscope-recording.yml"
+_BODY: Final = re.compile(rf"(?<=- record: {re.escape(RULE)}\n        expr: \|\n)(?: {{10}}.*\n)+")
+
+
+class Ground(Enum):
+    """How a cause is known."""
+
+    SAID = "a host says it"
+    NAMED = "a host says it and names the rank"
+    SEQUENCE = "the sequences of all ranks show it"
+
+
+def grades() -> list[tuple[int, Cause, Ground]]:
+    """Evidence for each cause that hosts tell of, the greatest first.
+
+    A host that names nobody says of `rank_behind` only that its rank waits, as any does: nearly nothing.
+    """
+    graded = [
+        (facts.tier, cause, Ground.NAMED if cause is Cause.RANK_BEHIND else Ground.SAID)
+        for cause, facts in CAUSES.items()
+        if facts.by_host
+    ]
+    graded.append((Tier.SEQUENCE, Cause.RANK_BEHIND, Ground.SEQUENCE))
+    graded.append((Tier.UNSEEN, Cause.RANK_BEHIND, Ground.SAID))
+    ordered = sorted(graded, key=lambda one: one[0])  # stable: within a tier as the table has them
+    return [(len(ordered) - place, cause, ground) for place, (_, cause, ground) in enumerate(ordered)]
+
+
+def expression() -> str:
+    """The rule's expression, indented as in the file."""
+    return "          " + "\n          or ".join(_term(*one) for one in grades()) + "\n"
+
+
+def _term(grade: int, cause: Cause, ground: Ground) -> str:
+    if ground is Ground.SEQUENCE:
+        # The host of a rank whose GPU does not progress knows better why it is behind.
+        behind = f'{BEHIND} unless on (job, instance, comm, rank) railscope_comm_stalled{{cause="gpu_not_progressing"}}'
+        return f'{grade:2} * label_replace(max by (comm) (({behind}) > bool 0), "cause", "{cause}", "", "")'
+    if ground is Ground.NAMED:
+        return f'{grade:2} * max by (comm, cause) (railscope_comm_stall_info{{cause="{cause}",blamed_rank!=""}})'
+    if cause is Cause.UNKNOWN:
+        known = "|".join(one for one in Cause if one is not Cause.UNKNOWN)
+        return f'{grade:2} * max by (comm, cause) (railscope_comm_stalled{{cause!~"{known}"}})'
+    return f'{grade:2} * max by (comm, cause) (railscope_comm_stalled{{cause="{cause}"}})'
+
+
+def written(text: str) -> str:
+    """The file's text with the rule as it should be.
+
+    Raises:
+        ValueError: the file has no such rule.
+    """
+    if not _BODY.search(text):
+        raise ValueError(f"no expression of {RULE} was found")
+    return _BODY.sub(lambda _: expression(), text)
+
+
+def file() -> Path:
+    """Where the rule stands."""
+    return _FILE
+
+
+if __name__ == "__main__":
+    _FILE.write_text(written(_FILE.read_text()))

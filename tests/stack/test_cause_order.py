@@ -1,0 +1,101 @@
+"""`railscope diagnose` and the recording rule put the same cause first, whatever two hosts say."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.facts.causes import CAUSES, Cause, Tier, tier_of
+from railscope.dashboards.evidence import RULE, Ground, expression, file, grades, written
+from tests.stack.prometheus import tool
+from tests.unit.fleets import Fleets, stall
+
+OF_HOSTS = tuple(cause for cause, facts in CAUSES.items() if facts.by_host)
+ENTERED = 1205
+"""Operations that the ranks of the made-up fleets have entered; a rank that is behind entered one less."""
+OF_A_RANK = 'job="r",instance="{rank}:1",comm="{comm}",rank="{rank}"'
+
+
+def test_the_rule_is_made_of_the_table() -> None:
+    text = file().read_text()
+    assert written(text) == text, "run 'python -m railscope.dashboards.evidence'"
+    assert text.count(RULE) == 1
+    assert all(f'cause="{cause}"' in expression() for cause in OF_HOSTS if cause is not Cause.UNKNOWN)
+
+
+def test_tiers_and_the_order_of_the_table_agree() -> None:
+    tiers = [CAUSES[cause].tier for cause in Cause]
+    assert tiers == sorted(tiers)
+    assert list(CAUSES) == list(Cause)
+    assert tier_of("some_new_cause") is Tier.UNKNOWN
+    assert tier_of(Cause.RANK_BEHIND, by_sequence=True) < CAUSES[Cause.GPU_NOT_PROGRESSING].tier
+    numbers = [grade for grade, _, _ in grades()]
+    assert numbers == list(range(len(OF_HOSTS) + 2, 0, -1))
+
+
+def first_of_diagnose(said: tuple[Cause, Cause], *, behind: bool, named: bool) -> str:
+    """The cause that diagnose names first."""
+    fleet = Fleets().communicator()
+    if behind:
+        fleet.behind(1)
+    for rank, cause in enumerate(said):
+        fleet.rank(rank, stall=stall(cause, blamed_rank=_blamed(cause, rank, named=named)))
+    return verdict_of(fleet.made()).findings[0].cause
+
+
+def _blamed(cause: Cause, rank: int, *, named: bool) -> str:
+    """Whom a host blames: of `rank_behind` the other rank, if it names one; of a GPU its own."""
+    if cause is Cause.RANK_BEHIND:
+        return str(1 - rank) if named else ""
+    return str(rank) if cause is Cause.GPU_NOT_PROGRESSING else ""
+
+
+@pytest.mark.stack
+def test_both_put_the_same_cause_first_for_every_pair_of_causes(tmp_path: Path) -> None:
+    series: list[dict[str, str]] = []
+    expected: list[dict[str, object]] = []
+    of_grade = {(cause, ground): grade for grade, cause, ground in grades()}
+    every = product(product(OF_HOSTS, OF_HOSTS), (False, True), (False, True))
+    for number, (said, behind, named) in enumerate(every):
+        comm = f"{number:016x}"
+        for rank, cause in enumerate(said):
+            labels = OF_A_RANK.format(rank=rank, comm=comm)
+            blamed = _blamed(cause, rank, named=named)
+            values = {
+                f'railscope_comm_stalled{{{labels},op="AllReduce",cause="{cause}"}}': 1,
+                f'railscope_comm_stall_info{{{labels},cause="{cause}",blamed_rank="{blamed}"}}': 1,
+                f"railscope_comm_enqueued_total{{{labels}}}": ENTERED - (behind and rank == 1),
+                f"railscope_comm_completed_total{{{labels}}}": ENTERED - 1,
+            }
+            series += [{"series": name, "values": f"{value}x8"} for name, value in values.items()]
+        first = Cause(first_of_diagnose(said, behind=behind, named=named))
+        ground = Ground.SAID
+        if first is Cause.RANK_BEHIND:
+            ground = Ground.SEQUENCE if behind else Ground.NAMED
+        elif first is Cause.UNKNOWN and Cause.RANK_BEHIND in said:
+            # Nobody can be named, or each names the other: the rule keeps the word of the hosts that wait.
+            first, ground = Cause.RANK_BEHIND, Ground.NAMED if named else Ground.SAID
+        labels = f'{{comm="{comm}",cause="{first}"}}'
+        expected.append({"labels": RULE + labels, "value": of_grade[first, ground]})
+    test = {
+        "rule_files": [str(file())],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": series,
+                "promql_expr_test": [
+                    {"expr": f"topk by (comm) (1, {RULE})", "eval_time": "1m", "exp_samples": expected}
+                ],
+            }
+        ],
+    }
+    (tmp_path / "pairs.yml").write_text(yaml.safe_dump(test))
+    command = [tool("promtool"), "test", "rules", str(tmp_path / "pairs.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.stdout + done.stderr)[:4000]
