@@ -11,6 +11,7 @@ import ctypes
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -29,8 +30,10 @@ _TYPES: Final = {
 _RANKS: Final = 2
 _WIDTH: Final = 1024
 _LAYERS: Final = 4
-_CYCLES_PER_SECOND: Final = 1.7e9
-"""Of torch.cuda._sleep, about: an H100 runs at 1.2 to 2 GHz."""
+_CYCLES_PER_SECOND: Final = 2.0e9
+"""Of torch.cuda._sleep, at the least: an H100 or H200 runs at up to 1.98 GHz."""
+_AHEAD_CYCLES: Final = 400_000
+"""Some 0.2 ms: what is enqueued meanwhile stands ready when the first event is reached."""
 
 
 class TorchBackend:
@@ -60,7 +63,7 @@ class TorchBackend:
     def identity(self) -> Identity:
         if not self._cuda:
             return Identity("", 0)
-        version = ".".join(map(str, torch.cuda.nccl.version()))
+        version = _loaded_nccl_version()
         group = dist.distributed_c10d._get_default_group()._get_backend(self._device)
         return Identity(version, int(getattr(group, "_comm_ptr", lambda: 0)()))
 
@@ -68,7 +71,7 @@ class TorchBackend:
         alike = {(call.operation, call.data_type) for call in calls}
         # PyTorch coalesces collectives of one kind.
         if self._cuda and len(calls) > 1 and len(alike) == 1 and calls[0].operation == "AllReduce":
-            with dist._coalescing_manager(device=self._device):
+            with dist._coalescing_manager():
                 for call in calls:
                     self._call(call)
             return
@@ -85,6 +88,7 @@ class TorchBackend:
             self._call(call)
             return (time.perf_counter() - began) * 1e3
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(_AHEAD_CYCLES)
         first.record()
         self._call(call)
         last.record()
@@ -110,6 +114,8 @@ class TorchBackend:
         if self._rank == 0:
             self._call(Call("AllReduce", 1024, "f32"))
             time.sleep(0.5)
+        else:
+            time.sleep(1.5)  # rank 0 aborts what is under way, and not what a lost peer has failed
         dist.distributed_c10d._abort_process_group()
 
     def pinned(self, content: bytes) -> int:
@@ -209,3 +215,14 @@ class TorchBackend:
                 dist.reduce_scatter_tensor(one, every)
             else:
                 dist.all_to_all_single(self._buffer("changed", call.count * _RANKS, call.data_type), every)
+
+
+def _loaded_nccl_version() -> str:
+    """Of the library that is mapped; what PyTorch tells is what it was built with."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith("libnccl.so"):
+            number = ctypes.c_int()
+            ctypes.CDLL(str(path)).ncclGetVersion(ctypes.byref(number))
+            return f"{number.value // 10_000}.{number.value // 100 % 100}.{number.value % 100}"
+    return "unknown"

@@ -45,7 +45,7 @@ def two_hosts() -> Iterator[TwoHosts]:
     with ExitStack() as stack:
         try:
             fabric = stack.enter_context(Fabric(hosts=2, rails=RAILS))
-        except TestbedError as error:
+        except (TestbedError, OSError) as error:
             pair = (_Loopback(0, "", ("lo",), ("127.0.0.1",)), _Loopback(1, "", ("lo",), ("127.0.0.1",)))
             yield TwoHosts(pair, _free_port(), f"loopback: {error}")
         else:

@@ -9,10 +9,13 @@ because nobody reads the socket meanwhile.
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import mmap
 import os
 import random
+import signal
 import socket
 import sys
 import time
@@ -27,7 +30,9 @@ MIXED_TYPES: Final = ("f32", "f16", "bf16")
 GROUP: Final = 8
 SYNCHRONIZE_EVERY: Final = 16
 LIMIT, PROGRESS, WORDS_BYTES = 0, 8, 64
-"""Places in a loop's file: how many calls the ranks may make, and how many each has made."""
+"""Places in a loop's file: how many calls the ranks may make, and how many each has made; behind those, what CPU time
+each took for its calls, ns."""
+_RANKS: Final = 2
 FOREVER: Final = (1 << 63) - 1
 END: Final = (1 << 63) - 2
 """As a limit: the loop ends where it stands."""
@@ -110,7 +115,9 @@ class Rank:
                 if made >= limit:
                     time.sleep(_IDLE_SECONDS)
                     continue
+                began_ns = time.thread_time_ns()
                 self._backend.enqueue([call])
+                steps[mine + _RANKS] += time.thread_time_ns() - began_ns
                 made += 1
                 if made % SYNCHRONIZE_EVERY == 0 or made == limit:
                     self._backend.synchronize()
@@ -134,6 +141,10 @@ class Rank:
 
     def abort(self) -> None:
         self._backend.abort()
+
+    def peek(self, rank: int, address: int, size_bytes: int) -> str:
+        """One rank's memory, read by itself, as hexadecimal digits."""
+        return ctypes.string_at(address, size_bytes).hex() if rank == self._rank else ""
 
     def pinned(self, content: str) -> int:
         return self._backend.pinned(bytes.fromhex(content))
@@ -169,7 +180,7 @@ def serve(rank: Rank, channel: socket.socket) -> None:
     with channel.makefile("rw") as lines:
         for line in lines:
             command = json.loads(line)
-            reply: dict[str, object] = {}
+            reply: dict[str, object] = {"told": command.pop("told")}
             try:
                 reply["value"] = getattr(rank, command.pop("do"))(**command)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is the answer
@@ -191,6 +202,7 @@ def backend_of(rank: int, name: str) -> Backend:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)  # so that who ends a check that hangs learns where it does
     number = int(sys.argv[1])
     with socket.socket(fileno=int(sys.argv[2])) as end:
         serve(Rank(number, backend_of(number, sys.argv[3])), end)

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,10 +27,22 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _START_SECONDS: Final = 60.0
 _ANSWER_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.001
+_NOT_INHERITED: Final = ("NCCL_", "TORCH_", "PYTHONPYCACHEPREFIX")
+"""Bytecode of PyTorch lies beside it, and compiling it anew takes seconds."""
+_CHANGE_SECONDS: Final = 0.0002
 
 
 class RanksError(RuntimeError):
     """A rank ended, did not answer, or could not do what it was told; the message holds what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Two ranks that call back to back."""
+
+    job: RatedJob
+    spent: Callable[[], tuple[int, int]]
+    """Calls made, and ns of CPU time that the calling threads took for them, of both ranks since the loop began."""
 
 
 class Ranks:
@@ -60,6 +73,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[socket.socket] = []
         self._waiting = [b"", b""]
+        self._told = 0
         self._stack = ExitStack()
 
     @property
@@ -104,12 +118,13 @@ class Ranks:
 
     def tell(self, do: str, **arguments: object) -> None:
         """Have both ranks do something, and do not wait for it."""
-        line = (json.dumps({"do": do, **arguments}) + "\n").encode()
+        self._told += 1
+        line = (json.dumps({"told": self._told, "do": do, **arguments}) + "\n").encode()
         for end in self._ends:
             end.sendall(line)
 
     def answers(self, seconds: float = _ANSWER_SECONDS) -> list[Any]:
-        """What both ranks say to what they were told first, in rank order.
+        """What both ranks say to what they were told last, in rank order; late answers to earlier words are dropped.
 
         Raises:
             RanksError: see there.
@@ -118,9 +133,10 @@ class Ranks:
         replies: dict[int, dict[str, Any]] = {}
         while len(replies) < 2:
             for rank in {0, 1} - replies.keys():
-                line = self._line(rank)
-                if line is not None:
-                    replies[rank] = json.loads(line)
+                while rank not in replies and (line := self._line(rank)) is not None:
+                    reply = json.loads(line)
+                    if reply["told"] == self._told:
+                        replies[rank] = reply
             failed = any("error" in reply for reply in replies.values())
             if len(replies) < 2 and not self._readable(min(deadline, time.monotonic() + 2) if failed else deadline):
                 break  # whom an error of the other keeps waiting answers late or never
@@ -144,7 +160,7 @@ class Ranks:
         return (self._folder / f"output.{rank}").read_text(errors="replace").strip()[-1500:]
 
     @contextmanager
-    def looping(self, payload_bytes: int) -> Iterator[RatedJob]:
+    def looping(self, payload_bytes: int) -> Iterator[Loop]:
         """AllReduce back to back until the end of the block; paused only between operations of both ranks."""
         file = self._folder / f"loop.{payload_bytes}"
         file.write_bytes(bytes(WORDS_BYTES))
@@ -165,16 +181,25 @@ class Ranks:
             def go_on() -> None:
                 steps[LIMIT] = FOREVER
 
+            def at_a_change() -> tuple[int, float]:
+                now = steps[made[0]]
+                self._until(lambda: steps[made[0]] != now, "make a call", _CHANGE_SECONDS)
+                return steps[made[0]], time.monotonic()
+
             def rate(seconds: float) -> float:
-                first, began = steps[made[0]], time.monotonic()
+                # Ranks run ahead of the GPU and wait for it now and then: from the end of one wait to that of another.
+                first, began = at_a_change()
                 time.sleep(seconds)
-                self._until(lambda: steps[made[0]] > first, "make a call")
-                return float((steps[made[0]] - first) / (time.monotonic() - began))
+                last, ended = at_a_change()
+                return (last - first) / (ended - began)
+
+            def spent() -> tuple[int, int]:
+                return sum(steps[at] for at in made), sum(steps[at + 2] for at in made)
 
             go_on()
             self.tell("loop", file=str(file), payload_bytes=payload_bytes)
             try:
-                yield RatedJob(self.pids, rate, hold, go_on)
+                yield Loop(RatedJob(self.pids, rate, hold, go_on), spent)
                 hold()
                 steps[LIMIT] = END
                 self.answers()
@@ -185,7 +210,7 @@ class Ranks:
         """Send one rank a signal."""
         self._processes[rank].send_signal(number)
 
-    def _until(self, condition: Any, what: str) -> None:
+    def _until(self, condition: Callable[[], bool], what: str, every_seconds: float = _POLL_SECONDS) -> None:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while not condition():
             for rank, process in enumerate(self._processes):
@@ -193,7 +218,7 @@ class Ranks:
                     raise RanksError(f"rank {rank} ended with status {process.returncode}: {self.said(rank)}")
             if time.monotonic() > deadline:
                 raise RanksError(f"the ranks do not {what} within {_ANSWER_SECONDS:.0f} s")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(every_seconds)
 
     def _begin(self, rank: int) -> None:
         host = self._two.hosts[rank]
@@ -201,15 +226,20 @@ class Ranks:
         self._stack.callback(ours.close)
         self._ends.append(ours)
         variables = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)},
             "PYTHONPATH": str(REPOSITORY),
             "LD_LIBRARY_PATH": os.environ.get("RAILSCOPE_JOB_LIBRARY_PATH", ""),
             "NCCL_SOCKET_IFNAME": ",".join(host.rails),
             "GLOO_SOCKET_IFNAME": host.rails[0],
             "NCCL_HOSTID": f"railscope-host{rank}",
+            # Two hosts on sockets, whatever this machine is: no plugin, no InfiniBand, no NVLink between "hosts".
+            "NCCL_CONF_FILE": "/dev/null",
+            "NCCL_NET": "Socket",
+            "NCCL_NET_PLUGIN": "none",
             "NCCL_IB_DISABLE": "1",
+            "NCCL_MNNVL_ENABLE": "0",
             "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT",
+            "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH",
             "NCCL_DEBUG_FILE": str(self._folder / f"nccl.{rank}"),
             **({"CUDA_VISIBLE_DEVICES": "0"} if self._backend == "torch" else {}),
             **self._double_variables(),

@@ -67,9 +67,9 @@ class Results:
 
     @property
     def file_name(self) -> str:
-        """`DEVICE-DATE.json`."""
+        """`DEVICE-DATE.json`, to the minute."""
         device = "-".join(self.device.lower().split())
-        return f"{device}-{self.date[:10]}.json"
+        return f"{device}-{self.date[:16].replace(':', '')}.json"
 
     def to_json(self) -> str:
         """As kept in tests/gpu/results."""

@@ -23,7 +23,7 @@ from tests.nccl.library import REPOSITORY
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    source = tmp_path / "checkout/agent/cli.py"
+    source = tmp_path / "checkout/agent/module.py"
     source.parent.mkdir(parents=True)
     source.write_text("print()\n")
     return tmp_path / "checkout"
@@ -94,7 +94,7 @@ def test_a_kit_that_is_missing_damaged_or_older_than_the_sources_is_refused(
 ) -> None:
     with pytest.raises(UnpackError, match=r"nowhere is missing: run 'make gpu-kit'"):
         unpack(tmp_path / "nowhere", tmp_path / "1", checkout)
-    (checkout / "agent/cli/main.py").write_text("print(2)\n")
+    (checkout / "agent/module.py").write_text("print(2)\n")
     with pytest.raises(UnpackError, match="made of other sources"):
         unpack(kit, tmp_path / "2", checkout)
     (kit / "stamps/offsets.json").write_text("[]")

@@ -53,7 +53,7 @@ def test_the_table_says_what_was_wanted_only_where_it_was_not_seen() -> None:
 def test_results_come_back_from_their_file_and_are_named_by_device_and_day(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(RESULTS.to_json())
     kept = keep(tmp_path / "results.json", tmp_path)
-    assert kept.name == "nvidia-h200-2026-11-26.json"
+    assert kept.name == "nvidia-h200-2026-11-26T1200.json"
     assert read_results(kept) == RESULTS
 
 

@@ -1,11 +1,12 @@
 """What an agent takes from a job on a GPU: its rate beside a level over its rate without, in turns (tests/bench).
 
-Two jobs alike take turns; the agent observes one of them.  A turn is a fraction of a second here, and all of it has a
-minute, so a figure is good to some percents: the row "nobody" tells to how many.
+Two jobs alike take turns; the agent observes one of them.  A turn is a second here, and all of it has a minute, so a
+figure is good to some percents: the row "nobody" tells to how many.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from statistics import median
@@ -14,21 +15,22 @@ from typing import Final
 import psutil
 
 from tests.bench.counted_job import share_cores
-from tests.bench.quick_turns import RatedJob, kept_beside_agent
+from tests.bench.quick_turns import kept_beside_agent
 from tests.gpu.checks.times import size_text
 from tests.gpu.lane import Lane
 from tests.gpu.rails import two_hosts
-from tests.gpu.ranks import Ranks, RanksError
+from tests.gpu.ranks import Loop, Ranks, RanksError
 from tests.gpu.table import Verdict
 
-LEVELS: Final = ("nobody", "counts", "auto", "completion", "rails", "all")
+LEVELS: Final = ("nobody", "counts", "auto", "all", "completion", "rails")
 """The agent's levels, its own choice, and no agent at all, for comparison."""
-SIZES: Final[Mapping[int, tuple[str, ...]]] = {8: LEVELS, 64 << 10: LEVELS, 16 << 20: LEVELS[:3]}
+SIZES: Final[Mapping[int, tuple[str, ...]]] = {8: LEVELS, 64 << 10: LEVELS[:4], 16 << 20: LEVELS[:3]}
 """Payload in bytes, and what is measured at it."""
-TURNS: Final = 3
-_TURN_SECONDS: Final = 0.25
+TURNS: Final = 2
+_TURN_SECONDS: Final = 1.0
+_SHORT_TURN_SECONDS: Final = 0.25
 _RESUMED_SECONDS: Final = 0.1
-_LEAST_SECONDS: Final = 8.0
+_LEAST_SECONDS: Final = 10.0
 _STEPS: Final = 30
 _ATTACH_SECONDS: Final = 8.0
 
@@ -42,45 +44,66 @@ def run(lane: Lane) -> None:
         other.join()
         for job in (observed, other):
             share_cores(job.pids)
-        _training(lane, observed)
+        with lane.attempt("training"):
+            _training(lane, observed)
         for size, levels in {8: LEVELS[:2]}.items() if lane.short else SIZES.items():
-            with observed.looping(size) as one, other.looping(size) as twin:
-                for level in levels:
-                    _level(lane, observed, one, twin, size, level)
+            with lane.attempt(f"AllReduce of {size_text(size)}"):
+                with observed.looping(size) as one, other.looping(size) as twin:
+                    for level in levels:
+                        with lane.attempt(f"{size_text(size)}, {level}"):
+                            _level(lane, observed, one, twin, size, level)
 
 
-def _level(lane: Lane, ranks: Ranks, observed: RatedJob, other: RatedJob, size: int, level: str) -> None:
-    what = f"rate kept, AllReduce of {size_text(size)}, {level}"
+def _level(lane: Lane, ranks: Ranks, observed: Loop, other: Loop, size: int, level: str) -> None:
+    what = f"AllReduce of {size_text(size)}, {level}"
     if lane.seconds_left < _LEAST_SECONDS:
-        lane.rows.add(what, "the time was up", verdict=Verdict.FAILED)
+        lane.rows.add(f"{what}: rate kept", "the time was up", verdict=Verdict.FAILED)
         return
-
-    def kept(agent: int | None) -> None:
-        ratios = kept_beside_agent(
-            agent, observed, other, turns=TURNS, turn_seconds=_TURN_SECONDS, resumed_seconds=_RESUMED_SECONDS
-        )
-        text = f"{median(ratios):.3f} ({min(ratios):.3f} … {max(ratios):.3f})"
-        lane.rows.figure(what, median(ratios), text)
-
+    # Beside calls back to back on few cores, attaching and detaching may wait for tens of seconds.
+    observed.job.stop()
+    other.job.stop()
     if level == "nobody":
-        kept(None)
+        _turns(lane, what, None, observed, other)
         return
-    with lane.agent(f"{level}-{size}", "--level", level, "--stall.floor", "60s", *ranks.pid_options) as agent:
+    options = ("--level", level, "--stall.floor", "60s", *ranks.pid_options)
+    with lane.agent(f"{level}-{size}", *options) as agent:
         agent.until(lambda: bool(agent.samples("railscope_probe_attached")), _ATTACH_SECONDS)
         process = psutil.Process(agent.process.pid)
-        before, began = process.cpu_times(), lane.seconds_left
-        kept(agent.process.pid)
+        before, began = process.cpu_times(), time.monotonic()
+        _turns(lane, what, agent.process.pid, observed, other)
         after = process.cpu_times()
-        seconds = began - lane.seconds_left
-        spent = (after.user + after.system - before.user - before.system) / seconds
-        memory = process.memory_info().rss / 1e6
-        lane.rows.figure(f"agent beside it, {size_text(size)}, {level}: CPU, % of a core", spent * 100)
-        lane.rows.figure(f"agent beside it, {size_text(size)}, {level}: memory, MB", memory)
+        spent = (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+        lane.rows.figure(f"{what}: the agent's CPU, % of a core", spent * 100)
+        lane.rows.figure(f"{what}: the agent's memory, MB", process.memory_info().rss / 1e6)
         if level == "auto":
             rests = sorted({value for _, value in agent.samples("railscope_probe_level")})
-            lane.rows.add(f"level that it chose, {size_text(size)}", ", ".join(f"{value:.0f}" for value in rests))
-        # Beside calls back to back on few cores, taking probes off may wait for tens of seconds.
-        observed.stop()
+            lane.rows.add(f"{what}: level that it chose", ", ".join(f"{value:.0f}" for value in rests))
+        observed.job.stop()
+
+
+def _turns(lane: Lane, what: str, agent: int | None, observed: Loop, other: Loop) -> None:
+    """The rate that is kept, and what each call takes of its thread: a GPU that two share hides the second in the
+    first."""
+    first, first_other = observed.spent(), other.spent()
+    ratios = kept_beside_agent(
+        agent,
+        observed.job,
+        other.job,
+        turns=TURNS,
+        turn_seconds=_SHORT_TURN_SECONDS if lane.simulated else _TURN_SECONDS,
+        resumed_seconds=_RESUMED_SECONDS,
+    )
+    observed.job.stop()
+    shared = "" if lane.simulated else "; ranks share the GPU in time slices"
+    text = f"{median(ratios):.3f} ({min(ratios):.3f} … {max(ratios):.3f}{shared})"
+    lane.rows.figure(f"{what}: rate kept", median(ratios), text)
+    beside, without = _ns_per_call(first, observed.spent()), _ns_per_call(first_other, other.spent())
+    text = f"{beside - without:.0f} ({beside:.0f} beside it, {without:.0f} without)"
+    lane.rows.figure(f"{what}: thread's CPU a call, ns more", beside - without, text)
+
+
+def _ns_per_call(before: tuple[int, int], after: tuple[int, int]) -> float:
+    return (after[1] - before[1]) / max(1, after[0] - before[0])
 
 
 def _training(lane: Lane, ranks: Ranks) -> None:

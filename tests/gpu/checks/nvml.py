@@ -22,7 +22,9 @@ _SERIES: Final = (
     "railscope_gpu_nvlink_speed_bytes_per_second",
 )
 _READ_SECONDS: Final = 8.0
-_COPY_BYTES: Final = 2 << 30
+_PINNED_BYTES: Final = 256 << 20
+_COPIES: Final = 8
+_COPY_BYTES: Final = _PINNED_BYTES * _COPIES
 
 
 def run(lane: Lane) -> None:
@@ -37,13 +39,13 @@ def run(lane: Lane) -> None:
         except (OSError, subprocess.SubprocessError) as error:
             lane.rows.add(f"nvidia-smi {' '.join(arguments)}", str(error), verdict=Verdict.ABSENT)
     with lane.agent("nvml", "--series.detail", "nvlinks") as agent:
-        agent.until(lambda: bool(agent.samples("railscope_gpu_info")), _READ_SECONDS)
+        agent.comes_true(lambda: bool(agent.samples("railscope_gpu_info")), _READ_SECONDS)
         for name in _SERIES:
             found = agent.samples(name)
             lane.rows.add(f"{name}: series", str(len(found)) if found else "absent")
-        _gpus(lane, agent)
-        _links(lane, agent)
-        _pcie(lane, agent)
+        for part in (_gpus, _links, _pcie):
+            with lane.attempt(part.__name__.strip("_")):
+                part(lane, agent)
         lane.keep_metrics(agent)
 
 
@@ -91,7 +93,10 @@ def _pcie(lane: Lane, agent: AgentProcess) -> None:
     if first is None:
         lane.rows.add("PCIe bytes of a copy of 2 GiB to the GPU", "no such series", verdict=Verdict.ABSENT)
         return
-    torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True).to("cuda")
+    host = torch.zeros(_PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(_PINNED_BYTES, dtype=torch.uint8, device="cuda")
+    for _ in range(_COPIES):
+        device.copy_(host)
     torch.cuda.synchronize()
     agent.comes_true(lambda: (received() or 0.0) - first >= _COPY_BYTES, _READ_SECONDS)
     moved = (received() or 0.0) - first

@@ -50,13 +50,18 @@ class IoVector(ctypes.Structure):
 
 
 def run(lane: Lane) -> None:
-    with two_hosts() as two:
-        with lane.ranks(two, "plain") as ranks:
-            ranks.join()
+    with two_hosts() as two, lane.ranks(two, "plain") as ranks:
+        ranks.join()
+        with lane.attempt("memory from cudaHostAlloc"):
             _pinned(lane, ranks)
-            plain_us = _timed_us(ranks)
-            _driver(lane, ranks)
-        _stamps(lane, two, plain_us)
+        plain_us = _timed_us(ranks)
+        with lane.attempt("stamps of kernels"):
+            _stamps(lane, two, plain_us)
+        for library in ("libcuda.so", "libcudart.so"):
+            with lane.attempt(f"probes of {library}"):
+                _probes(lane, ranks, library)
+        with lane.attempt("what the job asks of CUDA"):
+            _proved(lane, ranks)
 
 
 def _pinned(lane: Lane, ranks: Ranks) -> None:
@@ -142,24 +147,33 @@ def _stamps(lane: Lane, two: TwoHosts, plain_us: list[float]) -> None:
         ratio = median(stamped_us) / median(plain_us)
         text = f"{ratio:.3f} ({median(stamped_us):.0f} of {median(plain_us):.0f} µs)"
         lane.rows.figure("1 MiB AllReduce with stamps over without", ratio, text)
-        what = "stamps of kernels, read from outside"
+        what = "stamps of kernels"
         if own["nccl_version"] != where["nccl_version"] or not own["communicator"]:
-            why = (
-                f"the kit knows NCCL {where['nccl_version']}, this is {own['nccl_version']} at {own['communicator']:#x}"
-            )
-            lane.rows.add(what, why, verdict=Verdict.ABSENT)
+            wanted, version, at = where["nccl_version"], own["nccl_version"], own["communicator"]
+            lane.rows.add(what, f"the kit knows NCCL {wanted}, this is {version} at {at:#x}", verdict=Verdict.ABSENT)
             return
-        try:
-            found = _read_stamps(ranks.pids[0], own["communicator"], where)
-        except OSError as error:
-            lane.rows.add(what, f"cannot be read: {error.strerror}")
+
+        def peek(_pid: int, address: int, size_bytes: int) -> bytes:
+            return bytes.fromhex(ranks.ask("peek", rank=0, address=address, size_bytes=size_bytes)[0])
+
+        rank = struct.unpack("<i", peek(0, own["communicator"] + where["offsets"]["rank"], 4))[0]
+        if rank != 0:
+            lane.rows.add(what, f"rank 0 reads as {rank}: the layout is another one", verdict=Verdict.FAILED)
             return
-        lane.rows.figure(what, len(found.completed), f"{len(found.started)} begun, {len(found.completed)} ended")
-        _compare(lane, found, stamped_us)
+        for how, read in (("by the rank itself", peek), ("from outside", read_mem)):
+            try:
+                found = _read_stamps(ranks.pids[0], own["communicator"], where, read)
+            except OSError as error:
+                lane.rows.add(f"{what}, read {how}", f"cannot be read: {error.strerror}")
+                continue
+            text = f"{len(found.started)} begun, {len(found.completed)} ended"
+            lane.rows.figure(f"{what}, read {how}", len(found.completed), text)
+            _compare(lane, found, stamped_us, how)
 
 
-def _compare(lane: Lane, found: _Stamps, truth_us: list[float]) -> None:
+def _compare(lane: Lane, found: _Stamps, truth_us: list[float], how: str) -> None:
     """Kernel times by their stamps, beside CUDA's events around the same operations, the last ones."""
+    what = f"kernel's time by its stamps, read {how}, over CUDA's events"
     works = sorted({number for _, number in found.completed})[-_STAMPS:]
     took = []
     for number in works:
@@ -168,43 +182,49 @@ def _compare(lane: Lane, found: _Stamps, truth_us: list[float]) -> None:
         if began and ended:
             took.append((max(ended) - min(began)) / 1e3)
     if not took:
-        lane.rows.add("kernel's time by its stamps over CUDA's events", "no stamps", verdict=Verdict.ABSENT)
+        lane.rows.add(what, "no stamps", verdict=Verdict.ABSENT)
         return
     truth = truth_us[-len(took) :]
     ratio = median(took) / median(truth)
     text = f"{ratio:.3f} ({median(took):.0f} of {median(truth):.0f} µs; {len(took)} operations)"
-    lane.rows.figure("kernel's time by its stamps over CUDA's events", ratio, text)
+    lane.rows.figure(what, ratio, text)
 
 
-def _read_stamps(pid: int, communicator: int, where: dict[str, Any]) -> _Stamps:
+def _read_stamps(pid: int, communicator: int, where: dict[str, Any], read: Callable[[int, int, int], bytes]) -> _Stamps:
     offsets = where["offsets"]
     tables: list[dict[tuple[int, int], int]] = []
     for field in ("profiler.workStarted", "profiler.workCompleted"):
-        (table,) = struct.unpack("<Q", read_mem(pid, communicator + offsets[field], 8))
+        (table,) = struct.unpack("<Q", read(pid, communicator + offsets[field], 8))
         stamps: dict[tuple[int, int], int] = {}
+        size = where["channel_bytes"]
+        content = read(pid, table, _CHANNELS * size)
         for channel in range(_CHANNELS):
-            content = read_mem(pid, table + channel * where["channel_bytes"], _STAMPS * _STAMP.size)
-            for number, when in _STAMP.iter_unpack(content):
+            for number, when in _STAMP.iter_unpack(content[channel * size : channel * size + _STAMPS * _STAMP.size]):
                 if number:
                     stamps[channel, number] = when
         tables.append(stamps)
     return _Stamps(*tables)
 
 
-def _driver(lane: Lane, ranks: Ranks) -> None:
-    """Whether the job's calls meet probes on the driver's own library, and whether an agent learns from them."""
+def _probes(lane: Lane, ranks: Ranks, library: str) -> None:
+    """Whether the job's calls meet probes on CUDA's own libraries: the driver's and, to hold it against, the runtime's.
+
+    A runtime need not call the driver by its exported functions, so none is an answer, too.
+    """
     mapped = next(
-        (one for one in executable_mappings(PROCFS, ranks.pids[0]) if Path(one.path).name.startswith("libcuda.so")),
-        None,
+        (one for one in executable_mappings(PROCFS, ranks.pids[0]) if Path(one.path).name.startswith(library)), None
     )
     if mapped is None:
-        lane.rows.add("the driver's library", "none is mapped", verdict=Verdict.ABSENT)
+        lane.rows.add(f"probes of {library}", "it is not mapped", verdict=Verdict.ABSENT)
         return
+    prefix = "cuda" if library == "libcudart.so" else "cu"
+    also = "" if lane.simulated else "; PyTorch's watchdog asks, too"
     descriptor = open_mapped_file(PROCFS, ranks.pids[0], mapped)
     try:
         with Elf.open(descriptor) as elf:
-            for function, ask in _DRIVER_CALLS.items():
-                what = f"{Path(mapped.path).name}: probe of {function}"
+            for call, ask in _CALLS.items():
+                function = prefix + call
+                what = f"{library}: probe of {function}"
                 symbol = elf.symbols((function,)).get(function)
                 if symbol is None:
                     lane.rows.add(what, "not exported", verdict=Verdict.ABSENT)
@@ -213,10 +233,10 @@ def _driver(lane: Lane, ranks: Ranks) -> None:
                 at = symbol.file_offset + (where.skip_bytes if where else 0)
                 hits, made = _hits(ranks, f"/proc/self/fd/{descriptor}", at, ask)
                 stepped = "" if where else ", single-stepped"
-                lane.rows.figure(what, hits, f"{hits} hits where the job called {made}{stepped}")
+                text = f"{hits} hits where the job called {made}{stepped}{also if call == 'EventQuery' else ''}"
+                lane.rows.figure(what, hits, text)
     finally:
         os.close(descriptor)
-    _proved(lane, ranks)
 
 
 def _hits(ranks: Ranks, path: str, file_offset: int, ask: Callable[[Ranks], int]) -> tuple[int, int]:
@@ -248,12 +268,12 @@ def _replay(ranks: Ranks) -> int:
     return _ASKED
 
 
-_DRIVER_CALLS: Final[Mapping[str, Callable[[Ranks], int]]] = {
-    "cuEventQuery": _ask_for("cuEventQuery"),
-    "cuStreamSynchronize": _ask_for("cuStreamSynchronize"),
-    "cuGraphLaunch": _replay,
+_CALLS: Final[Mapping[str, Callable[[Ranks], int]]] = {
+    "EventQuery": _ask_for("cuEventQuery"),
+    "StreamSynchronize": _ask_for("cuStreamSynchronize"),
+    "GraphLaunch": _replay,
 }
-"""Functions, and how the job is made to call each; the last one so often as it says."""
+"""Functions, less their prefix, and how the job is made to call each, so often as the answer says."""
 
 
 def _proved(lane: Lane, ranks: Ranks) -> None:
