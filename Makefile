@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -58,14 +58,19 @@ stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to lo
 	$(BIN)/python -m tests.stack $(STACK)
 
 # What runs real processes against clocks gets a second chance, in a process and with servers of its own, on a machine
-# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.
+# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.  Most
+# of these tests wait most of the time, so two files run side by side; the longest begin first.
+REAL := --ignore tests/unit --durations 25
 AGAIN = $(BIN)/python -m pytest --ignore tests/unit --last-failed --last-failed-no-failures none
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/unit || failed=1; \
-	$(BIN)/python -m pytest --ignore tests/unit \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(REAL) \
 		|| { echo "A second chance for what failed:"; $(AGAIN) --maxfail 3; } || failed=1; \
 	exit $$failed
+
+check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit tests that the change touches
+	@$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 $$($(BIN)/python -m tests.touched)
 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)

@@ -11,10 +11,14 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusError, PrometheusStore
+
+PATIENCE_SECONDS: Final = 60.0
+"""For a server that shares the machine with other tests; operators are told after ten."""
 
 
 def tool(name: str, package: str = "prometheus") -> str:
@@ -67,6 +71,11 @@ def running(command: Sequence[str], log: Path) -> Iterator[None]:
             process.wait(30)
 
 
+def store_at(url: str) -> PrometheusStore:
+    """The server at this URL, asked with patience."""
+    return PrometheusStore(Endpoint(url, timeout_seconds=PATIENCE_SECONDS))
+
+
 def alert_annotations(url: str, name: str, comm: str) -> dict[str, str]:
     """What a communicator's alert says as of now, at the Prometheus with this URL; empty: it does not fire."""
     with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as answer:
@@ -79,7 +88,7 @@ def alert_annotations(url: str, name: str, comm: str) -> dict[str, str]:
 
 def answering(url: str, name: str) -> str:
     """The URL, once queries are answered there."""
-    store = PrometheusStore(Endpoint(url))
+    store = store_at(url)
     until(lambda: answers(store), f"{name} to answer")
     return url
 

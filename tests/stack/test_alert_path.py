@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import PrometheusStore
 from railscope.testbed.faults import LinkDown, Stopped
 from railscope.testbed.job import Job
 from tests.faults.cluster import until
 from tests.faults.scenarios import AGENT, Load
-from tests.stack.prometheus import alert_annotations, tool
+from tests.stack.prometheus import alert_annotations, store_at, tool
 from tests.stack.stack import DEPLOY, Pace, Stack
 from tests.stack.webhook import RESOLVED, Notified
 
@@ -36,7 +36,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def store(stack: Stack) -> PrometheusStore:
-    return PrometheusStore(Endpoint(stack.prometheus_url))
+    return store_at(stack.prometheus_url)
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards import cost, rules_files
 from railscope.dashboards.typical_node import typical_node
 from tests.stack.agents import served
-from tests.stack.prometheus import prometheus, until
+from tests.stack.prometheus import prometheus, store_at, until
 
 pytestmark = pytest.mark.stack
 
@@ -28,7 +27,7 @@ def test_prometheus_stores_as_many_series_as_are_reckoned(tmp_path_factory: pyte
     rules = sorted(rules_files.SHIPPED.glob("*.yml"))
     folder = tmp_path_factory.mktemp("prometheus")
     with served(snapshot, hosts=("gpu-a:9779",)) as scrapes, prometheus(folder, scrapes, rules) as url:
-        store = PrometheusStore(Endpoint(url))
+        store = store_at(url)
         until(lambda: bool(store.query(LAST)), "the recording rules")
         (scraped,) = store.query("scrape_samples_scraped")
         assert scraped.value == node.series

@@ -14,10 +14,10 @@ from typing import Final
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore, Sample
+from railscope.agent.cluster.fleet.prometheus import PrometheusStore, Sample
 from railscope.dashboards import build, documents, expressions, rules_files
 from tests.stack.agents import HOSTS, served
-from tests.stack.prometheus import prometheus, until
+from tests.stack.prometheus import prometheus, store_at, until
 
 pytestmark = pytest.mark.stack
 
@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore]
     """A Prometheus with the shipped rules, which has seen both hosts for a while."""
     rules = sorted(rules_files.SHIPPED.glob("*.yml"))
     with served() as scrapes, prometheus(tmp_path_factory.mktemp("prometheus"), scrapes, rules) as url:
-        store = PrometheusStore(Endpoint(url))
+        store = store_at(url)
         until(lambda: [one.value for one in store.query("up")] == [1.0] * len(HOSTS), "both hosts to be scraped")
         # Made from two scrapes by one rule, and from that by another one.
         last = f"count_over_time(rail:railscope_transmit_utilization:ratio[{INTERVAL}]) > 3"

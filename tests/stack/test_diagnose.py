@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from tests.stack.fleet import SimulatedFleet, served
-from tests.stack.prometheus import prometheus, until
+from tests.stack.prometheus import prometheus, store_at, until
 
 pytestmark = pytest.mark.stack
 
@@ -56,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     jobs = {name: SimulatedFleet(name, hosts) for name, hosts in names.items()}
     with served(list(jobs.values())) as scrapes:
         with prometheus(tmp_path_factory.mktemp("prometheus"), scrapes) as url:
-            store = PrometheusStore(Endpoint(url))
+            store = store_at(url)
             until(lambda: len(store.query("railscope_build_info")) == sum(names.values()), "a scrape of every host")
             scrapes_seen = "min(count_over_time(railscope_build_info[1m]))"
             before = store.query("max(count_over_time(railscope_build_info[1m]))")[0].value
@@ -168,7 +167,7 @@ def test_the_past_can_be_asked_for(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("seconds_until_named")
 def test_a_checkpoint_is_no_stall_while_it_lasts_nor_when_it_has_just_ended(cluster: Cluster) -> None:
-    job, store = cluster.jobs["save"], PrometheusStore(Endpoint(cluster.url))
+    job, store = cluster.jobs["save"], store_at(cluster.url)
     flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
     job.behind = job.writing = 0
     job.stall(rank1="rank_behind;blamed_rank=0")
@@ -188,7 +187,7 @@ def test_a_checkpoint_is_no_stall_while_it_lasts_nor_when_it_has_just_ended(clus
 
 @pytest.mark.usefixtures("seconds_until_named")
 def test_a_checkpoint_is_no_stall_where_the_host_that_writes_was_scraped_last(cluster: Cluster) -> None:
-    job, store = cluster.jobs["pack"], PrometheusStore(Endpoint(cluster.url))
+    job, store = cluster.jobs["pack"], store_at(cluster.url)
     flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
     job.behind = 0
     job.stall(rank1="rank_behind;blamed_rank=0")
@@ -212,7 +211,7 @@ def test_a_store_without_railscope_and_an_unknown_communicator_are_one_line(clus
 
 @pytest.mark.usefixtures("seconds_until_named")
 def test_who_asks_when_it_has_just_gone_on_gets_the_verdict_all_the_same(cluster: Cluster) -> None:
-    job, store = cluster.jobs["fine"], PrometheusStore(Endpoint(cluster.url))
+    job, store = cluster.jobs["fine"], store_at(cluster.url)
     flags = f'count(railscope_comm_stall_info{{comm="{job.comm}"}})'
     job.slow.add((0, 1))
     job.stall(**dict.fromkeys(("rank0", "rank1"), "rail_slow;rail=1,device=eth1"))

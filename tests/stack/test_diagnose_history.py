@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 
 from railscope.agent.cluster.command import Question, as_text, diagnose
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore, moment_of
+from railscope.agent.cluster.fleet.prometheus import moment_of
 from railscope.agent.cluster.fleet.reader import read_fleet
 from railscope.agent.cluster.verdict.words import Verdict
 from tests.stack import fleet as fleet_module
 from tests.stack.fleet import SimulatedFleet
-from tests.stack.prometheus import prometheus, tool
+from tests.stack.prometheus import prometheus, store_at, tool
 
 pytestmark = pytest.mark.stack
 
@@ -127,7 +127,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def verdict_at(url: str, hour: Hour, seconds: float, window_seconds: float = 300.0) -> Verdict:
     """What is said at so many seconds since the hour began."""
     question = Question(url, at=hour.began + seconds, window_seconds=window_seconds)
-    return diagnose(PrometheusStore(Endpoint(url)), question)
+    return diagnose(store_at(url), question)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,11 @@ def test_the_pace_before_the_stall_is_right_however_long_and_often_hosts_were_sc
     assert len(rails) == 3
     for line in rails:
         assert re.search(r"\(at most (99\.\d|100) MB/s before\)", line), line
-    fleet = read_fleet(PrometheusStore(Endpoint(url)), window_seconds=window_seconds, at=hour.began + seconds)
+    fleet = read_fleet(
+        store_at(url),
+        window_seconds=window_seconds,
+        at=hour.began + seconds,
+    )
     assert [rank.usual_calls_per_second for rank in fleet.ranks] == [pytest.approx(10.0, rel=0.02)] * 2
 
 

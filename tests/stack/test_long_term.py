@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import PrometheusStore
 from railscope.dashboards import rules_files
 from tests.stack.agents import HOSTS, served
-from tests.stack.prometheus import prometheus, until
+from tests.stack.prometheus import prometheus, store_at, until
 from tests.stack.stack import DEPLOY
 from tests.stack.victoria_metrics import victoria_metrics
 
@@ -46,7 +46,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
             assert targets in federation
             federation = federation.replace(targets, f"['{lower.removeprefix('http://')}']")
             with prometheus(made(folder / "upper"), federation[federation.index("scrape_configs:") :]) as upper:
-                stores = Stores(*(PrometheusStore(Endpoint(url)) for url in (lower, victoria, upper)))
+                stores = Stores(*(store_at(url) for url in (lower, victoria, upper)))
                 last = "rail:railscope_transmit_utilization:ratio"
                 for store in (stores.source, stores.written, stores.federated):
                     until_both_hosts(store, last)

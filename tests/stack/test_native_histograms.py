@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import PrometheusStore
 from railscope.agent.facts.snapshot import Histogram, OpHistogram, Snapshot
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS
 from railscope.dashboards import build, documents, expressions
 from railscope.exporters.web.http import MetricsServer, ServerSettings
-from tests.stack.prometheus import prometheus, until
+from tests.stack.prometheus import prometheus, store_at, until
 from tests.unit.exporters_snapshots import full_snapshot
 
 pytestmark = pytest.mark.stack
@@ -58,7 +58,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore
         target = server.url.removeprefix("http://")
         config = f"scrape_configs:\n  - job_name: railscope\n    static_configs: [{{targets: ['{target}']}}]\n"
         with prometheus(tmp_path_factory.mktemp("prometheus"), config, arguments=[FEATURE]) as url:
-            yield PrometheusStore(Endpoint(url))
+            yield store_at(url)
 
 
 def test_quantiles_of_native_histograms_need_no_le_and_find_what_was_counted(native: PrometheusStore) -> None:

@@ -11,10 +11,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.exporters.series.catalogue import METRICS
 from tests.stack.fleet import SimulatedFleet, served
-from tests.stack.prometheus import alert_annotations, prometheus, tool, until
+from tests.stack.prometheus import alert_annotations, prometheus, store_at, tool, until
 
 pytestmark = pytest.mark.stack
 
@@ -89,7 +88,7 @@ def test_alerts_fire_and_clear_in_a_real_prometheus(tmp_path: Path) -> None:
     names = ("stop", "down", "slow", "lost", "fine", "save")
     stop, down, slow, lost, fine, save = fleets = [SimulatedFleet(name) for name in names]
     with served(fleets) as scrapes, prometheus(tmp_path, scrapes, quick) as url:
-        store = PrometheusStore(Endpoint(url))
+        store = store_at(url)
 
         def firing() -> set[tuple[str, str]]:
             alerts = store.query('ALERTS{alertstate="firing"}')

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
 from railscope.testbed.hosts import OWNERS_DIRECTORY
 from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
-from tests.stack.prometheus import tool, until
+from tests.stack.prometheus import store_at, tool, until
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.stack, pytest.mark.slow]
 
@@ -69,7 +68,7 @@ def test_it_shows_the_servers_at_loopback_addresses_until_ctrl_c() -> None:
             re.findall(rf"^{name} +(http://127\.0\.0\.1:\d+)$", said, re.MULTILINE)[0]
             for name in ("Prometheus", "Alertmanager")
         )
-        store = PrometheusStore(Endpoint(prometheus))
+        store = store_at(prometheus)
         until(lambda: len(store.query("rate(railscope_collective_calls_total[5s]) > 0")) >= 2, "calls of both hosts")
         with urllib.request.urlopen(f"{alertmanager}/api/v2/status", timeout=10) as answer:
             assert b"name: on-call" in answer.read()

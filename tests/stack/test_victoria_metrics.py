@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from railscope.agent.cluster.fleet.prometheus import Endpoint, PrometheusStore
+from railscope.agent.cluster.fleet.prometheus import PrometheusStore
 from railscope.dashboards import build, documents, expressions, rules_files
 from tests.stack.agents import HOSTS, served
 from tests.stack.fleet import SimulatedFleet
 from tests.stack.fleet import served as served_fleet
-from tests.stack.prometheus import prometheus, tool, until
+from tests.stack.prometheus import prometheus, store_at, tool, until
 from tests.stack.stack import lay_out
 from tests.stack.victoria_metrics import victoria_metrics, vmalert
 
@@ -50,7 +50,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
         vmalert(folder, url, RULES),
         prometheus(tmp_path_factory.mktemp("prometheus"), scrapes, RULES) as other,
     ):
-        both = PrometheusStore(Endpoint(url)), PrometheusStore(Endpoint(other))
+        both = (
+            store_at(url),
+            store_at(other),
+        )
         # What vmalert records was found after half a minute as a rule, and after more than one on a busy host.
         for store, name in zip(both, ("VictoriaMetrics", "Prometheus"), strict=True):
             until(partial(recorded, store), f"the recording rules in {name}", 120)
@@ -136,7 +139,7 @@ def test_diagnose_names_the_stopped_rank(tmp_path_factory: pytest.TempPathFactor
             findings = json.loads(done.stdout)["findings"]
             return [(one["cause"], one["ranks"], one["hosts"]) for one in findings]
 
-        store = PrometheusStore(Endpoint(url))
+        store = store_at(url)
         until(lambda: len(store.query("count_over_time(railscope_build_info[1m]) > 5")) == 2, "scrapes of both hosts")
         assert diagnosed() == []
         job.behind = 1
