@@ -126,6 +126,34 @@ def _cost() -> list[AnyPanel]:
             ),
         ),
         timeseries(
+            "CPU of the agents",
+            "CPU time of each agent's own process: the share of one CPU.",
+            "percentunit",
+            query(f"rate(process_cpu_seconds_total{{{HOST}}}[$__rate_interval]) {_AGENTS}", "{{instance}}"),
+        ),
+        timeseries(
+            "Memory of the agents",
+            "Memory of each agent's own process.",
+            "bytes",
+            query(f"process_resident_memory_bytes{{{HOST}}} {_AGENTS}", "{{instance}} resident"),
+            query(f"process_virtual_memory_bytes{{{HOST}}} {_AGENTS}", "{{instance}} virtual"),
+        ),
+        timeseries(
+            "File descriptors of the agents",
+            "File descriptors that each agent has open, over those that it may have.",
+            "percentunit",
+            query(
+                f"process_open_fds{{{HOST}}} / process_max_fds{{{HOST}}} {_AGENTS}",
+                "{{instance}}",
+            ),
+        ),
+        timeseries(
+            "Age of the agents' processes",
+            "Time since the operating system started each agent's process.",
+            "s",
+            query(f"time() - process_start_time_seconds{{{HOST}}} {_AGENTS}", "{{instance}}"),
+        ),
+        timeseries(
             "Time of a source",
             "How long the last run of each source took: the longest of all hosts.",
             "s",

@@ -24,6 +24,7 @@ from railscope.agent.facts.snapshot import (
     LaunchTotal,
     NvlinkFacts,
     OpHistogram,
+    OwnProcessFacts,
     ProbeLevel,
     RailFacts,
     RailLedger,
@@ -113,6 +114,14 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
         version="1.0.0",
         kernel="6.8.0",
         processes_observed=GPUS,
+        own_process=OwnProcessFacts(
+            cpu_seconds=12.5,
+            resident_bytes=44 << 20,
+            virtual_bytes=500 << 20,
+            open_descriptors=60,
+            most_descriptors=1 << 20,
+            start_seconds=1_700_000_000.5,
+        ),
         collectives=tuple(
             CollectiveTotal(op, dtype, str(gpu), 1, 1)
             for op in _OPS

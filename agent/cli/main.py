@@ -237,12 +237,13 @@ def _agent(parsed: Any) -> int:
     config = config_from(parsed)
     set_up_logging(config.log_level, config.log_format)
     # Imported here so that `--help` and errors of the command line answer at once.
+    from railscope.agent.config.keys import ConfigError
     from railscope.agent.config.unmatched import require_processes
     from railscope.agent.node.daemon.daemon import Daemon
     from railscope.agent.node.daemon.warm_up import await_first_readings
     from railscope.exporters.series.families import families
     from railscope.exporters.series.selection import Selection
-    from railscope.exporters.series.text import Format, Renderer
+    from railscope.exporters.series.text import Format, Renderer, write_textfile
     from railscope.probes.clock import SystemClock
 
     # One heap for all threads: each of glibc's own would keep a megabyte.
@@ -257,6 +258,8 @@ def _agent(parsed: Any) -> int:
             print(f"railscope agent: {flag}: {folder} is no folder; name where it is mounted", file=sys.stderr)
             return COULD_NOT_RUN
     require_processes(config.procfs, config.pids)
+    if config.textfile is not None and not config.once:
+        raise ConfigError("--textfile goes with --once: without it the metrics are served, not written")
     clock = SystemClock()
     daemon = Daemon(config, clock, version(), serve=not config.once)
     try:
@@ -266,7 +269,15 @@ def _agent(parsed: Any) -> int:
             daemon.observer.tick()
             snapshot = daemon.observer.snapshot()
             selection = Selection(config.series_detail)
-            sys.stdout.buffer.write(Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS))
+            exposition = Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS)
+            if config.textfile is None:
+                sys.stdout.buffer.write(exposition)
+            else:
+                try:
+                    write_textfile(config.textfile, exposition)
+                except OSError as error:
+                    why = f"--textfile: {config.textfile}: {error.strerror}"
+                    raise ConfigError(f"{why}; name a file in a folder that can be written") from None
             return FINE
         signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
         # To the very end: a second signal ends nothing halfway.

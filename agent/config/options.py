@@ -107,6 +107,8 @@ class Config:
     """Names of those that run."""
     once: bool = False
     once_settle_ns: int = 1_000_000_000
+    textfile: Path | None = None
+    """With `once`: where the metrics go; None: to standard output."""
     config_file: Path | None = None
 
     @property
@@ -232,6 +234,8 @@ OPTIONS: Final = (
           "form of log messages"),
     _text("once_settle_ns", "--once.settle", "", duration_ns("0s", "10m"), "TIME", "1s",
           "with --once: how long to observe before printing"),
+    _text("textfile", "--textfile", "", Path, "FILE", "none",
+          "with --once: write the metrics to this file, *.prom for node_exporter's textfile collector"),
     _text("config_file", "--config.file", "", optional_file, "FILE", "none",
           "configuration file; the command line goes before it"),
 )  # fmt: skip

@@ -311,6 +311,21 @@ class RailFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnProcessFacts:
+    """What the agent's own process takes."""
+
+    cpu_seconds: float
+    """User and system time, of all threads, since it began."""
+    resident_bytes: int
+    virtual_bytes: int
+    open_descriptors: int
+    most_descriptors: int
+    """The soft limit."""
+    start_seconds: float
+    """Since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class CollectorResult:
     """How the last run of one source went."""
 
@@ -451,5 +466,7 @@ class Snapshot:
     started_realtime_ns: int = 0
     """When the agent began; 0: nobody says."""
     processes_observed: int = 0
+    own_process: OwnProcessFacts | None = None
+    """None: nobody reads it."""
     simulated: bool = False
     """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""

@@ -40,6 +40,17 @@ SNAPSHOT_TIMESTAMP: Final = _gauge(
     "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
 )
 PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
+# Of the agent's process, under the names that every Prometheus client gives them.
+PROCESS_CPU: Final = Metric(
+    "process_cpu_seconds_total", "counter", (), "Total user and system CPU time spent in seconds, by the agent."
+)
+PROCESS_RESIDENT: Final = Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the agent in bytes.")
+PROCESS_VIRTUAL: Final = Metric("process_virtual_memory_bytes", "gauge", (), "Virtual memory of the agent in bytes.")
+PROCESS_OPEN_FDS: Final = Metric("process_open_fds", "gauge", (), "Number of file descriptors that the agent has open.")
+PROCESS_MAX_FDS: Final = Metric("process_max_fds", "gauge", (), "Most file descriptors that the agent may have open.")
+PROCESS_START_TIME: Final = Metric(
+    "process_start_time_seconds", "gauge", (), "Start time of the agent's process since the Unix epoch in seconds."
+)
 COLLECTIVE_CALLS: Final = _counter(
     "collective_calls",
     "op dtype gpu",

@@ -125,6 +125,13 @@ def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
         yield Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
     yield Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
     yield Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
+    if (own := snapshot.own_process) is not None:
+        yield Draft(catalogue.PROCESS_CPU, [((), own.cpu_seconds)])
+        yield Draft(catalogue.PROCESS_RESIDENT, [((), own.resident_bytes)])
+        yield Draft(catalogue.PROCESS_VIRTUAL, [((), own.virtual_bytes)])
+        yield Draft(catalogue.PROCESS_OPEN_FDS, [((), own.open_descriptors)])
+        yield Draft(catalogue.PROCESS_MAX_FDS, [((), own.most_descriptors)])
+        yield Draft(catalogue.PROCESS_START_TIME, [((), own.start_seconds)])
 
 
 def _collectives(snapshot: Snapshot) -> Iterator[Draft]:

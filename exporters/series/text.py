@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.snapshot import Exemplar
@@ -26,6 +28,22 @@ UNITS: Final = ("bytes_per_second", "seconds", "bytes", "ratio")
 """Units that a metric's name can end in; the first that matches holds."""
 
 LINES_PER_CHUNK: Final = 500
+
+
+def write_textfile(path: Path, exposition: bytes) -> None:
+    """Write an exposition for node_exporter's textfile collector, which reads `*.prom` at any moment: all or nothing.
+
+    Raises:
+        OSError: the folder is missing or cannot be written; what the file held stays.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(exposition)
+        partial.chmod(0o644)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class Format(Enum):

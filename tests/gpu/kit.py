@@ -34,7 +34,7 @@ KIT: Final = REPOSITORY / ".gpu"
 MOST_BYTES: Final = 40 << 20
 PYTHON_VERSION: Final = "3.12"
 """Of the machines that are lent."""
-WHEELS: Final = ("bcrypt", "capstone", "pyelftools", "pyroute2")
+WHEELS: Final = ("bcrypt", "capstone", "pyelftools")
 """Of the agent's dependencies (pyproject.toml) those that a machine with PyTorch lacks."""
 PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 DEBS: Final = ("libbpf1", "libelf1", "zlib1g", "iproute2", "libmnl0", "libbsd0", "libmd0", "libcap2", "libxtables12")

@@ -22,6 +22,7 @@ from railscope.agent.facts.snapshot import (
     NvlinkFacts,
     OpHistogram,
     OpTotal,
+    OwnProcessFacts,
     PeerTotal,
     ProbeLevel,
     RailFacts,
@@ -202,6 +203,14 @@ def full_snapshot() -> Snapshot:
         series_dropped={"communicator_limit": 0},
         overhead_seconds={"all_reduce": 0.0625},
         processes_observed=3,
+        own_process=OwnProcessFacts(
+            cpu_seconds=12.5,
+            resident_bytes=44 << 20,
+            virtual_bytes=500 << 20,
+            open_descriptors=60,
+            most_descriptors=1 << 20,
+            start_seconds=1_700_000_000.5,
+        ),
         simulated=True,
     )
 

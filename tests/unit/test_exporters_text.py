@@ -6,20 +6,21 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+from prometheus_client.registry import Collector
 
 from railscope.agent.facts.snapshot import Histogram
+from railscope.exporters.series.collector import client_metrics
 from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family, Kind, LabelValues, Metric
 from railscope.exporters.series.text import LINES_PER_CHUNK, Format, Renderer
@@ -145,34 +146,14 @@ def test_prometheus_clients_own_renderer_says_the_same(shown: list[Family], form
     assert metadata(ours) == metadata(reference)
 
 
-class Reference:
+class Reference(Collector):
     """Gives our families to prometheus-client."""
 
     def __init__(self, shown: list[Family]) -> None:
         self._shown = shown
 
-    def collect(self) -> Iterator[Any]:
-        for one in self._shown:
-            metric = one.metric
-            name = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
-            unit = next((u for u in ("bytes_per_second", "seconds", "bytes", "ratio") if name.endswith(f"_{u}")), "")
-            kind = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
-            theirs = kind[metric.kind](name, metric.help, unit=unit)
-            for values, value in one.samples:
-                theirs.add_sample(metric.name, present(one, values), value)
-            for values, histogram in one.histograms:
-                buckets = zip((*map(repr, histogram.bounds), "+Inf"), accumulate(histogram.counts), strict=True)
-                labels = present(one, values)
-                for bound, number in buckets:
-                    theirs.add_sample(f"{name}_bucket", {**labels, "le": bound}, number)
-                if histogram.sum is not None:
-                    theirs.add_sample(f"{name}_count", labels, sum(histogram.counts))
-                    theirs.add_sample(f"{name}_sum", labels, histogram.sum)
-            yield theirs
-
-
-def present(one: Family, values: LabelValues) -> dict[str, str]:
-    return {label: text for label, text in zip(one.labels, values, strict=True) if text is not None}
+    def collect(self) -> Iterator[ClientMetric]:
+        return client_metrics(self._shown)
 
 
 def metadata(text: bytes) -> list[str]:

@@ -28,6 +28,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.daemon.observer import MOST_ENDED, Observer
+from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.ring_pace import UNUSED_NS
 from railscope.agent.node.daemon.service_manager import notify
@@ -143,6 +144,7 @@ class Daemon:
             control=control,
             recorder=self._recorder,
             stall_tables=self._internals,
+            own_process=OwnProcess() if serve else None,
             most_ended=most_ended,
         )
         self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)

@@ -25,6 +25,7 @@ from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
@@ -65,16 +66,19 @@ class Observer:
         control: LevelControl | None = None,
         recorder: FlightRecorder | None = None,
         stall_tables: InFlightTables | None = None,
+        own_process: OwnProcess | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`programs` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
         `completion` None: calls are counted, and nothing below them is seen.  `control` None: its level stays.
         `recorder` None: nothing is kept for recordings.  `stall_tables` None: operations in flight are not seen.
+        `own_process` None: what the agent itself takes is not told.
         """
         self._completion = completion
         self._control = control
         self._most_ended = most_ended
+        self._own_process = own_process
         self._config = config
         self._programs = programs
         self._clock = clock
@@ -432,6 +436,7 @@ class Observer:
                 kernel=platform.release(),
                 processes_observed=sum(process.ended_ns is None for process in self._processes.values()),
                 simulated=self.simulated,
+                own_process=self._own_process.read() if self._own_process is not None else None,
             )
             results: tuple[CollectorResult, ...] = ()
             if self._programs is None:
