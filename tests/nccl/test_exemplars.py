@@ -52,7 +52,7 @@ def test_an_exemplar_leads_to_its_operation_in_the_recording_and_in_the_trace(
     one = read_recording(file)
     buckets = [
         sample
-        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        for family in text_string_to_metric_families(text)
         if family.name == DURATION
         for sample in family.samples
         if sample.name == f"{DURATION}_bucket"

@@ -1,4 +1,4 @@
-"""Row 7: what a job's communication is made of, with the numbers of the worked example and of other kinds of jobs."""
+"""Composition: what the communication of a job is made of, with the worked example's numbers and of other kinds of jobs."""
 
 from __future__ import annotations
 

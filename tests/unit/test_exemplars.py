@@ -117,7 +117,7 @@ def family() -> Family:
 
 def test_openmetrics_has_exemplars_that_prometheus_client_reads() -> None:
     text = Renderer().render([family()], Format.OPENMETRICS).decode()
-    (read,) = parse_openmetrics(text)  # type: ignore[no-untyped-call]
+    (read,) = parse_openmetrics(text)
     found = {float(sample.labels["le"]): sample.exemplar for sample in read.samples if sample.exemplar}
     assert len(found) == 3
     one = found[DURATION_BOUNDS[3]]

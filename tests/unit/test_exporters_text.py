@@ -133,7 +133,7 @@ def test_what_we_write_reads_back_as_the_same_samples(shown: list[Family], forma
 def test_prometheus_clients_own_renderer_says_the_same(shown: list[Family], format: Format) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Reference(shown))
-    reference = generate_latest(registry) if format is Format.PROMETHEUS else generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    reference = generate_latest(registry) if format is Format.PROMETHEUS else generate_openmetrics(registry)
     ours = Renderer().render(shown, format)
     theirs = parsed(reference, format)
     if format is Format.PROMETHEUS:

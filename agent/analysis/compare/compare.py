@@ -1,4 +1,4 @@
-"""Two recordings, or a recording and an estimate, figure by figure (rows 15 and 17; paper B: TCP against RoCE).
+"""Two recordings, or a recording and an estimate, figure by figure (comparison; paper B: TCP against RoCE).
 
 Both sides make the same figures; a figure that one side lacks stays with the other's value.  Counts and bytes are of
 one iteration, so that recordings of different length can be held against each other.  Figures that vary from iteration

@@ -1,4 +1,4 @@
-"""A recording held against the model: how well it predicts what was measured (row 17).
+"""A recording held against the model: how well it predicts what was measured (accuracy of the model).
 
 | Figure            | Measured (A)                                               | Predicted (B)               |
 |-------------------|------------------------------------------------------------|-----------------------------|

@@ -23,7 +23,7 @@ Fact = TypeVar("Fact")
 
 @dataclass(frozen=True, slots=True)
 class PairTraffic:
-    """What one GPU sent to another (row 3)."""
+    """What one GPU sent to another (bytes by GPU pair)."""
 
     source: int
     destination: int
@@ -32,7 +32,7 @@ class PairTraffic:
 
 @dataclass(frozen=True, slots=True)
 class SizeUse:
-    """All calls of one operation with one size (row 2)."""
+    """All calls of one operation with one size (transfer sizes)."""
 
     op: str
     bytes: int

@@ -23,7 +23,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class OpUse:
-    """All calls of one operation and data type (row 1)."""
+    """All calls of one operation and data type (operations)."""
 
     op: str
     dtype: str
@@ -33,7 +33,7 @@ class OpUse:
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """What one rank of a communicator sends to another by Send (row 7: a pipeline's neighbours)."""
+    """What one rank of a communicator sends to another by Send (composition: a pipeline's neighbours)."""
 
     source: int | None
     """GPU; None: this rank was not recorded."""
@@ -44,7 +44,7 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorUse:
-    """One communicator, all its recorded ranks together (rows 1, 7)."""
+    """One communicator, all its recorded ranks together (operations, composition)."""
 
     comm: str
     nranks: int | None
@@ -62,7 +62,7 @@ class CommunicatorUse:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Who sent how much to whom (rows 3, 4, 5)."""
+    """Who sent how much to whom (bytes by GPU pair, sparsity, traffic between servers, rails and leaves)."""
 
     gpus: int
     """Number of GPUs that the pairs are among."""
@@ -87,7 +87,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class LatencyRow:
-    """How long operations of one kind took (row 6)."""
+    """How long operations of one kind took (latency)."""
 
     op: str
     payload_bytes: int | None
@@ -105,7 +105,7 @@ class LatencyRow:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One operation that took far longer than its like, or a stall (row 6)."""
+    """One operation that took far longer than its like, or a stall (latency)."""
 
     time_seconds: float
     """Since 1970."""
@@ -121,7 +121,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Rows 6."""
+    """Latency."""
 
     rows: tuple[LatencyRow, ...]
     anomalies: tuple[Anomaly, ...]
@@ -131,7 +131,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one kind of parallelism sent (row 7), all its communicators and recorded ranks together."""
+    """What one kind of parallelism sent (composition), all its communicators and recorded ranks together."""
 
     role: str
     """As in `CommunicatorUse`."""
@@ -162,7 +162,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class RankUse:
-    """What one GPU called for one kind of parallelism (row 7, rank by rank as paper B's table 3)."""
+    """What one GPU called for one kind of parallelism (composition, rank by rank as paper B's table 3)."""
 
     gpu: int
     role: str
@@ -174,7 +174,7 @@ class RankUse:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Row 7."""
+    """Composition."""
 
     roles: tuple[Role, ...]
     parallelism: Parallelism | None
@@ -184,7 +184,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class NonUniformity:
-    """How unequal the pairs of an iteration's all-to-all are (row 10), from wire bytes of all pairs of its groups."""
+    """All-to-all non-uniformity of an iteration, from wire bytes of all pairs of its groups."""
 
     max_minus_min_bytes: int
     max_over_min: float | None
@@ -196,7 +196,7 @@ class NonUniformity:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of the job (rows 9–12)."""
+    """One iteration of the job (regularity, all-to-all non-uniformity, communication ratio, non-overlapped ratio)."""
 
     start: float
     """Seconds since 1970."""
@@ -221,7 +221,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Regularity:
-    """How regular the job is (row 9)."""
+    """How regular the job is."""
 
     period_seconds: float
     """Median over iterations."""
@@ -244,7 +244,7 @@ class Regularity:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthRow:
-    """Effective bandwidth by operation and size (row 13)."""
+    """Effective bandwidth by operation and size (bandwidth utilisation)."""
 
     op: str
     payload_bytes: int
@@ -260,7 +260,7 @@ class BandwidthRow:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """One of several runs (row 14)."""
+    """One of several runs (scaling factor)."""
 
     name: str
     gpus: int
@@ -277,7 +277,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class RailUse:
-    """What one rail's port counted (row 5)."""
+    """What one rail's port counted (traffic between servers, rails and leaves)."""
 
     server: str
     rail: str
@@ -303,7 +303,7 @@ class RailUse:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveUse:
-    """What one GPU's receives did (row 16)."""
+    """What one GPU's receives did."""
 
     gpu: int
     active_seconds: float

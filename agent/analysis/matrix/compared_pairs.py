@@ -1,4 +1,4 @@
-"""Pairs of GPUs with what was observed and what was predicted, as columns of numbers: there may be millions (row 8)."""
+"""Pairs of GPUs as observed and as predicted, as columns of numbers: there may be millions (predicted matrix)."""
 
 from __future__ import annotations
 

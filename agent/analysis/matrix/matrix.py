@@ -1,4 +1,4 @@
-"""Which GPU pairs talked, beside those that the model expects (rows 3 and 8; paper B compares the two by eye).
+"""Which GPU pairs talked, beside those that the model expects (predicted matrix; paper B compares the two by eye).
 
 The model's ranks are the ranks of the job.  A recorded GPU is the rank that the launcher said, if it said it of all;
 else GPU k is rank k, which needs that all of the job was recorded.  Of a job that was recorded in part only the pairs
@@ -7,7 +7,7 @@ among recorded GPUs are compared.
 The model's bytes are of one iteration; they are multiplied by the number of iterations in the recording, so that whole
 bytes are compared with whole bytes (`iteration_count`).  Where that number is not known, only the pairs are compared.
 
-Accuracy is 1 − |predicted − observed| / observed (row 17) of the bytes of all pairs together; by pairs it is
+Accuracy is 1 − |predicted − observed| / observed of the bytes of all pairs together; by pairs it is
 1 − Σ|predicted − observed| / Σ observed, which does not let too much here make up for too little there.
 """
 

@@ -1,9 +1,10 @@
 """What a job's communication is made of: tensor, pipeline, data and expert parallelism, embedding synchronisation.
 
-Row 7, paper B's table 3.  Each communicator is of one kind (`groups` says how that shows), and all its calls count for
-it.  Calls are NCCL calls as they were recorded, over the whole recording: divide by its iterations for the table's
-figures.  Payload is that of `calls` (count × size of the data type, with NCCL's meaning of count); a Recv is a call,
-and its bytes count where they are sent, so that 8 Sends and 8 Receives of 125 MiB are 16 calls and 1,000 MiB.
+The measurement composition, paper B's table 3.  Each communicator is of one kind (`groups` says how that shows), and
+all its calls count for it.  Calls are NCCL calls as they were recorded, over the whole recording: divide by its
+iterations for the table's figures.  Payload is that of `calls` (count × size of the data type, with NCCL's meaning of
+count); a Recv is a call, and its bytes count where they are sent, so that 8 Sends and 8 Receives of 125 MiB are 16
+calls and 1,000 MiB.
 
 A rank takes part in a kind if it made a call for it; embeddings, for instance, are synchronised by the first and the
 last stage only, and the average is theirs.

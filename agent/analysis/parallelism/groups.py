@@ -1,4 +1,4 @@
-"""Which communicators are which kind of parallelism, and what (p, t, d) the job has: row 7, without hints.
+"""Which communicators are which kind of parallelism, and what (p, t, d) the job has: composition, without hints.
 
 What is looked at, in this order:
 

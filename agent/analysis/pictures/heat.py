@@ -1,4 +1,4 @@
-"""The heat map of GPU pairs: who sent how much to whom, one square a pair (row 3).
+"""The heat map of GPU pairs: who sent how much to whom, one square a pair (bytes by GPU pair).
 
 Rows send and columns receive.  Colours go by the logarithm of bytes: what a tensor-parallel pair exchanges is a
 thousand times what an embedding's pair does, and both are to be seen.  A pair that did not talk has no colour.

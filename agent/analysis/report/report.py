@@ -95,7 +95,7 @@ def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Rep
 
 
 def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
-    """The report of the first folder, with the scaling of all of them: each is a run of its own (row 14).
+    """The report of the first folder, with the scaling of all of them: each is a run of its own (scaling factor).
 
     Raises: as `make_report`.
     """

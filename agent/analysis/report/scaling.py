@@ -1,4 +1,4 @@
-"""How well a job scales over several runs (row 14; paper B: (throughput of n / n) / throughput of the base).
+"""How well a job scales over several runs (scaling factor; paper B: (throughput of n / n) / throughput of the base).
 
 Throughput is work done a second, and how much work an iteration is depends on how the run was set up:
 

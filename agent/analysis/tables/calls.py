@@ -3,7 +3,8 @@
 Calls of one end of a communicator with the same operation, data type and root or peer are of one *kind*; of each kind
 there is a row for every payload, with its number of calls.  A training job repeats itself, so millions of calls make a
 few hundred rows; a job whose every message has another size makes as many as it has calls, and still few kinds: what
-does not need single sizes goes by kinds.  What the figures of rows 1 to 5 and 7 need is in them, and nothing of time.
+does not need single sizes goes by kinds.  What the measurements of calls, bytes and composition need is in them, and
+nothing of time.
 """
 
 from __future__ import annotations

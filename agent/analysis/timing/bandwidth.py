@@ -1,4 +1,4 @@
-"""How fast operations are, by operation and size, and how much of the links they use (row 13; paper B).
+"""How fast operations are, by operation and size, and how much of the links they use (bandwidth utilisation; paper B).
 
 The figures are nccl-tests' (doc/PERFORMANCE.md), of operations whose times were recorded:
 
@@ -13,7 +13,7 @@ The figures are nccl-tests' (doc/PERFORMANCE.md), of operations whose times were
 
 Each figure is the median over operations of one size, or of like sizes (`size_classes`).  Times of the GPU's kernels
 are taken before those of CUDA events, and these before those of NCCL's network threads.  A Recv's duration contains its
-waiting for the sender (row 16).
+waiting for the sender (receives).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The iterations of a job, without hints (row 9; paper B: on-off regularity and recurrence).
+"""The iterations of a job, without hints (regularity; paper B: on-off regularity and recurrence).
 
 The calls of one GPU, the one that makes most, are cut where they repeat (`repetition`).  An iteration is known once the
 next one has begun: calls before the first and from the last start on are in none.

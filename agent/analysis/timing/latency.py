@@ -1,4 +1,4 @@
-"""How long operations take, and which took far longer than their like (row 6; paper A: microseconds against seconds).
+"""How long operations take, and which took far longer than their like (latency; paper A: microseconds against seconds).
 
 A duration is from begin to end of a recorded operation; what begins and ends is said by its source: NCCL's network
 threads (`proxy`), events of the GPU (`cuda`) or a trace's kernels (`kernel`).  Quantiles are interpolated linearly

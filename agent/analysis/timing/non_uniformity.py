@@ -1,4 +1,4 @@
-"""How unequal the pairs of an all-to-all are, iteration by iteration (row 10; paper B, section on mixtures of experts).
+"""All-to-all non-uniformity, iteration by iteration (paper B, section on mixtures of experts).
 
 An iteration's volume of a pair is what one rank of an all-to-all group sent to another in it, all calls together; what
 a rank keeps for itself is not sent.  Of all pairs of all groups of the iteration:

@@ -1,4 +1,4 @@
-"""How long a job communicates, and how much of it while nothing is computed (rows 11 and 12; paper B).
+"""The communication ratio of a job, and its non-overlapped ratio: communication while nothing is computed (paper B).
 
 - communication time: the union of the intervals of an iteration's operations on one GPU; several at a time count once.
 - communication ratio: communication time / length of the iteration.

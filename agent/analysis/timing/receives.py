@@ -1,4 +1,4 @@
-"""What receives do: transfer, or wait for the sender (row 16; paper B: active and idle part of pipeline receives).
+"""What receives do: transfer, or wait for the sender (receives; paper B: active and idle part of pipeline receives).
 
 A Recv begins when the GPU is ready for the data and ends when it has them.  Part of that is transfer; how long that
 takes is learned from the fastest receives of the same size, or of like sizes (`size_classes`): the 5th percentile of

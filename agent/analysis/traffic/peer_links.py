@@ -1,4 +1,4 @@
-"""Who sends to whom by Send and Recv, communicator by communicator: the links of pipelines (row 7, paper B's table 3).
+"""Who sends to whom by Send and Recv, communicator by communicator: the links of pipelines (paper B's table 3).
 
 A message is known from its Send, its Recv, or both: of the two ends the one that recorded more counts.  A PutSignal has
 no call at its other end.  Exchanges of all with all have no links here: their pairs are in the matrix.

@@ -1,4 +1,4 @@
-"""What the rails' ports counted (row 5): the third notion of bytes, beside payload and wire bytes.
+"""What the rails' ports counted: the third notion of bytes, beside payload and wire bytes.
 
 Port bytes are what a NIC itself says that it sent and received, headers, retransmissions and everybody else's traffic
 included.  They are readings of running totals; where a total falls, the device began anew, and what it shows then is

@@ -1,4 +1,4 @@
-"""How large calls are (row 2; paper A's request-size distribution, paper B's message sizes).
+"""How large calls are (transfer sizes; paper A's request-size distribution, paper B's message sizes).
 
 The table is exact: every size that occurred, with its number of calls.  The cumulative distribution (CDF) of a size is
 the part of calls that are at most so large.

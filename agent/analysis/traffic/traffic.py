@@ -1,4 +1,4 @@
-"""Which GPU sent how much to which (rows 3, 4 and 5; both papers' heat maps and sparsity).
+"""Which GPU sent how much to which (both papers' heat maps, sparsity and traffic between servers).
 
 Wire bytes follow from the calls and from who is in the communicator; nothing was measured on links.  A collective is
 one operation of the whole communicator, of which every rank's own call says what that rank sends, so that nothing is
