@@ -1,4 +1,4 @@
-"""Composition: what the communication of a job is made of, with the worked example's numbers and of other kinds of jobs."""
+"""Composition: what the communication of a job is made of, with the numbers of a worked example and of other jobs."""
 
 from __future__ import annotations
 
