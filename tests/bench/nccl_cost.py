@@ -8,7 +8,7 @@ which on two cores makes the kernel's grace periods, and so every detaching, tak
 
 Observers are measured once they have come to rest: an agent that has just come reads what there is, on cores that are
 all busy, one that chooses its level first tries more, and takes it back within seconds, and all is done more often
-until it has been as it is for a while (agent/node/daemon/tick_pace.py).  A job of weeks pays for none of that.
+until it has been as it is for a while (agent/node/daemon/schedule.py).  A job of weeks pays for none of that.
 
 For level counts and for the default, which have an aim, that does not decide: the bare rate wanders by percents while a
 whole agent comes, rests and goes.  So the agent observes one of two jobs alike, which take turns of seconds
@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.node.daemon.tick_pace import CALM_NS, FOLLOWED_NS, STEADY_NS
+from railscope.agent.node.daemon.schedule import CALM_NS, FOLLOWED_NS, STEADY_NS
 from railscope.agent.node.overhead.governor import name_of
 from railscope.probes.elf import Elf
 from railscope.probes.nccl.internal_functions import Level

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.node.daemon.tick_pace import CALM_NS
+from railscope.agent.node.daemon.schedule import CALM_NS
 from tests.bench.many_communicators import pause, resume
 
 _TURN_SECONDS: Final = CALM_NS / 1e9

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.node.daemon.tick_pace import CALM_NS
+from railscope.agent.node.daemon.schedule import CALM_NS
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.bench.counted_job import share_cores

@@ -3,7 +3,7 @@
 The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
 link events.  Between them it drains the rings of events, looks whether operations stall, scans all processes now and
 then (what the stream of mappings may have lost), and once a second relates collectives to port bytes: more seldom
-where all is as it was (agent/node/daemon/tick_pace.py).  All of that is done more seldom while there is no
+where all is as it was (agent/node/daemon/schedule.py).  All of that is done more seldom while there is no
 communicator, which a lifecycle event ends at once.  Rails are sampled by a thread of their own
 (agent/node/sampling/sampler.py), requests are answered by others (exporters/web/http.py).
 """
@@ -30,14 +30,12 @@ from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.daemon.observer import MOST_ENDED, Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.ring_drain import RingDrain
-from railscope.agent.node.daemon.ring_pace import UNUSED_NS
+from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
 from railscope.agent.node.daemon.service_manager import notify
-from railscope.agent.node.daemon.tick_pace import BRISK_NS, CALM_NS, Pace
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
-from railscope.agent.node.stalls.watchdog import LOOK_NS, REST_NS
 from railscope.agent.recording.format import RecordedStall, Recording
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
@@ -57,10 +55,6 @@ from railscope.probes.ring_wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 
-_TOGETHER_NS: Final = 25_000_000
-"""What is due within this moment may be done at one waking: each costs as much as much of what it is for."""
-_SHIFT: Final = 1 / 4
-"""Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -98,17 +92,8 @@ class Daemon:
         self._ended: list[tuple[ProcessIdentity, int | None]] = []
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
-        self._next_tick_ns = self._next_drain_ns = self._next_scan_ns = self._next_look_ns = 0
-        self._looked_ns = self._beat_ns
         self._shown = shown
-        self._least_look_ns = LOOK_NS if shown else REST_NS
-        self._used = False
-        """Whether there was a communicator after the last turn."""
-        self._pace = Pace(self._beat_ns)
-        self._calm = False
-        """Whether the next tick has time."""
-        self._ticked_ns = self._beat_ns
-        self._streams = False
+        self._schedule = Schedule(self._beat_ns, scan_interval_ns=config.scan_interval_ns, shown=shown)
         self._mmap_events: MmapEvents | None = None
         self._ring_wakeups: RingWakeups | None = None
         self._server: MetricsServer | None = None
@@ -197,7 +182,7 @@ class Daemon:
         )
 
     def _snapshot(self) -> Snapshot:
-        self._pace.asked(self._clock.monotonic_ns())
+        self._schedule.asked(self._clock.monotonic_ns())
         return replace(self.observer.snapshot(), recordings=self.recordings.counts())
 
     @property
@@ -261,8 +246,7 @@ class Daemon:
 
         `tell_calls`: log at the end how many calls were counted; not for who takes what came since, and tells of that.
         """
-        self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._clock.monotonic_ns()
-        self._next_scan_ns = self._next_tick_ns + self._config.scan_interval_ns
+        self._schedule.begin(self._clock.monotonic_ns())
         while not self._stopping:
             try:
                 self._turn()
@@ -301,19 +285,9 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""
-        # A tick and a look wait for each other, and a look that has time goes with the next tick.  Rings are read at
-        # about their time, and before each look, which is based on what they tell.  Ticks never come early: what is
-        # done once in a period relies on its length.
-        tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
-        if abs(tick_ns - look_ns) <= _TOGETHER_NS:
-            tick_ns = look_ns = max(tick_ns, look_ns)
-        elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
-            look_ns = tick_ns
-        drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
-        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - self._rings.drained_ns):
-            drain_ns = others_ns
-        drain_ns = min(drain_ns, look_ns)
-        next_ns = min(drain_ns, tick_ns, self._next_scan_ns)
+        schedule = self._schedule
+        plan = schedule.plan(self._rings.drained_ns)
+        next_ns = plan.wake_ns
         if self.recordings.due_ns is not None:
             next_ns = min(next_ns, self.recordings.due_ns)
         for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
@@ -322,55 +296,43 @@ class Daemon:
         now_ns = self._beat_ns = self._clock.monotonic_ns()
         ended, self._ended = self._ended, []
         if ended:  # what they were called for last
-            self._next_drain_ns = now_ns + self._drain()
+            schedule.drained(now_ns, self._drain())
         for identity, status in ended:
             self.observer.process_gone(identity, status)
             self._look_soon()
-        if now_ns >= drain_ns:
-            self._next_drain_ns = now_ns + self._drain()
-        if now_ns >= look_ns:
-            self._looked_ns = now_ns
-            pause_ns = max(self._least_look_ns, self.observer.look_for_stalls())
-            self._next_look_ns = now_ns + (pause_ns if self._used else UNUSED_NS)
-            if (unsettled := self.observer.unsettled) is not None:
-                self._pace.disturb(now_ns, unsettled)
-        calm = self._used and not self._streams and self._pace.calm(now_ns)
-        if self._calm and not calm:
-            _log.debug("a tick a second: %s", self._pace.why)
-            self._calm = False
-            self._next_tick_ns = tick_ns = min(tick_ns, max(now_ns, self._ticked_ns + BRISK_NS))
-        if now_ns >= tick_ns:
-            # Whatever goes wrong in it: the next one comes in its time.
-            self._ticked_ns = now_ns
-            self._next_tick_ns = now_ns + (BRISK_NS if self._used else UNUSED_NS)
-            for events in self.observer.tick(relate=self._shown, calm=calm):
-                self._unpoll(events)
-            if self._feed is not None:
-                self._feed.tick()
-            if (unsettled := self.observer.unsettled) is not None:
-                self._pace.disturb(now_ns, unsettled)
-            elif calm:
-                if not self._calm:
-                    _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
-                self._calm = True
-                self._next_tick_ns = now_ns + CALM_NS
-        if now_ns >= self._next_scan_ns:
-            self._next_scan_ns = now_ns + self._config.scan_interval_ns
+        if now_ns >= plan.drain_ns:
+            schedule.drained(now_ns, self._drain())
+        if now_ns >= plan.look_ns:
+            schedule.looked(now_ns, self.observer.look_for_stalls(), self.observer.unsettled)
+        rested = schedule.resting
+        if schedule.tick_is_due(now_ns, plan):
+            self._tick(now_ns)
+        if schedule.resting != rested:
+            self._say_pace()
+        if now_ns >= plan.scan_ns:
+            schedule.scan_begins(now_ns)
             self.observer.scan()
             spent_ns = self._clock.monotonic_ns() - now_ns
-            # A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below
-            # a fifth of that where mappings are heard of anyhow, and nobody waits for what a scan would mend.
-            share = 100 if self._shown or self._mmap_events is None else 500
-            self._next_scan_ns = now_ns + max(self._config.scan_interval_ns, share * spent_ns)
+            schedule.scanned(now_ns, spent_ns, mappings_heard=self._mmap_events is not None)
         if self._feed is not None:
             self._feed.look_at_rails()
         self.recordings.turn()
-        used = self.observer.in_use
-        if used != self._used:
-            self._used = used
-            if used:  # from now on rings fill, and operations may stall
-                self._next_tick_ns = now_ns
-            self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
+        schedule.use(now_ns, used=self.observer.in_use)
+
+    def _say_pace(self) -> None:
+        if self._schedule.resting:
+            _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
+        else:
+            _log.debug("a tick a second: %s", self._schedule.why)
+
+    def _tick(self, now_ns: int) -> None:
+        """Do what is done once a second, or every few where all is as it was."""
+        calm = self._schedule.tick_begins(now_ns)
+        for events in self.observer.tick(relate=self._shown, calm=calm):
+            self._unpoll(events)
+        if self._feed is not None:
+            self._feed.tick()
+        self._schedule.tick_ended(now_ns, self.observer.unsettled)
 
     def stop(self) -> None:
         """End `run`; safe from signal handlers and other threads."""
@@ -394,7 +356,7 @@ class Daemon:
             RuntimeError: the flight recorder is switched off.
         """
         self._recording_feed().stream_to(stream, period_ns)
-        self._streams = True
+        self._schedule.streams = True
 
     def give_rest(self, stream: Stream) -> None:
         """Give a stream what it was not given yet; call when the loop has ended.
@@ -442,11 +404,7 @@ class Daemon:
     def _hear_rings(self) -> None:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
-            self._next_drain_ns = self._rings.drained_ns  # long past: not to be put off to what is due soon
-            self._disturb("a ring fills faster")
-
-    def _disturb(self, what: str) -> None:
-        self._pace.disturb(self._clock.monotonic_ns(), what)
+            self._schedule.drain_at_once(self._clock.monotonic_ns(), self._rings.drained_ns)
 
     def _take_lifecycle(self) -> None:
         self.observer.take_lifecycle()
@@ -454,8 +412,7 @@ class Daemon:
 
     def _look_soon(self) -> None:
         """Something came or went that the last look for stalls did not foresee."""
-        self._disturb("a communicator or process has come or gone")
-        self._next_look_ns = min(self._next_look_ns, self._clock.monotonic_ns() + self._least_look_ns)
+        self._schedule.look_soon(self._clock.monotonic_ns())
 
     def _take_mappings(self) -> None:
         if self._mmap_events is not None:
@@ -468,7 +425,7 @@ class Daemon:
 
     def _drain(self) -> int:
         """Make room in the rings of events; returns when to come again, ns."""
-        return self._rings.drain(used=self._used)
+        return self._rings.drain(used=self._schedule.used)
 
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
@@ -497,7 +454,7 @@ class Daemon:
 
     def _take_link_events(self, events: LinkEvents) -> None:
         self.observer.take_link_events(events)
-        self._disturb("a link has changed")
+        self._schedule.disturb(self._clock.monotonic_ns(), "a link has changed")
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())

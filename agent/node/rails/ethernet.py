@@ -2,7 +2,7 @@
 
 Three sources in every network namespace that observed processes live in: ethtool's statistics, queueing disciplines,
 and TCP connections of the observed processes.  Each is read once a second, or every two where the agent takes its time
-(agent/node/daemon/tick_pace.py); in a namespace without such processes, every five.  It is opened inside the namespace
+(agent/node/daemon/schedule.py); in a namespace without such processes, every five.  It is opened inside the namespace
 when it is first read, and opened anew after trouble; one that fails shows in its own result and nowhere else.
 
 A namespace is opened with its first process and closed with its last, since an open socket keeps it alive; what its

@@ -1,0 +1,206 @@
+"""What the loop does when: reading rings, looking for stalls, ticks, scans of processes.
+
+A tick (relating bytes, judging what probes cost, reading drivers, queues and connections) takes most of the agent's
+time.  A job that has run alike for ten seconds will as a rule do so for the next four, and where its threads keep every
+core busy it loses the agent's time and more: then ticks rest.  Operations that stall are looked for without being told,
+as often as ever, and so are byte counters.
+
+What ends the rest: a communicator, process or link that comes or goes, a ring that fills much faster, a rank that is
+suspected, a probe budget that is used up, bytes whose moments do not settle, and somebody who asks every two seconds.
+
+Each waking costs as much as much of what it is for, so that what is due at about one moment is done at one waking.
+
+No clock, no probes and no descriptors in here: moments come in, in ns of one monotonic clock, and go out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.agent.node.daemon.ring_pace import UNUSED_NS
+from railscope.agent.node.stalls.watchdog import LOOK_NS, REST_NS
+
+_TOGETHER_NS: Final = 25_000_000
+"""What is due within this moment may be done at one waking."""
+_SHIFT: Final = 1 / 4
+"""Of the pause between two readings of the rings: by so much they may come earlier or later for that."""
+_SCAN_SHARE: Final = 100
+_SCAN_SHARE_UNHURRIED: Final = 500
+"""A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below a fifth of
+that where mappings are heard of anyhow, and nobody waits for what a scan would mend."""
+BRISK_NS: Final = 1_000_000_000
+CALM_NS: Final = 4_000_000_000
+STEADY_NS: Final = 10_000_000_000
+"""Nothing has changed for so long where all is calm."""
+FOLLOWED_NS: Final = 4_500_000_000
+"""Whoever asks so many times within this time follows what happens: not two Prometheus servers that scrape every five
+seconds or more seldom, one right after the other."""
+_ASKED: Final = 3
+
+
+class Pace:
+    """Not thread-safe but for `asked`, which whoever asks calls from a thread of its own."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._disturbed_ns = self._followed_ns = now_ns
+        self._asked_ns: deque[int] = deque(maxlen=_ASKED)
+        self.why = "the agent has just come"
+        """What was not as it was, last, in words for the log."""
+
+    def disturb(self, now_ns: int, what: str) -> None:
+        """Something is not as it was."""
+        self._disturbed_ns = now_ns
+        self.why = what
+
+    def asked(self, now_ns: int) -> None:
+        """Somebody was shown what is known."""
+        self._asked_ns.append(now_ns)
+        if len(self._asked_ns) == _ASKED and now_ns - self._asked_ns[0] <= FOLLOWED_NS:
+            self._followed_ns = now_ns
+            self.why = "somebody asks again and again"
+
+    def calm(self, now_ns: int) -> bool:
+        """Whether all has been as it was for long enough, and nobody follows it."""
+        return now_ns - max(self._disturbed_ns, self._followed_ns) >= STEADY_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When each thing is due, as it looks before the loop waits."""
+
+    drain_ns: int
+    look_ns: int
+    tick_ns: int
+    scan_ns: int
+
+    @property
+    def wake_ns(self) -> int:
+        """When the first of them is due: a look is never before its rings are read."""
+        return min(self.drain_ns, self.tick_ns, self.scan_ns)
+
+
+class Schedule:
+    """For the loop's thread only, but for `asked`.
+
+    `used`: there is a communicator.  `resting`: ticks take their time.
+    """
+
+    def __init__(self, now_ns: int, *, scan_interval_ns: int, shown: bool = True) -> None:
+        """Args:
+        now_ns: when the agent comes.
+        scan_interval_ns: least pause between two scans of all processes.
+        shown: somebody waits for what is found out; else looks for stalls come once a second.
+        """
+        self.used = False
+        self.resting = False
+        self.streams = False
+        """What is recorded goes on to somebody at once: ticks never rest."""
+        self._shown = shown
+        self._scan_interval_ns = scan_interval_ns
+        self._least_look_ns = LOOK_NS if shown else REST_NS
+        self._pace = Pace(now_ns)
+        self._calm = False
+        self._looked_ns = self._ticked_ns = now_ns
+        self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._next_scan_ns = 0
+
+    @property
+    def why(self) -> str:
+        """What was not as it was, last, in words for the log."""
+        return self._pace.why
+
+    def begin(self, now_ns: int) -> None:
+        """The loop begins; all processes have just been scanned."""
+        self._next_tick_ns = self._next_drain_ns = self._next_look_ns = now_ns
+        self._next_scan_ns = now_ns + self._scan_interval_ns
+
+    def plan(self, drained_ns: int) -> Plan:
+        """What is due when.
+
+        A tick and a look wait for each other, and a look that has time goes with the next tick.  Rings are read at
+        about their time, and before each look, which is based on what they tell.  Ticks never come early: what is done
+        once in a period relies on its length.
+
+        Args:
+            drained_ns: when the rings were read last.
+        """
+        tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
+        if abs(tick_ns - look_ns) <= _TOGETHER_NS:
+            tick_ns = look_ns = max(tick_ns, look_ns)
+        elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
+            look_ns = tick_ns
+        drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
+        if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - drained_ns):
+            drain_ns = others_ns
+        return Plan(min(drain_ns, look_ns), look_ns, tick_ns, self._next_scan_ns)
+
+    def drained(self, now_ns: int, pause_ns: int) -> None:
+        """The rings were read, and may be left alone for so long."""
+        self._next_drain_ns = now_ns + pause_ns
+
+    def looked(self, now_ns: int, pause_ns: int, unsettled: str | None) -> None:
+        """Stalls were looked for, and need not be for so long; `unsettled`: what is not as it was, if anything."""
+        self._looked_ns = now_ns
+        self._next_look_ns = now_ns + (max(self._least_look_ns, pause_ns) if self.used else UNUSED_NS)
+        if unsettled is not None:
+            self._pace.disturb(now_ns, unsettled)
+
+    def tick_is_due(self, now_ns: int, plan: Plan) -> bool:
+        """Whether a tick is due by this plan, or because the rest is over."""
+        self._calm = self.used and not self.streams and self._pace.calm(now_ns)
+        tick_ns = plan.tick_ns
+        if self.resting and not self._calm:
+            self.resting = False
+            self._next_tick_ns = tick_ns = min(tick_ns, max(now_ns, self._ticked_ns + BRISK_NS))
+        return now_ns >= tick_ns
+
+    def tick_begins(self, now_ns: int) -> bool:
+        """A tick begins, and whatever goes wrong in it, the next one comes in its time; whether it is a calm one."""
+        self._ticked_ns = now_ns
+        self._next_tick_ns = now_ns + (BRISK_NS if self.used else UNUSED_NS)
+        return self._calm
+
+    def tick_ended(self, now_ns: int, unsettled: str | None) -> None:
+        """The tick that began at this moment has ended; `unsettled`: as for `looked`."""
+        if unsettled is not None:
+            self._pace.disturb(now_ns, unsettled)
+        elif self._calm:
+            self.resting = True
+            self._next_tick_ns = now_ns + CALM_NS
+
+    def scan_begins(self, now_ns: int) -> None:
+        """All processes are scanned; whatever goes wrong in it, the next scan comes in its time."""
+        self._next_scan_ns = now_ns + self._scan_interval_ns
+
+    def scanned(self, now_ns: int, spent_ns: int, *, mappings_heard: bool) -> None:
+        """The scan that began at this moment took so long; `mappings_heard`: the kernel tells of new mappings."""
+        share = _SCAN_SHARE_UNHURRIED if mappings_heard and not self._shown else _SCAN_SHARE
+        self._next_scan_ns = now_ns + max(self._scan_interval_ns, share * spent_ns)
+
+    def use(self, now_ns: int, *, used: bool) -> None:
+        """Whether there is a communicator, after all that was done."""
+        if used == self.used:
+            return
+        self.used = used
+        if used:  # from now on rings fill, and operations may stall
+            self._next_tick_ns = now_ns
+        self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
+
+    def look_soon(self, now_ns: int) -> None:
+        """A communicator or process has come or gone, which the last look for stalls did not foresee."""
+        self.disturb(now_ns, "a communicator or process has come or gone")
+        self._next_look_ns = min(self._next_look_ns, now_ns + self._least_look_ns)
+
+    def drain_at_once(self, now_ns: int, drained_ns: int) -> None:
+        """A ring fills much faster than it did."""
+        self._next_drain_ns = drained_ns  # long past: not to be put off to what is due soon
+        self.disturb(now_ns, "a ring fills faster")
+
+    def disturb(self, now_ns: int, what: str) -> None:
+        """Something is not as it was."""
+        self._pace.disturb(now_ns, what)
+
+    def asked(self, now_ns: int) -> None:
+        """Somebody was shown what is known; from any thread."""
+        self._pace.asked(now_ns)
