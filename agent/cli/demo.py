@@ -24,7 +24,6 @@ from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, RailFacts
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.observer import Observer
-from railscope.agent.node.stalls.watchdog import StallWatch
 from railscope.agent.record.command import analysis_needed
 from railscope.agent.recording.file import RecordingError
 from railscope.probes.clock import SystemClock
@@ -128,14 +127,15 @@ def _stalls_untold() -> Iterator[None]:
 
 def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
+    stalls = OwnStalls()
     with (
         Fabric(hosts=settings.hosts, rails=2) as fabric,
-        _agent(_config(fabric.hosts), version, settings.record) as daemon,
+        _agent(_config(fabric.hosts), version, settings.record, stalls) as daemon,
     ):
         loop = threading.Thread(target=daemon.run, name="agent")
         loop.start()
         try:
-            demo = _Demo(daemon.observer, fabric, settings, out)
+            demo = _Demo(daemon.observer, stalls, fabric, settings, out)
             for pattern in patterns:
                 demo.run_job(pattern, settings.seconds / len(patterns))
             status = demo.conclude()
@@ -163,16 +163,12 @@ class OwnStalls:
     The daemon's loop sees them begin, and the demo's thread asks, so that nothing is said once the demo has stopped.
     """
 
-    def __init__(self, watch: StallWatch | None) -> None:
+    def __init__(self) -> None:
         self._begun: deque[Stall] = deque()
-        if watch is not None:
-            told = watch.begun
 
-            def begun(stall: Stall) -> None:
-                told(stall)
-                self._begun.append(stall)
-
-            watch.begun = begun
+    def began(self, stall: Stall) -> None:
+        """A stall has begun; on the daemon's loop."""
+        self._begun.append(stall)
 
     def tell(self, pids: Collection[int]) -> None:
         """Log what began since the last time, of these processes."""
@@ -221,10 +217,10 @@ def gpt_shape(ranks: int) -> GptShape:
 
 
 @contextmanager
-def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon]:
+def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls) -> Iterator[Daemon]:
     """An agent without a server, started, which records into a folder if there is one."""
     if folder is None:
-        daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True)
+        daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True, stall_began=stalls.began)
         try:
             daemon.start()
             yield daemon
@@ -235,7 +231,7 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
         from railscope.agent.dataset.files import DatasetError
         from railscope.agent.record.dataset_recorder import DatasetRecorder
     try:
-        recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True)
+        recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True, stall_began=stalls.began)
         try:
             recorder.daemon.start()
             recorder.started()
@@ -248,9 +244,11 @@ def _agent(config: Config, version: str, folder: Path | None) -> Iterator[Daemon
 
 
 class _Demo:
-    def __init__(self, observer: Observer, fabric: Fabric, settings: DemoSettings, out: TextIO) -> None:
+    def __init__(
+        self, observer: Observer, stalls: OwnStalls, fabric: Fabric, settings: DemoSettings, out: TextIO
+    ) -> None:
         self._observer = observer
-        self._stalls = OwnStalls(observer.stalls)
+        self._stalls = stalls
         self._full_window: float | None = None
         """When bytes have been compared for a whole window; None: no job has begun."""
         self._namespaces = [host.namespace for host in fabric.hosts]

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import platform
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWrit
 from railscope.agent.dataset.size import Removed, SizeBound
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.clocks import read_clocks
+from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.record.stream import DatasetStream, StreamTotals
 from railscope.probes.clock import Clock
@@ -57,11 +58,12 @@ class DatasetRecorder:
         memory_bytes: int | None = None,
         most_bytes: int | None = None,
         shown: bool = False,
+        stall_began: Callable[[Stall], object] | None = None,
     ) -> None:
         """Make the folder, load the programs, and write the recording's first row.
 
         `most_bytes`: of this node in the folder; None: there is no limit.  `shown`: somebody asks the daemon's observer
-        for everything that an agent shows, too.
+        for everything that an agent shows, too.  `stall_began` is told of each stall; None: nobody is.
 
         Raises:
             DatasetError: the folder cannot be used.
@@ -75,7 +77,9 @@ class DatasetRecorder:
         self._clock = clock
         self._bound = None if most_bytes is None else SizeBound(most_bytes)
         try:
-            self.daemon = Daemon(config, clock, version, serve=False, keep_ended=shown, shown=shown)
+            self.daemon = Daemon(
+                config, clock, version, serve=False, keep_ended=shown, shown=shown, stall_began=stall_began
+            )
         except BaseException:
             for one in made:
                 with contextlib.suppress(OSError):

@@ -193,8 +193,8 @@ class World:
             procfs=Path("/nowhere"),
             rails_of=lambda _netns: (),
             look=self,
+            began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
         )
-        self.watch.begun = lambda stall: self.begun.append((self.clock.now_ns, stall))
 
     @property
     def stall(self) -> Stall | None:

@@ -155,8 +155,13 @@ def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it
     done: list[object] = []
     programs = level_programs.SimulatedPrograms()
     monkeypatch.setattr(level_programs.SimulatedPrograms, "forget_communicators", lambda _, ended: done.append(ended))
-    node.collectives = Collectives(node.kernel, node.processes, 0, Completion(programs, Level.COMPLETION))
-    node.collectives.before_forgetting = lambda: done.append("learnt")
+    node.collectives = Collectives(
+        node.kernel,
+        node.processes,
+        0,
+        Completion(programs, Level.COMPLETION),
+        before_forgetting=lambda: done.append("learnt"),
+    )
     node.begin(10)
     node.kernel.communicator(10, 1)
     node.settle(SECOND_NS)

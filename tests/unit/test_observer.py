@@ -114,8 +114,13 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
     kernel.settings = ProgramSettings()  # type: ignore[attr-defined]
     with subprocess.Popen(["sleep", "60"]) as child:
         config = Config(collectors=frozenset({"collective"}), pids=(child.pid,))
-        observer = Observer(config, cast(NcclPrograms, kernel), SystemClock(), "0")
-        observer.new_process = lambda identity, _: new.append(identity)
+        observer = Observer(
+            config,
+            cast(NcclPrograms, kernel),
+            SystemClock(),
+            "0",
+            new_process=lambda identity, _: new.append(identity),
+        )
         try:
             kernel.communicator(child.pid, 1)
             kernel.event(child.pid, 1, LifecycleKind.INIT)

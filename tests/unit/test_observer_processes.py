@@ -56,8 +56,13 @@ class Host:
         self.kernel = AttachablePrograms(settings)
         self.new: list[ProcessIdentity] = []
         everything = Config(collectors=frozenset({"collective"}), procfs=self._procfs.root, **config)
-        self.observer = Observer(everything, cast(NcclPrograms, self.kernel), self._clock, "0")
-        self.observer.new_process = lambda identity, _: self.new.append(identity)
+        self.observer = Observer(
+            everything,
+            cast(NcclPrograms, self.kernel),
+            self._clock,
+            "0",
+            new_process=lambda identity, _: self.new.append(identity),
+        )
 
     def library(self, version: str) -> Path:
         path = self._folder / f"libnccl-{version}.so"

@@ -94,7 +94,7 @@ class NoCounters:
 
 
 class Watch:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, awaits_connections: bool = False) -> None:
         self.events, self.inventory, self.counters = SimulatedEvents(), SimulatedInventory(), NoCounters()
         sources = DeviceSources(NETNS, self.inventory, self.counters, cast(LinkEvents, self.events), "netlink", "")
         monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
@@ -106,6 +106,7 @@ class Watch:
             window_ns=1_000_000_000,
             lifetime_ns=0,
             patterns=(),
+            awaits_connections=awaits_connections,
         )
         self.rails.watch_own(NetworkNamespace(NETNS, Path("/proc/self/ns/net"), own=True))
 
@@ -248,12 +249,15 @@ def test_bytes_are_related_only_when_it_is_said_what_was_expected(
     assert len(related) == 1
 
 
-def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(watch: Watch) -> None:
+def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def awaited() -> list[bool]:
         return [facts.tcp_awaited for facts in watch.rails.rails()]
 
     assert awaited() == [False], "nobody is to read them"
-    watch.rails.awaits_connections = True
+    watch.rails.close()
+    watch.rails = Watch(monkeypatch, awaits_connections=True).rails
     assert awaited() == [True]
     read = RailEthernet(NETNS, "0", "eth0", (), (), None, None)
     watch.rails.ethernet = {(NETNS, "eth0"): replace(read, awaited=True)}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.node.sampling.sampler import Sampler
+from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.clock import SystemClock
@@ -67,10 +67,10 @@ class Source:
 class Bench:
     """A sampler with one source on a clock that only moves when told to."""
 
-    def __init__(self, period_seconds: float = 0.1) -> None:
+    def __init__(self, on_reading: OnReading | None = None, period_seconds: float = 0.1) -> None:
         self.clock = SteppedClock()
         self.source = Source(self.clock, {"rail0": (0, 0, 0)})
-        self.sampler = Sampler(self.clock)
+        self.sampler = Sampler(self.clock, on_reading)
         self.sampler.add("netdev", 7, self.source, period_seconds)
 
     def tick(self, *, after_ms: float = 0, **rows: tuple[int, int, int]) -> int:
@@ -111,7 +111,7 @@ def test_totals_begin_with_what_the_device_shows_and_grow_by_differences() -> No
 
 def test_sources_that_came_at_different_moments_are_read_together() -> None:
     """So that a thread wakes once for them all, on nodes with a network namespace for every pod."""
-    bench = Bench(1.0)
+    bench = Bench(period_seconds=1.0)
     late = Source(bench.clock, {"rail0": (0, 0, 0)})
     bench.tick()
     bench.tick(after_ms=3_370)
@@ -125,9 +125,8 @@ def test_sources_that_came_at_different_moments_are_read_together() -> None:
 
 
 def test_every_good_reading_is_shown_with_its_namespace() -> None:
-    bench = Bench()
     shown: list[tuple[int, list[int]]] = []
-    bench.sampler.on_reading = lambda netns, read: shown.append((netns, read.values.reshape(-1).tolist()))
+    bench = Bench(lambda netns, read: shown.append((netns, read.values.reshape(-1).tolist())))
     bench.tick(rail0=(5_000, 3, 9_000))
     bench.source.error = OSError("gone")
     bench.tick(after_ms=100)
@@ -465,7 +464,7 @@ def test_a_source_that_hangs_does_not_keep_the_agent_from_ending(caplog: pytest.
 
 
 def test_a_source_is_read_as_often_as_it_is_wanted_and_together_with_the_others() -> None:
-    bench = Bench(1.0)
+    bench = Bench(period_seconds=1.0)
     other = Source(bench.clock, {"rail0": (0, 0, 0)})
     bench.sampler.add("other", 8, other, 1.0)
     bench.tick()
@@ -489,7 +488,7 @@ def test_a_source_is_read_as_often_as_it_is_wanted_and_together_with_the_others(
 
 
 def test_a_source_that_is_wanted_soon_is_read_at_once_and_then_with_the_others_again() -> None:
-    bench = Bench(2.0)
+    bench = Bench(period_seconds=2.0)
     bench.tick()
     bench.tick(after_ms=2_300)
     reads = bench.source.reads
@@ -501,7 +500,7 @@ def test_a_source_that_is_wanted_soon_is_read_at_once_and_then_with_the_others_a
 
 
 def test_a_source_that_failed_keeps_its_pause_however_soon_it_is_wanted() -> None:
-    bench = Bench(1.0)
+    bench = Bench(period_seconds=1.0)
     bench.source.error = OSError("gone")
     bench.tick()
     bench.sampler.read_soon(["netdev"], 5.0)
@@ -549,7 +548,7 @@ def test_the_period_of_a_source_whose_answers_wait_to_be_understood_stays() -> N
 
 
 def test_a_wish_for_a_reading_while_one_is_under_way_is_heard_right_after_it() -> None:
-    bench = Bench(5.0)
+    bench = Bench(period_seconds=5.0)
     bench.tick()
     bench.tick(after_ms=5_000)
     read = bench.source.read
@@ -568,7 +567,7 @@ def test_a_wish_for_a_reading_while_one_is_under_way_is_heard_right_after_it() -
 
 
 def test_a_source_that_failed_while_it_was_read_seldom_is_tried_as_soon_as_if_it_had_not_been() -> None:
-    bench = Bench(8.0)
+    bench = Bench(period_seconds=8.0)
     bench.source.error = OSError("gone")
     assert bench.tick() - bench.clock.now_ns > 10_000 * MILLISECOND
     bench.sampler.set_period("netdev", 1.0)

@@ -33,10 +33,9 @@ class Watched:
     """A running sampler of one source, and all that it read."""
 
     def __init__(self, source: RdmaCounters | NetlinkCounters, period_seconds: float = PERIOD_SECONDS) -> None:
-        self.sampler = Sampler(SystemClock())
+        self.sampler = Sampler(SystemClock(), self._shown)
         self.times: list[tuple[int, int]] = []
         self.blocks = 0
-        self.sampler.on_reading = self._shown
         self.sampler.start()
         self.sampler.add("source", 7, source, period_seconds)
 

@@ -49,11 +49,13 @@ class Collectives:
         *,
         procfs: Path = Path("/proc"),
         on_lifecycle: Callable[[Records], None] | None = None,
+        before_forgetting: Callable[[], object] = lambda: None,
         most_peers: int = 0,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
         `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
+        `before_forgetting` is called before the kernel forgets what communicators did that have ended.
         `most_peers`: peers of a rank for which it is told what they are sent; 0: it is told of none.
         """
         self._on_lifecycle = on_lifecycle
@@ -76,8 +78,7 @@ class Collectives:
             completion.replays if completion else lambda _: False,
         )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
-        self.before_forgetting: Callable[[], object] = lambda: None
-        """Called before the kernel forgets what communicators did that have ended."""
+        self._before_forgetting = before_forgetting
         self._met: set[int] = set()
         """Pids of living processes that have made a communicator."""
         self._unmet: set[int] = set()
@@ -209,7 +210,7 @@ class Collectives:
             known.end_process(tgid, process.ended_ns or 0)
         settled = known.settle(before_ns, gone.keys() | self._vanished)
         if self._completion is not None and settled:
-            self.before_forgetting()
+            self._before_forgetting()
             self._completion.read()
             self._completion.end_communicators({communicator.instance for communicator in settled})
         names = named_namespaces() if settled or gone else {}

@@ -25,6 +25,7 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import program_settings
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.daemon.observer import MOST_ENDED, Observer
@@ -72,11 +73,13 @@ class Daemon:
         serve: bool = True,
         keep_ended: bool = False,
         shown: bool = True,
+        stall_began: Callable[[Stall], object] | None = None,
     ) -> None:
         """Load the programs and bind the server's address.
 
         `keep_ended`: there is no limit on ended communicators that stay readable.  `shown` False: nobody waits for what
         this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked.
+        `stall_began` is also told of each stall, besides the recorder; None: nobody else.
 
         Raises:
             LoadError: the kernel does not take the programs.
@@ -93,6 +96,7 @@ class Daemon:
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._shown = shown
+        self._told = stall_began
         self._schedule = Schedule(self._beat_ns, scan_interval_ns=config.scan_interval_ns, shown=shown)
         self._mmap_events: MmapEvents | None = None
         self._ring_wakeups: RingWakeups | None = None
@@ -130,15 +134,19 @@ class Daemon:
             recorder=self._recorder,
             stall_tables=self._internals,
             own_process=OwnProcess() if serve else None,
+            new_process=self._watch_process,
+            stall_began=self._stall_began,
             most_ended=most_ended,
         )
         self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
         self._feed: RecorderFeed | None = None
         if self._recorder is not None:
             self._feed = RecorderFeed(self._recorder, self.observer, self._programs, self._internals)
-        if self.observer.stalls is not None:
-            self.observer.stalls.begun = self.recordings.stall_began
-        self.observer.new_process = self._watch_process
+
+    def _stall_began(self, stall: Stall) -> None:
+        self.recordings.stall_began(stall)
+        if self._told is not None:
+            self._told(stall)
 
     def _load_internals(self) -> Internals | None:
         """The programs below the entry points, where the kernel takes them; errors are seen at every level."""

@@ -50,6 +50,8 @@ class Hardware:
             window_ns=config.correlation_window_ns,
             lifetime_ns=config.comm_lifetime_ns,
             patterns=patterns,
+            on_reading=on_reading,
+            awaits_connections="tcp" in config.collectors and not self.simulated,
         )
         self._rdma: RdmaRails | None = None
         if "rdma" in config.collectors:
@@ -60,11 +62,8 @@ class Hardware:
                 sample_interval_ns=config.sample_interval_ns,
                 window_ns=config.correlation_window_ns,
                 patterns=patterns,
+                on_reading=on_reading,
             )
-        if on_reading is not None:
-            self.rails.show_readings_to(on_reading)
-            if self._rdma is not None:
-                self._rdma.show_readings_to(on_reading)
         self._ethernet: EthernetWatch | None = None
         wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
         if any(wanted.values()) and not self.simulated:
@@ -79,7 +78,6 @@ class Hardware:
                 queues=wanted["qdisc"],
                 tcp=wanted["tcp"],
             )
-            self.rails.awaits_connections = wanted["tcp"]
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
             self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)

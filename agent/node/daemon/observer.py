@@ -21,6 +21,7 @@ from railscope.agent.config.unmatched import pids_without_nccl
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark, Troubles
 from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
+from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.handed_over import RailBytes
@@ -67,13 +68,16 @@ class Observer:
         recorder: FlightRecorder | None = None,
         stall_tables: InFlightTables | None = None,
         own_process: OwnProcess | None = None,
+        new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore,
+        stall_began: Callable[[Stall], object] = lambda _stall: None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`programs` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
         `completion` None: calls are counted, and nothing below them is seen.  `control` None: its level stays.
         `recorder` None: nothing is kept for recordings.  `stall_tables` None: operations in flight are not seen.
-        `own_process` None: what the agent itself takes is not told.
+        `own_process` None: what the agent itself takes is not told.  `new_process` hears of each new process, and of
+        link events to poll if its namespace is new.  `stall_began` is told of each stall that begins.
         """
         self._completion = completion
         self._control = control
@@ -93,8 +97,8 @@ class Observer:
         self._silent: set[ProcessIdentity] = set()
         """Processes that had ended at the last scan, though no descriptor said so."""
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
-        self.new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
-        """Hears of each new process, and of link events to poll if its namespace is new."""
+        self._new_process = new_process
+        self._stall_began = stall_began
         self._hardware = Hardware(
             config, clock, self._handed_over, recorder.add_samples if recorder is not None else None
         )
@@ -106,6 +110,7 @@ class Observer:
                 completion,
                 procfs=config.procfs,
                 on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
+                before_forgetting=lambda: self._stalls.take_times(),
                 most_peers=config.series_peers,
             )
             self._discovery = Discovery(programs, config.procfs, wanted=self._wanted, found=self._found)
@@ -113,7 +118,6 @@ class Observer:
             completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
         if programs is not None:
             self._stalls = self._watch_stalls(programs, stall_tables)
-            self._collectives.before_forgetting = self._stalls.take_times
             if completion is not None:
                 completion.levels.before_forgetting = self._stalls.take_times
 
@@ -137,6 +141,7 @@ class Observer:
             StallLimits(self._config.stall_after_ns, self._config.stall_factor, self._config.stall_floor_ns),
             procfs=self._config.procfs,
             rails_of=self._hardware.of_namespace,
+            began=self._stall_began,
         )
 
     def _completed(self, instance: int) -> int | None:
@@ -406,7 +411,7 @@ class Observer:
         if self._programs is not None and self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
         events = self._hardware.add_process(identity.pid, namespace, environment)
-        self.new_process(identity, events)
+        self._new_process(identity, events)
 
     def _end(self, tgid: int, now_ns: int, status: int | None = None) -> None:
         process = self._processes.get(tgid)

@@ -90,21 +90,24 @@ class RailWatch:
         window_ns: int,
         lifetime_ns: int,
         patterns: Sequence[RailPattern],
+        on_reading: OnReading | None = None,
+        awaits_connections: bool = False,
     ) -> None:
+        """`on_reading` is shown what the sampler reads; `awaits_connections`: connections of rails will be known."""
         self._clock = clock
         self._procfs = procfs
         self._sysfs = sysfs
         self._interval_ns = sample_interval_ns
         self._lifetime_ns = lifetime_ns
         self._patterns = patterns
-        self._sampler = Sampler(clock)
+        self._sampler = Sampler(clock, on_reading)
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
         self._handed_over: Mapping[tuple[int, str], int] | None = None
         self.ethernet: Mapping[tuple[int, str], RailEthernet] = {}
         """What is known besides, by namespace and device."""
-        self.awaits_connections = False
+        self._awaits_connections = awaits_connections
         """Whether TCP connections of rails are going to be in `ethernet`."""
         self.handed_over_whole = False
         """Whether everything that observed processes hand over to devices is seen at present."""
@@ -120,10 +123,6 @@ class RailWatch:
         self._carrier_changes = CarrierChanges()
         self._patterns_remark = Remark(_log, "--rail.devices", "every pattern matches a device")
         self._wire: Mapping[tuple[int, str], RailWire] = {}
-
-    def show_readings_to(self, on_reading: OnReading) -> None:
-        """Let somebody see what the sampler reads."""
-        self._sampler.on_reading = on_reading
 
     def start(self) -> None:
         self._sampler.start()
@@ -368,7 +367,7 @@ class RailWatch:
 
     def _awaits_connections_of(self, ethernet: RailEthernet | None) -> bool:
         """Whether a rail's connections are to be read and have not been yet."""
-        return self.awaits_connections if ethernet is None else ethernet.awaited
+        return self._awaits_connections if ethernet is None else ethernet.awaited
 
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
         named = named_namespaces()

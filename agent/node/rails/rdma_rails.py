@@ -57,14 +57,16 @@ class RdmaRails:
         sample_interval_ns: int,
         window_ns: int,
         patterns: Sequence[RailPattern],
+        on_reading: OnReading | None = None,
     ) -> None:
+        """`on_reading` is shown what the sampler reads; None: nobody asks."""
         self._procfs = procfs
         self._topology: XmlTopology | None = None
         self._clock = clock
         self._sysfs = sysfs
         self._patterns = patterns
         # Apart from the network devices' sampler: the firmware of a card may let one read take long.
-        self._sampler = Sampler(clock)
+        self._sampler = Sampler(clock, on_reading)
         self._watch = RdmaWatch(
             clock,
             self._sampler,
@@ -84,10 +86,6 @@ class RdmaRails:
         """Whether collectives were seen that run in the switches."""
         self._ledgers = RailLedgers()
         self._utilization = Utilization(window_ns)
-
-    def show_readings_to(self, on_reading: OnReading) -> None:
-        """Let somebody see what the sampler reads."""
-        self._sampler.on_reading = on_reading
 
     def start(self) -> None:
         """Find the ports there are, and begin to read."""

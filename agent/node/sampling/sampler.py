@@ -64,12 +64,12 @@ OnReading = Callable[[int, CounterReading | CounterBlock], None]
 class Sampler:
     """Reads counter sources in a thread of its own; every method may be called from any thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_reading: OnReading | None = None) -> None:
+        """`on_reading` is shown every reading as it is understood; None: nobody asks."""
         self._clock = clock
+        self._on_reading = on_reading
         self._lock = threading.Lock()
         self._entries: dict[str, SampledSource] = {}
-        self.on_reading: OnReading | None = None
-        """Shown every reading as it is understood, with the namespace of its devices; None: nobody asks."""
         self._listed: tuple[SampledSource, ...] = ()
         """The same for `tick`: replaced, never changed."""
         self._bell = threading.Lock()
@@ -315,8 +315,8 @@ class Sampler:
         with self._lock:
             if reading is not None:
                 error = entry.take(reading)
-                if self.on_reading is not None and not error:
-                    self.on_reading(entry.netns, reading)
+                if self._on_reading is not None and not error:
+                    self._on_reading(entry.netns, reading)
             if error:
                 entry.fail(error)
             entry.schedule(started_ns, ended_ns)
@@ -338,8 +338,8 @@ class Sampler:
                     entry.fail(OTHER_THINGS, len(block.times_ns))
                     return
                 entry.totals.add_block(block, rates=entry.rates)
-                if self.on_reading is not None:
-                    self.on_reading(entry.netns, block)
+                if self._on_reading is not None:
+                    self._on_reading(entry.netns, block)
                 entry.rates = True
 
     def _run(self) -> None:

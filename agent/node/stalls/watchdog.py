@@ -61,8 +61,10 @@ class StallWatch:
         procfs: Path,
         rails_of: RailsOf,
         look: Look | None = None,
+        began: Callable[[Stall], object] = lambda _stall: None,
     ) -> None:
-        """`tables` None: only calls are seen.  `look` None: at this host, by its procfs."""
+        """`tables` None: only calls are seen.  `look` None: at this host, by its procfs.  `began` is told of each stall
+        that begins."""
         self._known = known
         self._clock = clock
         self._look = look or CloseLook(clock, procfs, rails_of)
@@ -84,8 +86,7 @@ class StallWatch:
         self._counted_ns: dict[int, int] = {}
         """By instance: up to when its current stall is part of that sum."""
         self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
-        self.begun: Callable[[Stall], object] = lambda _stall: None
-        """Told of each stall that begins."""
+        self._began = began
 
     @property
     def current(self) -> tuple[Stall, ...]:
@@ -239,7 +240,7 @@ class StallWatch:
         for stall in begun:
             self._totals[stall.op, stall.blame.cause.value] += 1
             _log.warning("%s", _sentence(stall))
-            self.begun(stall)
+            self._began(stall)
         for stall in ended:
             self._count_length(stall, stall.ended_ns or self._clock.monotonic_ns())
             del self._counted_ns[stall.instance]
