@@ -1,7 +1,8 @@
-"""Imports files: finds out what they are, and has each format's importer read its own."""
+"""Imports files: finds out by their beginning what they are, and has each format's importer read its own."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,56 @@ from railscope.agent.imports import (
     railscope_recording,
     torch_flight_recorder,
 )
-from railscope.agent.imports.detect import HEAD_BYTES, format_of
 from railscope.agent.imports.earlier import content_of
 from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
 from railscope.agent.imports.sources import Source, Sources
 from railscope.agent.imports.target import ImportedNode, ImportTarget
+
+HEAD_BYTES: Final = 1 << 22
+"""A log may begin with much that is not NCCL's."""
+_JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
+
+_TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
+    (railscope_recording.FORMAT, railscope_recording.has_format),
+    (nccl_inspector.FORMAT, nccl_inspector.has_format),
+    (kineto.FORMAT, kineto.has_format),
+    (torch_flight_recorder.FORMAT, torch_flight_recorder.has_format),
+    (chakra.FORMAT, execution_trace.has_format),
+    (chakra.FORMAT, chakra.has_format),
+)
+"""In this order: what comes first is the more certain.  Those of JSON are asked only of what begins as JSON does."""
+_TEXT_TESTS: Final = (
+    (nccl_log.FORMAT, nccl_log.has_format),
+    (deepspeed.FORMAT, deepspeed.has_format),
+)
+
+
+def format_of(source: Source) -> str | None:
+    """The name of the format; None: it is of none that is known."""
+    with source.open() as stream:
+        head = stream.read(HEAD_BYTES)
+    return format_of_head(head)
+
+
+def format_of_head(head: bytes) -> str | None:
+    """As `format_of`, from the first bytes."""
+    if not head:
+        return None
+    binary = not _JSON.match(head)
+    text_first = binary and (b"NCCL INFO " in head or b"comm op: " in head)
+    if not text_first:
+        for name, test in _TESTS:
+            if test(head) and (not binary or name in (railscope_recording.FORMAT, *_BINARY)):
+                return name
+    for name, test in _TEXT_TESTS:
+        if test(head):
+            return name
+    return None
+
+
+_BINARY: Final = (torch_flight_recorder.FORMAT, chakra.FORMAT)
+"""Formats that have a binary form as well."""
+
 
 _SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
     kineto.FORMAT: kineto.said_by_name,

@@ -3,27 +3,94 @@
 A scrape of twenty thousand series is some 20 ms of work that holds Python's interpreter lock, and the samplers of the
 agent live in the same process.  So one scrape is made at a time, and between pieces of a fraction of a millisecond
 the lock is given up long enough for a waiting thread to take it.
+
+`/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
+carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
+that go on, and those that ended lately.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
+from railscope.agent.facts.label_numbers import number_of
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.stall import Stall
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
-from railscope.exporters.web.communicator_page import communicators_json
 from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
-from railscope.exporters.web.stall_page import stalls_json
+
+
+def stalls_json(snapshot: Snapshot) -> bytes:
+    """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
+
+    Ranks are numbers, null where they are not known or nobody is blamed.
+    """
+    current = [one.current for one in snapshot.stalls if one.current is not None]
+    document = {
+        "simulated": snapshot.simulated,
+        "stalls": [_stall(stall, snapshot) for stall in current],
+        "ended": [_stall(stall, snapshot) for stall in snapshot.ended_stalls],
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
+    blame = stall.blame
+    return {
+        "comm": stall.comm,
+        "rank": number_of(stall.rank),
+        "nranks": number_of(stall.nranks),
+        "pid": stall.pid,
+        "op": stall.op,
+        "payload_bytes": stall.payload_bytes,
+        "cause": blame.cause.value,
+        "strength": stall.strength,
+        "since_realtime_ns": stall.since_realtime_ns,
+        "flagged_realtime_ns": stall.flagged_realtime_ns,
+        "ended_realtime_ns": stall.ended_realtime_ns,
+        "seconds": stall.length_ns(snapshot.monotonic_ns) / 1e9,
+        "blamed_rank": blame.blamed_rank,
+        "rail": blame.rail,
+        "device": blame.device,
+        "netns": blame.netns,
+        "evidence": list(blame.evidence),
+    }
+
+
+def communicators_json(snapshot: Snapshot) -> bytes:
+    """Calls and payload by operation since railscope first saw each communicator; ended ones are left out.
+
+    Ranks are numbers, null where they are not known; so is `sequence`, the collectives that a rank entered since the
+    communicator was made as NCCL numbers them.
+    """
+    document = {
+        "simulated": snapshot.simulated,
+        "communicators": [
+            {
+                "comm": one.comm,
+                "rank": number_of(one.rank),
+                "nranks": number_of(one.nranks),
+                "pid": one.pid,
+                "sequence": one.position,
+                "ops": [{"op": op.op, "calls": op.calls, "payload_bytes": op.payload_bytes} for op in one.ops],
+            }
+            for one in snapshot.communicators
+            if one.alive
+        ],
+    }
+    return json.dumps(document, indent=1).encode() + b"\n"
+
 
 Check = Callable[[], tuple[bool, str]]
 """Whether all is well, and one line that says so or says what is wrong."""

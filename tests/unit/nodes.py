@@ -12,8 +12,7 @@ from railscope.exporters.series.families import families
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.top.node_view import NodeView, node_view
 from railscope.exporters.top.scraped import NodeScrape, node_scrape
-from railscope.exporters.web.communicator_page import communicators_json
-from railscope.exporters.web.stall_page import stalls_json
+from railscope.exporters.web.pages import communicators_json, stalls_json
 from tests.unit.exporters_snapshots import full_snapshot
 
 STEP_SECONDS = 2

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.parallelism.group_names import role_of_name
-from railscope.agent.analysis.parallelism.groups import Groups, find_groups
+from railscope.agent.analysis.parallelism.groups import Groups, find_groups, role_of_name
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.model.mapping import custom_mapping, default_mapping

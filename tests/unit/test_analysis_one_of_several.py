@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.analysis.facts.report import Report
-from railscope.agent.analysis.report.as_json import as_json
+from railscope.agent.analysis.report.command import as_json
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import ReportOptions, make_report
 from railscope.agent.analysis.report.text import as_text

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from railscope.agent.analysis.parallelism.groups import find_groups
 from railscope.agent.analysis.place.answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
-from railscope.agent.analysis.place.assignment import best_assignment
 from railscope.agent.analysis.place.command import run_place
 from railscope.agent.analysis.place.demands import (
     Demands,
@@ -31,6 +30,7 @@ from railscope.agent.analysis.place.demands import (
 )
 from railscope.agent.analysis.place.grid import find_mapping
 from railscope.agent.analysis.place.options import add_place_arguments
+from railscope.agent.analysis.place.placement import best_assignment
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.traffic import find_traffic

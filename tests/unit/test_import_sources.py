@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.imports import json_stream, sources
-from railscope.agent.imports.detect import format_of_head
 from railscope.agent.imports.facts import ImportFailure, Problems, printable
 from railscope.agent.imports.json_stream import JsonStream, small_number, whole_number
+from railscope.agent.imports.runner import format_of_head
 from railscope.agent.imports.sources import Sources, numbered_lines
 from tests.unit.importing import SAMPLES, imported, written
 

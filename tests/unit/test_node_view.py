@@ -10,8 +10,7 @@ import pytest
 from railscope.agent.facts.snapshot import OpTotal
 from railscope.exporters.top.node_view import node_view
 from railscope.exporters.top.scraped import ScrapeError, node_scrape
-from railscope.exporters.web.communicator_page import communicators_json
-from railscope.exporters.web.stall_page import stalls_json
+from railscope.exporters.web.pages import communicators_json, stalls_json
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from railscope.exporters.web.communicator_page import communicators_json
-from railscope.exporters.web.stall_page import stalls_json
+from railscope.exporters.web.pages import communicators_json, stalls_json
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.exporters_snapshots import stall as rail_stall
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS
-from railscope.exporters.top.keys import Keys
 from railscope.exporters.top.node_view import NodeView, node_view
 from railscope.exporters.top.plain import plain_lines
 from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, frame
 from railscope.exporters.top.state import Order, Pane, ViewState, pressed
+from railscope.exporters.top.terminal import Keys
 from railscope.exporters.top.words import amount, bar, length, percent
 from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail, stall
 from tests.unit.nodes import healthy, later, scraped, view_of

@@ -18,10 +18,15 @@ Where fewer speak for it, what the others are decides; where that does not, both
 A group's name, where imported data has one, outweighs all signs.
 
 Source: paper B, table 3 and section 3 (pattern); Megatron-LM's, PyTorch FSDP's and DDP's ways to call NCCL.
+
+Frameworks name process groups.  PyTorch's flight recorder and its traces name groups: Megatron-LM's are
+TENSOR_MODEL_PARALLEL_GROUP and the like, TorchTitan's and DeviceMesh's `mesh_tp`, `dp_shard`, …; `default_pg` or a bare
+number says nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +35,6 @@ from typing import Final
 from railscope.agent.analysis.facts.quantities import counted
 from railscope.agent.analysis.facts.report import Parallelism
 from railscope.agent.analysis.parallelism.group_evidence import CommEvidence, find_evidence
-from railscope.agent.analysis.parallelism.group_names import role_of_name
 from railscope.agent.analysis.parallelism.pipelines import (
     GRADIENT_BYTES,
     MOST_OF_AN_EMBEDDING,
@@ -41,6 +45,29 @@ from railscope.agent.analysis.parallelism.pipelines import (
 )
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Gpus
+
+_WORDS: Final = (
+    ("embedding", ("embedding", "embd", "position_embedding")),
+    ("dp", ("expert_data", "edp", "data_parallel", "data_model_parallel_replica", "fsdp", "dp", "dp_shard",
+            "dp_replicate", "ddp", "hsdp", "zero")),
+    ("ep", ("expert_model_parallel", "expert_parallel", "ep", "moe")),
+    ("pp", ("pipeline", "pipeline_model_parallel", "pp")),
+    ("tp", ("tensor", "tensor_model_parallel", "tp")),
+)  # fmt: skip
+"""Roles and the words that name them; the first that is found counts."""
+_PATTERNS: Final = tuple(
+    (role, re.compile(rf"(?<![a-z])(?:{'|'.join(sorted(words, key=len, reverse=True))})(?![a-z])"))
+    for role, words in _WORDS
+)
+
+
+def role_of_name(group_name: str) -> str:
+    """`tp`, `pp`, `dp`, `embedding`, `ep`, or an empty string: the name says nothing."""
+    name = group_name.lower().replace("-", "_")
+    if "_and_" in name or ("tensor" in name and "data_parallel" in name):
+        return ""  # several dimensions at once
+    return next((role for role, pattern in _PATTERNS if pattern.search(name)), "")
+
 
 TP, PP, DP, EMBEDDING, EP, WORLD, UNKNOWN = "tp", "pp", "dp", "embedding", "ep", "world", "unknown"
 ROLES: Final = (TP, PP, DP, EMBEDDING, EP, WORLD, UNKNOWN)
