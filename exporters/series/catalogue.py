@@ -290,7 +290,7 @@ RAIL_COUNTER_BY_SEVERITY: Final = _counter(
 RAIL_COUNTER_PINNED: Final = _gauge(
     "rail_pinned",
     "rail device port counter",
-    "1 where a counter stands at the most it can show: more may have happened since, and nothing says how much.",
+    "1 where a counter is saturated: more may have happened since, and nothing says how much.",
 )
 RAIL_BOND_MEMBER_UP: Final = _gauge(
     "rail_bond_member_up",

@@ -58,7 +58,7 @@ def _plain(agent: Agent, interval_seconds: float, count: int | None, out: TextIO
 
 def _live(agent: Agent, interval_seconds: float, out: TextIO) -> int:
     if not (out.isatty() and sys.stdin.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
-        raise ClientError("this is no terminal that can be drawn on: add --plain for lines")
+        raise ClientError("stdin or stdout is not a terminal, or TERM is dumb: add --plain for lines")
     try:
         from railscope.exporters.top.live import run_live
     except ModuleNotFoundError as error:

@@ -63,8 +63,8 @@ _LEVELS: Final = {f"level {name_of(level)}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
-_NOBODY: Final = "nobody"
-_ALONE_NOBODY: Final = "nobody, beside one job"
+_NOBODY: Final = "noise floor"
+_ALONE_NOBODY: Final = "noise floor, beside one job"
 _NO_CAUSE: Final = "how far from 1 such a figure can be without a cause"
 
 _WINDOW_SECONDS: Final = CALM_NS / 1e9

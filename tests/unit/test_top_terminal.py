@@ -246,7 +246,7 @@ def test_what_cannot_be_asked_is_one_line_and_status_2(arguments: list[str], sai
 def test_a_pipe_instead_of_a_terminal_is_told_of_plain() -> None:
     ran = subprocess.run([RAILSCOPE, "top"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert ran.returncode == 2
-    assert ran.stderr == "railscope top: this is no terminal that can be drawn on: add --plain for lines\n"
+    assert ran.stderr == "railscope top: stdin or stdout is not a terminal, or TERM is dumb: add --plain for lines\n"
 
 
 def test_without_rich_one_line_says_what_to_install(tmp_path: Path) -> None:
