@@ -173,7 +173,7 @@ def _parser() -> CommandParser:
         description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
         "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
         "Exit status 0: no stall; 1: a stall, now or within the last minute (two scrapes, if that is longer); "
-        "2: the store could not be asked.",
+        "2: the store could not be asked, or tells of no host that answers.",
         epilog="example: railscope diagnose --prometheus http://prometheus:9090",
     )
     # What works on recordings needs no rights, and no GPU.

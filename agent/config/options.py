@@ -26,6 +26,7 @@ from railscope.agent.config.values import (
     percentage,
     power_of_two,
     power_of_two_bytes,
+    prom_file,
     size_bytes,
     telemetry_path,
     whole_number,
@@ -234,10 +235,10 @@ OPTIONS: Final = (
           "form of log messages"),
     _text("once_settle_ns", "--once.settle", "", duration_ns("0s", "10m"), "TIME", "1s",
           "with --once: how long to observe before printing"),
-    _text("textfile", "--textfile", "", Path, "FILE", "none",
+    _text("textfile", "--textfile", "", prom_file, "FILE", "none",
           "with --once: write the metrics to this file, *.prom for node_exporter's textfile collector"),
     _text("config_file", "--config.file", "", optional_file, "FILE", "none",
-          "configuration file; the command line goes before it"),
+          "configuration file; the command line overrides it"),
 )  # fmt: skip
 
 FILE_KEYS: Final = {

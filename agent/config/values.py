@@ -200,6 +200,18 @@ def one_of(*allowed: str) -> Callable[[str], str]:
     return read
 
 
+def prom_file(text: str) -> Path:
+    """A file that node_exporter's textfile collector reads.
+
+    Raises:
+        ValueError: it does not end in `.prom`.
+    """
+    path = Path(text)
+    if path.suffix != ".prom":
+        raise ValueError(f"'{text}' does not end in .prom, and node_exporter reads no other file")
+    return path
+
+
 def folder(text: str) -> Path:
     """A path; it need not exist."""
     if not text:

@@ -1,1 +1,1 @@
-"""Facts that several rooms share: the snapshot, stalls, rails' decisions, clocks, names."""
+"""Facts that several rooms share: the snapshot, stalls and the order of their causes, decisions on rails, clocks."""

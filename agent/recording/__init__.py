@@ -1,1 +1,1 @@
-"""A flight recording: its arrays, its file, its summary."""
+"""The format of a flight recording: its arrays, how its file is read and written, its summary."""

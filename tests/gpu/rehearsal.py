@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,8 +28,8 @@ from tests.gpu.kit import KIT, KitError, make_kit
 from tests.gpu.simulated_driver import lay_driver
 from tests.gpu.table import Results, read_results
 from tests.gpu.unpack import MANIFEST, source_digest
-from tests.nccl.build import Double, build
-from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY
+from tests.nccl.build import BuildError, Double, build
+from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, LibraryMissing
 
 ROOT: Final = REPOSITORY / ".venv" / "gpu-root"
 _MOUNT: Final = """
@@ -77,20 +78,22 @@ def rehearse(out: Path, arguments: Sequence[str] = (), repository: Path = REPOSI
     if made.returncode != 0:
         raise RehearsalError("there is no bare root to rehearse in")
     out.mkdir(parents=True, exist_ok=True)
-    results = out / "results.json"
-    results.unlink(missing_ok=True)
     with (
+        tempfile.TemporaryDirectory(prefix="railscope-results-") as fresh,
         tempfile.TemporaryDirectory(prefix="railscope-rehearsal-") as work,
         tempfile.TemporaryDirectory(prefix="railscope-driver-") as driver,
     ):
         lay_driver(Path(driver))
         # Mounts, and what a killed run leaves of them, end with the namespace.
         command = ["unshare", "--mount", "--propagation", "private", "--kill-child", "bash", "-c"]
-        command += [_script(Path(work), Path(driver), out, double, repository), "rehearsal", *arguments]
+        command += [_script(Path(work), Path(driver), Path(fresh), double, repository), "rehearsal", *arguments]
         status = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
-    if not results.exists():
-        raise RehearsalError(f"the lane ended with status {status} and no results")
-    return read_results(results)
+        if not (Path(fresh) / "results.json").exists():
+            raise RehearsalError(f"the lane ended with status {status} and no results")
+        # Only now: a run that never began leaves the last one's results.
+        for file in Path(fresh).iterdir():
+            shutil.copy(file, out)
+    return read_results(out / "results.json")
 
 
 def _script(work: Path, driver: Path, out: Path, double: Double, repository: Path) -> str:
@@ -120,6 +123,6 @@ def _renew_kit(repository: Path) -> None:
 if __name__ == "__main__":
     try:
         seen = rehearse(Path(os.environ.get("OUT", "gpu-results")), sys.argv[1:])
-    except (RehearsalError, KitError) as error:
+    except (RehearsalError, KitError, LibraryMissing, BuildError) as error:
         sys.exit(f"tests/gpu/run: {error}")
     sys.exit(not seen.passed)

@@ -64,3 +64,7 @@ def test_a_file_without_once_or_in_no_folder_is_one_line(tmp_path: Path, capsys:
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "nowhere" in error
+    with pytest.raises(SystemExit) as ended:
+        agent_once("--once", "--textfile", str(tmp_path / "railscope.txt"), sysfs=tmp_path)
+    assert ended.value.code == 2
+    assert "does not end in .prom" in capsys.readouterr().err

@@ -1,1 +1,1 @@
-"""The flight recorder: the last minute at hand, written on a stall or a signal."""
+"""The flight recorder: keeps the last minute, and writes it to disk on a stall or a signal."""
