@@ -98,7 +98,7 @@ def as_text(imported: Imported) -> str:
     lines = [f"{_counted(count, 'file')} of {kind}" for kind, count in sorted(by_format.items())]
     lines += [
         f"{one.node}: {_counted(one.calls, 'call')}, {_counted(one.operations, 'operation')} with times, "
-        f"{_counted(one.kernels, 'other kernel')}, {_counted(one.communicator_ends, 'end')} of communicators"
+        f"{_counted(one.kernels, 'other kernel')}, {_counted(one.communicator_ends, 'rank')} of communicators"
         for one in imported.nodes
     ]
     if imported.recordings:

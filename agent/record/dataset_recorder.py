@@ -157,7 +157,7 @@ class DatasetRecorder:
         yield (
             f"{(row.ended_ns - row.began_ns) / 1e9:.1f} s of {self._writer.writer.node}: "
             f"{rows.get('calls', 0):,} calls, {rows.get('operations', 0):,} completed operations, "
-            f"{self._writer.communicators:,} ends of communicators, {rows.get('rail_samples', 0):,} samples of rails"
+            f"{self._writer.communicators:,} ranks of communicators, {rows.get('rail_samples', 0):,} samples of rails"
         )
         if self._sees_calls:
             yield from describe_silence(row, rows.get("calls", 0), self._writer.communicators, self._pids)
@@ -189,7 +189,7 @@ def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Se
     if calls or row.calls_lost or row.calls_removed:
         return
     if communicators:
-        yield f"nobody called NCCL meanwhile, though {communicators:,} ends of communicators were there"
+        yield f"nobody called NCCL meanwhile, though {communicators:,} ranks of communicators were there"
     elif not pids:
         yield "no process used NCCL meanwhile"
     else:

@@ -152,7 +152,7 @@ def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_lat
             (4711, 4712),
             ["none of the processes 4711, 4712 used NCCL meanwhile: are these the pids of the job's ranks?"],
         ),
-        (ROW, 2, (), ["nobody called NCCL meanwhile, though 2 ends of communicators were there"]),
+        (ROW, 2, (), ["nobody called NCCL meanwhile, though 2 ranks of communicators were there"]),
         (replace(ROW, calls_lost=1), 0, (), []),
         (replace(ROW, calls_removed=1), 0, (), []),
     ],

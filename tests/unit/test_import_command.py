@@ -32,8 +32,8 @@ def test_it_says_what_was_imported_left_out_and_made_up(tmp_path: Path) -> None:
     lines = text.splitlines()
     assert lines[:3] == [
         "1 file of nccl-log",
-        "gpu-node-1: 3 calls, 0 operations with times, 0 other kernels, 2 ends of communicators",
-        "gpu-node-2: 4 calls, 0 operations with times, 0 other kernels, 2 ends of communicators",
+        "gpu-node-1: 3 calls, 0 operations with times, 0 other kernels, 2 ranks of communicators",
+        "gpu-node-2: 4 calls, 0 operations with times, 0 other kernels, 2 ranks of communicators",
     ]
     assert lines[3].startswith("note: times are made up")
     assert lines[4] == "left out: 2 lines or events that made no sense"

@@ -48,10 +48,7 @@ def run(lane: Lane) -> None:
             late.until(lambda: bool(late.samples("railscope_probe_attached")), 10)
             more = _mixed(lane, ranks, wanted // 2, first_seed=_BATCHES, until_left=rest)
             whole = _tally(ranks)
-            since = {
-                name: (whole[name][0] - half.get(name, (0, 0))[0], whole[name][1] - half.get(name, (0, 0))[1])
-                for name in whole
-            }
+            since = _since(half, whole)
             enough = Verdict.OK if made + more == wanted else Verdict.SEEN if made and more else Verdict.FAILED
             text = f"{made} before and {more} after another agent came, of {wanted}"
             lane.rows.add("mixed collectives of each rank", text, verdict=enough, value=made + more)
@@ -88,6 +85,16 @@ def _tally(ranks: Ranks) -> Counts:
             calls[name] += number
             payload[name] += size
     return {name: (calls[name], payload[name]) for name in calls}
+
+
+def _since(then: Counts, now: Counts) -> Counts:
+    """What was made between two tallies, of operations that were called."""
+    made = {}
+    for name, (calls, payload) in now.items():
+        earlier = then.get(name, (0, 0))
+        if calls > earlier[0]:
+            made[name] = (calls - earlier[0], payload - earlier[1])
+    return made
 
 
 def _counted(agent: AgentProcess) -> Counts:
@@ -172,10 +179,7 @@ def _training(lane: Lane, ranks: Ranks, agent: AgentProcess) -> None:
             continue
         agent.comes_true(partial(_has_more, agent, first), 5)
         now = _counted(agent)
-        made = {
-            name: (now[name][0] - first.get(name, (0, 0))[0], now[name][1] - first.get(name, (0, 0))[1]) for name in now
-        }
-        made = {name: each for name, each in made.items() if each[0]}
+        made = _since(first, now)
         lane.rows.add(f"training, {kind}: calls, payload in {_STEPS} steps", str(made))
         lane.rows.figure(f"training, {kind}: step, ms", sorted(took)[len(took) // 2] * 1e3)
         if kind == "ddp":
