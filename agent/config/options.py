@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from railscope.agent.config.keys import ConfigError, Key, Kind, nearest
-from railscope.agent.config.rail_patterns import parse_rail_patterns
+from railscope.agent.config.rail_patterns import RailPattern, rail_pattern
 from railscope.agent.config.values import (
     ListenAddress,
     decimal,
     duration_ns,
+    entries,
     folder,
     listen_address,
     one_of,
@@ -73,8 +75,8 @@ class Config:
     scan_interval_ns: int = 10_000_000_000
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
-    rails: tuple[str, ...] = ()
-    """Texts for `railscope.agent.config.rail_patterns.parse_rail_patterns`; none: the rails are found."""
+    rails: tuple[RailPattern, ...] = ()
+    """None: the rails are found."""
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
     small_payload_bytes: int = 65_536
@@ -134,11 +136,6 @@ class Option:
     help: str
 
 
-def _rail(text: str) -> str:
-    parse_rail_patterns([text])
-    return text
-
-
 def _text(
     field: str, flag: str, key: str, read: Callable[[str], object], metavar: str, default: str, help: str
 ) -> Option:
@@ -184,7 +181,7 @@ OPTIONS: Final = (
           "how host time in a call is measured: a uprobe session, a pair of probes, or not (off)"),
     _integer("probe_sample_every", "--probe.sample-every", "probes.sample_every", power_of_two(1 << 16), "16",
              "measure host time of one call in N, a power of two"),
-    _list("rails", "--rail.devices", "rails.devices", _rail, "DEVICE", "found",
+    _list("rails", "--rail.devices", "rails.devices", rail_pattern, "DEVICE", "found",
           "devices that are rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
     _text("sample_interval_ns", "--rail.sample-interval", "rails.sample_interval", duration_ns("1ms", "10s"), "TIME",
           "100ms", "how often port counters are read"),
@@ -281,14 +278,20 @@ class CommandParser(argparse.ArgumentParser):
         return flags
 
 
+def _each(read: Callable[[str], object]) -> Callable[[str], list[object]]:
+    """A reader of the entries of one word: people write lists with spaces or with commas."""
+    return lambda text: [read(entry) for entry in entries(text)]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Register every option; what is not given leaves no trace in the result, so that the file can speak."""
     for option in OPTIONS:
         several: dict[str, Any] = {"action": "extend", "nargs": "+"} if option.kind is Kind.LIST else {}
+        read = _each(option.read) if option.kind is Kind.LIST else option.read
         parser.add_argument(
             option.flag,
             dest=option.field,
-            type=option_type(option.read),
+            type=option_type(read),
             metavar=option.metavar,
             default=argparse.SUPPRESS,
             help=f"{option.help} (default: {option.default})".replace("%", "%%"),
@@ -332,9 +335,10 @@ def config_from(args: argparse.Namespace) -> Config:
     values: dict[str, Any] = {option.field: from_file[option.key] for option in OPTIONS if option.key in from_file}
     names = {field.name for field in fields(Config)}
     values.update({name: value for name, value in given.items() if name in names})
-    for name in ("pids", "rails", "series_detail"):
-        if name in values:
-            values[name] = tuple(values[name])
+    for option in OPTIONS:
+        if option.kind is Kind.LIST and option.field in values:
+            words = values[option.field]
+            values[option.field] = tuple(chain.from_iterable(words) if option.field in given else words)
     values["collectors"] = frozenset(
         collector.name
         for collector in COLLECTORS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+
+from railscope.agent.config.values import entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,20 +16,19 @@ class RailPattern:
     """Number given to it; empty for its position."""
 
 
-def parse_rail_patterns(texts: Iterable[str]) -> tuple[RailPattern, ...]:
-    """Patterns from `eth2`, `eth*` or `eth2=0`.
+def rail_pattern(text: str) -> RailPattern:
+    """The pattern that `eth2`, `eth*` or `eth2=0` is.
 
     Raises:
-        ValueError: an entry has no name, or a number is given to a pattern that several devices can match.
+        ValueError: the entry has no name, holds several, or gives a number to a pattern that several devices can match.
     """
-    patterns = []
-    for text in texts:
-        glob, equals, rail = (part.strip() for part in text.partition("="))
-        if not glob or (equals and not rail):
-            raise ValueError(f"rail pattern {text!r}: write a device name, a pattern such as eth*, or eth2=0")
-        if rail and not (rail.isascii() and rail.isdigit()):
-            raise ValueError(f"rail pattern {text!r}: a rail is a number: write {glob}=0")
-        if rail and set(glob) & set("*?["):
-            raise ValueError(f"rail pattern {text!r}: give a rail number to one device name, not to a pattern")
-        patterns.append(RailPattern(glob, rail))
-    return tuple(patterns)
+    glob, equals, rail = (part.strip() for part in text.partition("="))
+    if not glob or (equals and not rail):
+        raise ValueError(f"rail pattern {text!r}: write a device name, a pattern such as eth*, or eth2=0")
+    if len(entries(text)) > 1:
+        raise ValueError(f"rail pattern {text!r}: write each device as an entry of its own")
+    if rail and not (rail.isascii() and rail.isdigit()):
+        raise ValueError(f"rail pattern {text!r}: a rail is a number: write {glob}=0")
+    if rail and set(glob) & set("*?["):
+        raise ValueError(f"rail pattern {text!r}: give a rail number to one device name, not to a pattern")
+    return RailPattern(glob, rail)

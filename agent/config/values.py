@@ -31,6 +31,7 @@ _SIZE: Final = re.compile(r"([0-9]{1,15})(B|KiB|MiB|GiB)?")
 _SIZE_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]*):(?P<port>[0-9]{1,5})")
+_BETWEEN_ENTRIES: Final = re.compile(r",(?![^\[\]]*\])")
 
 
 Value = TypeVar("Value")
@@ -46,6 +47,11 @@ def option_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return argument
+
+
+def entries(text: str) -> list[str]:
+    """What stands between commas; a comma within [] belongs to the pattern, as in eth[0,2]."""
+    return [entry.strip() for entry in _BETWEEN_ENTRIES.split(text)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Final, TextIO
 
 from railscope import probes
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import parse_rail_patterns
 from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, guarded, one_line
 from railscope.agent.doctor.host import devices, kernel, pid_namespace, privileges, settings
 from railscope.agent.doctor.libraries import check_libraries
@@ -73,7 +72,7 @@ def run_doctor(config: Config, *, as_json: bool, out: TextIO) -> int:
 def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> int:
     """Print which rail is which on the machine of an NCCL topology file; returns as `run_doctor` does."""
     try:
-        found = topology_of_file(file, parse_rail_patterns(config.rails))
+        found = topology_of_file(file, config.rails)
     except (OSError, ValueError) as error:
         why = one_line(error) if isinstance(error, OSError) else f"{file} {one_line(error)}"
         print(f"railscope doctor: --topology: {why}; name a file that NCCL_TOPO_DUMP_FILE wrote", file=sys.stderr)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import parse_rail_patterns
 from railscope.agent.config.unmatched import patterns_without_device
 from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
 from railscope.agent.doctor.topology import rdma_of_host
@@ -34,10 +33,8 @@ def check_rails(
     """Findings, and one report for each device; `processes` are those that have NCCL mapped.
 
     Raises:
-        ValueError: the configured rails cannot be understood.
         NamespaceError, OSError: not even the own devices can be listed.
     """
-    patterns = parse_rail_patterns(config.rails)
     findings: list[Finding] = []
     devices: list[NetworkDevice] = []
     own = 0
@@ -71,7 +68,7 @@ def check_rails(
     rdma = rdma_of_host(config, processes)
     decisions = decide_rails(
         devices,
-        patterns=patterns,
+        patterns=config.rails,
         socket_interfaces={netns: sorted(values) for netns, values in interfaces.items()},
         rdma=rdma,
         home=[own],
@@ -87,7 +84,7 @@ def check_rails(
             findings.append(_finding(decision, decision.rail, place, inside))
     if not rdma.rails and not any(decision.rail is not None for decision in decisions):
         findings.append(_none(config, decisions))
-    elif unmatched := patterns_without_device(patterns, [*(one.device.name for one in decisions), *rdma.names]):
+    elif unmatched := patterns_without_device(config.rails, [*(one.device.name for one in decisions), *rdma.names]):
         findings.append(Finding("rail", "problem", f"--rail.devices: {unmatched}", "correct --rail.devices"))
     return findings, tuple(_report(decision, own) for decision in decisions)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import RailPattern, parse_rail_patterns
+from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
@@ -89,7 +89,6 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
 
     Raises:
         OSError: sysfs cannot be listed.
-        ValueError: the configured rails cannot be understood.
     """
     ports = read_ports(config.sysfs)
     if not ports:
@@ -98,7 +97,7 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
     mapped = map_rails(
         nics_of_rdma(config.sysfs, ports),
         gpus_of_pci(pci_devices(config.sysfs)),
-        patterns=parse_rail_patterns(config.rails),
+        patterns=config.rails,
         hca_lists=hca_lists,
         topology=topology,
     )
@@ -115,15 +114,13 @@ def check_topology(
 
     Raises:
         OSError: sysfs cannot be listed.
-        ValueError: the configured rails cannot be understood.
     """
     gpus = gpus_of_pci(pci_devices(config.sysfs))
     nics = nics_of_rdma(config.sysfs, read_ports(config.sysfs))
     findings: list[Finding] = []
     if nics:
         hca_lists, topology = _said_to_nccl(config, processes, findings)
-        patterns = parse_rail_patterns(config.rails)
-        mapped = map_rails(nics, gpus, patterns=patterns, hca_lists=hca_lists, topology=topology)
+        mapped = map_rails(nics, gpus, patterns=config.rails, hca_lists=hca_lists, topology=topology)
     elif gpus:
         mapped = _network_devices(config, gpus, rails)
     else:

@@ -25,6 +25,7 @@ from railscope.agent.config.options import (
     add_arguments,
     config_from,
 )
+from railscope.agent.config.rail_patterns import RailPattern, rail_pattern
 from railscope.agent.config.values import duration_ns, listen_address, size_bytes
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "railscope.yml"
@@ -103,6 +104,19 @@ def test_values_follow_their_flag_with_or_without_an_equals_sign(words: list[str
     assert config(*words) == replace(Config(), listen=ListenAddress("::1", 80))
 
 
+@pytest.mark.parametrize(
+    ("words", "rails"),
+    [
+        (["--rail.devices", "eth0,eth1"], ["eth0", "eth1"]),
+        (["--rail.devices", "eth0, eth1=3", "ib*"], ["eth0", "eth1=3", "ib*"]),
+        (["--rail.devices", "eth0", "--rail.devices", "eth1,eth2"], ["eth0", "eth1", "eth2"]),
+        (["--rail.devices", "eth[0,2]"], ["eth[0,2]"]),
+    ],
+)
+def test_entries_of_a_list_stand_between_spaces_or_commas(words: list[str], rails: list[str]) -> None:
+    assert config(*words) == replace(Config(), rails=tuple(rail_pattern(text) for text in rails))
+
+
 def test_every_flag_reaches_its_field() -> None:
     assert config(
         "--web.telemetry-path=/m", "--web.config.file=/etc/w.yml", "--scope=netns", "--pid", "1", "2", "--pid=3",
@@ -117,7 +131,8 @@ def test_every_flag_reaches_its_field() -> None:
     ) == Config(
         telemetry_path="/m", web_config_file=Path("/etc/w.yml"), scope="netns", pids=(1, 2, 3),
         scan_interval_ns=90_000_000_000, probe_attach="multi", probe_enqueue_time="off", probe_sample_every=1,
-        rails=("eth*", "ib0=3"), sample_interval_ns=1_000_000, correlation_window_ns=60_000_000_000,
+        rails=(RailPattern("eth*", ""), RailPattern("ib0", "3")),
+        sample_interval_ns=1_000_000, correlation_window_ns=60_000_000_000,
         small_payload_bytes=1024, series_limit=500, comm_lifetime_ns=3_600_000_000_000, aggregate_entries=2048,
         series_detail=("counters", "nvlinks"),
         communicator_entries=100, ring_bytes=1 << 20, recordings_directory=None, recordings_max_bytes=1 << 30,
@@ -137,7 +152,7 @@ def test_the_file_goes_before_defaults_and_the_command_line_before_the_file(file
     merged = config(f"--config.file={file}", "--rail.window=20s", "--rail.devices=ib0")
     assert merged.sample_interval_ns == 1_000_000_000
     assert merged.correlation_window_ns == 20_000_000_000
-    assert merged.rails == ("ib0",)
+    assert merged.rails == (RailPattern("ib0", ""),)
     assert merged.pids == (7,)
     assert merged.config_file == file
 

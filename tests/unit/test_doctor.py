@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import rail_pattern
 from railscope.agent.doctor import command as doctor
 from railscope.agent.doctor.command import Examination, as_json_text, as_text, run_doctor
 from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, guarded
@@ -227,7 +228,7 @@ def recorded_device(sysfs: Path, name: str, *, operstate: str, flags: str, carri
 def test_rails_of_a_recorded_host_tell_speed_carrier_and_why(tmp_path: Path) -> None:
     recorded_device(tmp_path, "eth2", operstate="up", flags="0x1003", carrier="1")
     recorded_device(tmp_path, "eth3", operstate="down", flags="0x1003", carrier="0")
-    findings, rails = check_rails(Config(sysfs=tmp_path, rails=("eth*",)), (), SystemClock())
+    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(rail_pattern("eth*"),)), (), SystemClock())
     by_rail = {finding.what[:1]: finding for finding in findings if finding.check == "rail"}
     assert by_rail["0"].status == "ok"
     assert "eth2 (configured: eth*): connected, 12.5 GB/s" in by_rail["0"].what
@@ -237,7 +238,7 @@ def test_rails_of_a_recorded_host_tell_speed_carrier_and_why(tmp_path: Path) -> 
 
 def test_configured_rails_that_match_nothing_are_a_problem(tmp_path: Path) -> None:
     recorded_device(tmp_path, "eth2", operstate="up", flags="0x1003", carrier="1")
-    findings, rails = check_rails(Config(sysfs=tmp_path, rails=("ib*",)), (), SystemClock())
+    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(rail_pattern("ib*"),)), (), SystemClock())
     (finding,) = [finding for finding in findings if finding.check == "rail"]
     assert finding.status == "problem"
     assert "eth2 (matches no configured rail)" in finding.what

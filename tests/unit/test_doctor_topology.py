@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.cli.main import main
 from railscope.agent.config.options import Config
+from railscope.agent.config.rail_patterns import rail_pattern
 from railscope.agent.doctor.command import Examination, as_json_text, as_text
 from railscope.agent.doctor.findings import RailReport
 from railscope.agent.doctor.rails import check_rails
@@ -276,7 +277,7 @@ def test_network_devices_beside_rdma_rails_have_the_numbers_that_the_agent_gives
 
 def test_a_host_whose_only_rails_are_rdma_ports_has_no_problem_with_its_rails(tmp_path: Path) -> None:
     rdma.efa(tmp_path)
-    config = Config(sysfs=tmp_path, rails=("rdmap16s27",))
+    config = Config(sysfs=tmp_path, rails=(rail_pattern("rdmap16s27"),))
     findings, reports = check_rails(config, (), SystemClock())
     assert [finding for finding in findings if finding.status == "problem"] == []
     assert reports == ()

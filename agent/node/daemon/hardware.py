@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import parse_rail_patterns
 from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.nvlink.watch import NO_NVLINK, NvlinkWatch
@@ -41,7 +40,6 @@ class Hardware:
         """`on_reading` is shown every reading of byte counters; None: nobody asks for them."""
         self._config = config
         self._handed_over = handed_over
-        patterns = parse_rail_patterns(config.rails)
         self.rails = RailWatch(
             clock,
             procfs=config.procfs,
@@ -49,7 +47,7 @@ class Hardware:
             sample_interval_ns=config.sample_interval_ns,
             window_ns=config.correlation_window_ns,
             lifetime_ns=config.comm_lifetime_ns,
-            patterns=patterns,
+            patterns=config.rails,
             on_reading=on_reading,
             awaits_connections="tcp" in config.collectors and not self.simulated,
         )
@@ -61,7 +59,7 @@ class Hardware:
                 procfs=config.procfs,
                 sample_interval_ns=config.sample_interval_ns,
                 window_ns=config.correlation_window_ns,
-                patterns=patterns,
+                patterns=config.rails,
                 on_reading=on_reading,
             )
         self._ethernet: EthernetWatch | None = None
