@@ -180,7 +180,7 @@ def test_who_asks_between_two_stalls_or_a_moment_after_gets_the_verdict_of_both(
 def test_a_stall_that_was_over_two_minutes_ago_is_no_stall_now(url: str) -> None:
     verdict = verdict_at(url, LONG_OVER, 165.0)
     assert not verdict.problem
-    assert verdict.headline == "No stall: no host calls any of 1 communicators stalled."
+    assert verdict.headline == "No stall: no host calls the only communicator stalled."
     (note,) = verdict.notes
     told = re.search(
         r", 2 min [12] s ago: job4-0 said rail_slow of rank 0 by rail 1 \(eth1\).* --time (\S+) gives", note

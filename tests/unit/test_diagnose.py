@@ -67,8 +67,15 @@ def test_of_many_communicators_that_wait_only_a_few_are_printed() -> None:
 def test_no_stall_is_one_line_and_the_time() -> None:
     fleets = Fleets().communicator()
     assert as_text(verdict_of(fleets.made())).splitlines()[0] == (
-        "No stall: no host calls any of 1 communicators stalled."
+        "No stall: no host calls the only communicator stalled."
     )
+
+
+def test_where_no_communicator_is_seen_nothing_is_called_no_stall() -> None:
+    verdict = verdict_of(Fleets().made())
+    assert verdict.headline == "No host sees a communicator."
+    assert verdict.notes[0].startswith("if a job runs, `railscope doctor`")
+    assert (verdict.problem, verdict.heard) == (False, True)
 
 
 @given(fleets_of_any_kind())

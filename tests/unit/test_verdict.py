@@ -63,7 +63,7 @@ def note_of(fleets: Fleets) -> str:
 
 
 def test_a_clock_that_is_off_is_told_and_a_small_difference_is_not() -> None:
-    fleets = Fleets()
+    fleets = Fleets().communicator()
     fleets.agents[0] = replace(fleets.agents[0], clock_offset_seconds=-90.0)
     assert "host0: its clock is 90 s behind the store's" in note_of(fleets)
     fleets.agents[0] = replace(fleets.agents[0], clock_offset_seconds=-3.0)

@@ -76,7 +76,7 @@ def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, 
     verdict = judged(fleets, *then)
     assert verdict.problem is problem
     if not problem:
-        assert verdict.headline == "No stall: no host calls any of 1 communicators stalled."
+        assert verdict.headline == "No stall: no host calls the only communicator stalled."
         (note,) = verdict.notes
         assert note.startswith(f"communicator {COMM} was stalled until 13:4")
         assert "ago: host1 said rail_slow of rank 1 by rail 0 (eth0); --time 1970-01-12T13:4" in note
@@ -84,9 +84,7 @@ def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, 
 
 def test_that_a_stall_is_over_is_not_said_where_nobody_is_heard() -> None:
     fleets = going().was_stalled(ago=120.0, by=SLOW).lose_host(0)
-    assert (
-        judged(fleets).headline == "No stall: no host calls any of 1 communicators stalled; 1 of 2 hosts say nothing."
-    )
+    assert judged(fleets).headline == "No stall: no host calls the only communicator stalled; 1 of 2 hosts say nothing."
     verdict = judged(fleets.lose_host(1))
     assert not verdict.heard
     assert verdict.headline == "Cannot tell whether anything is stalled: none of 2 hosts says anything."

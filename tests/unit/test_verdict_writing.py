@@ -90,7 +90,7 @@ def test_a_checkpoint_that_has_just_ended_was_no_stall() -> None:
     now = Fleets().communicator().was_stalled(ago=1.2, by=stall("rank_behind"))
     verdict = verdict_of(now.made(), None, [checkpoint(at=NOW - 1.2).made()])
     assert not verdict.problem
-    assert verdict.headline.startswith("No stall: no host calls any")
+    assert verdict.headline.startswith("No stall: no host calls the only")
     (note,) = verdict.notes
     assert note == (
         f"communicator {COMM} waited until 1.2 s ago for rank 0 (pid 100, host0), which wrote to storage: a checkpoint?"
@@ -133,5 +133,5 @@ def test_who_shares_a_group_with_a_writer_and_did_not_come_there_either_is_not_e
 def test_a_checkpoint_that_nobody_elsewhere_waits_for_is_not_told_of() -> None:
     alone = Fleets(2).communicator(COMM, hosts=[0, 0]).behind(0).rank(0, writing=True)
     verdict = verdict_of(alone.made())
-    assert verdict.headline.startswith("No stall: no host calls any of")
+    assert verdict.headline.startswith("No stall: no host calls the only")
     assert COMM not in " ".join(verdict.notes)

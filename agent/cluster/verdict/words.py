@@ -111,6 +111,7 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
     )
     silent = [agent for agent in fleet.agents if not agent.up]
     heard = len(silent) < len(fleet.agents) or not fleet.agents
+    blind: tuple[str, ...] = ()
     if findings:
         headline = findings[0].headline
         if len(findings) > 1:
@@ -121,14 +122,18 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
     elif not heard:
         headline = f"Cannot tell whether anything is stalled: none of {len(fleet.agents)} hosts says anything."
     else:
-        what = f"communicator {comm}" if comm else f"any of {fleet.communicators} communicators"
-        headline = f"No stall: no host calls {what} stalled"
+        if comm or fleet.communicators:
+            many = f"any of {fleet.communicators} communicators" if fleet.communicators > 1 else "the only communicator"
+            headline = f"No stall: no host calls {f'communicator {comm}' if comm else many} stalled"
+        else:
+            headline = "No host sees a communicator"
+            blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
         headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
         headline += "."
     asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
-    notes = (*writing, *_notes(fleet), *notes_of(fleet, shown))
+    notes = (*blind, *writing, *_notes(fleet), *notes_of(fleet, shown))
     return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
 
 
