@@ -225,11 +225,12 @@ def check_probes(config: Config, objects: Path) -> list[Finding]:
             "ring buffer",
             lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
         ),
-        *guarded("libbpf", _libbpf),
-        *guarded("bcc", lambda: [_bcc(config)]),
-        *guarded("BPF objects", lambda: _objects(objects)),
-        *guarded("uprobe events", lambda: _perf_type(config.sysfs)),
     ]
+    first_loader = [*guarded("libbpf", _libbpf), *guarded("BPF objects", lambda: _objects(objects))]
+    without = next((finding.what for finding in first_loader if finding.status == "problem"), None)
+    findings += first_loader
+    findings += guarded("bcc", lambda: [_bcc(config, without)])
+    findings += guarded("uprobe events", lambda: _perf_type(config.sysfs))
     chosen = guarded("probes", lambda: [_chosen(config)])
     works = all(finding.status == "ok" for finding in chosen)
     for mode in MODES:
@@ -258,12 +259,18 @@ def _libbpf() -> list[Finding]:
     return [Finding("libbpf", "ok", f"{version().decode(errors='replace').removeprefix('v')}")]
 
 
-def _bcc(config: Config) -> Finding:
-    if version := bcc_loader.installed_version():
-        return Finding("bcc", "ok", f"{version}, the second loader")
+def _bcc(config: Config, without: str | None) -> Finding:
+    """`without`: why libbpf cannot load the programs on this host; None: nothing says that it cannot."""
+    version = bcc_loader.installed_version()
     remedy = "apt install python3-bpfcc (Debian, Ubuntu), or dnf install python3-bcc"
-    if loader(config) is Loader.BCC:
+    chosen = loader(config)
+    if version:
+        use = f"loads the probes here, because {without}" if without and chosen is None else "the second loader"
+        return Finding("bcc", "ok", f"{version}, {use}")
+    if chosen is Loader.BCC:
         return Finding("bcc", "problem", f"not installed for {bcc_loader.SYSTEM_PYTHON}", remedy)
+    if without and chosen is None:
+        return Finding("bcc", "problem", f"not installed, and it could load the probes here, where {without}", remedy)
     return Finding("bcc", "note", "not installed; it is only needed where libbpf cannot load the probes", remedy)
 
 

@@ -22,7 +22,7 @@ from railscope.probes.libbpf import LoadError
 from railscope.probes.links import AttachKind
 from railscope.probes.mmap_events import MmapEventsError
 from railscope.probes.namespaces import NamespaceDenied
-from railscope.probes.nccl.programs import EnqueueTime
+from railscope.probes.nccl.programs import OBJECTS, EnqueueTime
 from railscope.probes.processes import MappedFileError
 
 BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH, DAC_OVERRIDE = 39, 38, 21, 19, 2, 1
@@ -187,6 +187,27 @@ def test_objects_that_were_not_built_are_a_problem_with_the_command(tmp_path: Pa
     found = {finding.check: finding for finding in check_probes(Config(), tmp_path)}
     assert found["BPF objects"].status == "problem"
     assert "make build" in found["BPF objects"].remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "says"),
+    [("0.26.0", "ok", "0.26.0, loads the probes here, because nccl."), (None, "problem", "it could load the probes")],
+)
+def test_where_no_object_fits_bcc_is_the_answer(
+    version: str | None, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("railscope.probes.bcc_loader.installed_version", lambda: version)
+    found = {finding.check: finding for finding in check_probes(Config(), tmp_path)}
+    assert found["bcc"].status == status
+    assert says in found["bcc"].what
+    assert "nccl_session" in found["bcc"].what
+
+
+def test_where_libbpf_serves_bcc_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railscope.probes.bcc_loader.installed_version", lambda: None)
+    found = {finding.check: finding for finding in check_probes(Config(), OBJECTS)}
+    assert found["BPF objects"].status == "ok"
+    assert (found["bcc"].status, "only needed" in found["bcc"].what) == ("note", True)
 
 
 def test_the_trial_follows_the_configuration() -> None:
