@@ -26,6 +26,7 @@ from railscope.agent.node.attribution.evidence import PortAndConnections, RailLe
 from railscope.agent.node.attribution.explained import Correlator, PortTotals
 from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.stalls.watchdog import LOOK_NS
@@ -383,11 +384,9 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
     clock = _Clock()
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        cast(NcclPrograms, load),
+        NcclSources(cast(NcclPrograms, load), Completion(cast(Any, load), Level.RAILS), in_flight=load),
         clock,
         "bench",
-        completion=Completion(cast(Any, load), Level.RAILS),
-        stall_tables=load,
     )
     rails = _Rails()
     taken_s = 0.0

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.config.options import Config
+from railscope.agent.node.attribution.evidence import HandedBytes
+from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.rails import ethernet
 from railscope.agent.node.rails.ethernet import EthernetWatch
@@ -66,6 +68,28 @@ def exposition(sysfs: Path) -> str:
             time.sleep(0.01)
     finally:
         observer.close()
+
+
+def test_what_was_handed_over_is_asked_once_for_rails_of_both_kinds(tmp_path: Path) -> None:
+    machine(tmp_path)
+    hardware = Hardware(Config(sysfs=tmp_path, collectors=frozenset({"netdev", "rdma"})), SystemClock(), None)
+    asked: list[HandedBytes] = []
+
+    def handed_over() -> HandedBytes:
+        # What was lost until it is asked is told once: a second answer would call bytes whole that are not.
+        asked.append(HandedBytes({}, whole=not asked))
+        return asked[-1]
+
+    try:
+        hardware.start()
+        hardware.tick([], handed_over)
+        assert len(asked) == 1
+        hardware.relate([], handed_over)
+        assert len(asked) == 2
+        hardware.tick(None, handed_over)
+        assert len(asked) == 2, "nothing is related"
+    finally:
+        hardware.close()
 
 
 def lines_of(sysfs: Path) -> set[str]:

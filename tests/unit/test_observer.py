@@ -13,6 +13,7 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.stalls.watchdog import StallWatch
 from railscope.probes.clock import SystemClock
@@ -33,7 +34,9 @@ def collective_success(snapshot: Snapshot) -> bool:
 def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: str) -> None:
     kernel = SimulatedPrograms()
     kernel.call(2**22 - 1, 0, 3)
-    observer = Observer(Config(collectors=frozenset({"collective"})), cast(NcclPrograms, kernel), SystemClock(), "0")
+    observer = Observer(
+        Config(collectors=frozenset({"collective"})), NcclSources(cast(NcclPrograms, kernel)), SystemClock(), "0"
+    )
     try:
         before = observer.snapshot()
         assert collective_success(before)
@@ -64,10 +67,11 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
     monkeypatch.setattr(Completion, "follow", follow)
     observer = Observer(
         Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
-        cast(NcclPrograms, SimulatedPrograms()),
+        NcclSources(
+            cast(NcclPrograms, SimulatedPrograms()), Completion(level_programs.SimulatedPrograms(), Level.COUNTS)
+        ),
         SystemClock(),
         "0",
-        completion=Completion(level_programs.SimulatedPrograms(), Level.COUNTS),
     )
     try:
         observer.look_at({os.getppid()})
@@ -86,10 +90,9 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
     completion = Completion(level_programs.SimulatedPrograms(), Level.COMPLETION)
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        cast(NcclPrograms, SimulatedPrograms()),
+        NcclSources(cast(NcclPrograms, SimulatedPrograms()), completion),
         SystemClock(),
         "0",
-        completion=completion,
     )
     try:
         stalls = observer.stalls
@@ -116,10 +119,9 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
         config = Config(collectors=frozenset({"collective"}), pids=(child.pid,))
         observer = Observer(
             config,
-            cast(NcclPrograms, kernel),
+            NcclSources(cast(NcclPrograms, kernel), new_process=lambda identity, _: new.append(identity)),
             SystemClock(),
             "0",
-            new_process=lambda identity, _: new.append(identity),
         )
         try:
             kernel.communicator(child.pid, 1)

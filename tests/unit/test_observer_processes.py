@@ -14,6 +14,7 @@ import pytest
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CommunicatorFacts
+from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.probes.clock import SystemClock
 from railscope.probes.links import Links
@@ -58,10 +59,9 @@ class Host:
         everything = Config(collectors=frozenset({"collective"}), procfs=self._procfs.root, **config)
         self.observer = Observer(
             everything,
-            cast(NcclPrograms, self.kernel),
+            NcclSources(cast(NcclPrograms, self.kernel), new_process=lambda identity, _: self.new.append(identity)),
             self._clock,
             "0",
-            new_process=lambda identity, _: self.new.append(identity),
         )
 
     def library(self, version: str) -> Path:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
 from railscope.agent.node.attribution.evidence import (
+    HandedBytes,
     PortAndConnections,
     RailEvidence,
     RailLedgers,
@@ -172,7 +173,7 @@ def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> Non
     def until(shown: Callable[[RailFacts], bool], handed: int = 0) -> RailFacts:
         deadline = time.monotonic() + 30
         while True:
-            rails.relate([], {(NETNS, "mlx5_0"): handed})
+            rails.relate([], HandedBytes({(NETNS, "mlx5_0"): handed}, whole=True))
             found = next(one for one in rails.rails() if one.device == "mlx5_0")
             if shown(found):
                 return found
@@ -181,7 +182,6 @@ def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> Non
 
     with closing(rails):
         rails.start()
-        rails.handed_over_whole = True
         before = until(lambda found: found.transmit_bytes is not None and bool(found.counters))
         assert before.transmit_bytes is not None
         counted = {name: count for name, _, count in before.counters}["port_xmit_packets"] + packets

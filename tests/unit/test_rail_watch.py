@@ -179,9 +179,9 @@ def test_a_rail_that_vanishes_and_comes_back_moves_no_number(watch: Watch) -> No
 
 def test_numbers_of_rdma_rails_are_left_to_them_when_they_come(watch: Watch) -> None:
     assert watch.numbers() == {"eth0": "0"}
-    watch.rails.other_devices = RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),))
+    watch.rails.take_rdma(RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),)))
     assert watch.numbers() == {"eth0": "1"}
-    watch.rails.other_devices = RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),))
+    watch.rails.take_rdma(RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),)))
     assert watch.numbers() == {"eth0": "3"}
 
 
@@ -260,7 +260,7 @@ def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(
     watch.rails = Watch(monkeypatch, awaits_connections=True).rails
     assert awaited() == [True]
     read = RailEthernet(NETNS, "0", "eth0", (), (), None, None)
-    watch.rails.ethernet = {(NETNS, "eth0"): replace(read, awaited=True)}
+    watch.rails.take_ethernet([replace(read, awaited=True)])
     assert awaited() == [True]
-    watch.rails.ethernet = {(NETNS, "eth0"): read}
+    watch.rails.take_ethernet([read])
     assert awaited() == [False], "they cannot be read"

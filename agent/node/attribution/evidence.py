@@ -54,6 +54,21 @@ class PortAndConnections:
 
 
 @dataclass(frozen=True, slots=True)
+class HandedBytes:
+    """What collectives of observed processes gave to network devices, in bytes since the probes were attached."""
+
+    device_bytes: Mapping[tuple[int, str], int] | None = None
+    """By network namespace (inode of the sending process's) and device; None: not observed."""
+    whole: bool = False
+    """Whether everything that observed processes hand over is seen at present."""
+    in_network: bool = False
+    """Whether collectives were seen that run in the switches (CollNet), whose bytes NCCL does not hand over."""
+
+
+NOT_OBSERVED: Final = HandedBytes()
+
+
+@dataclass(frozen=True, slots=True)
 class RailEvidence:
     """What is known of one rail; `expected_bytes` as the model has them."""
 

@@ -28,7 +28,8 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
-from railscope.agent.node.daemon.observer import MOST_ENDED, Observer
+from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclSources
+from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
@@ -118,24 +119,13 @@ class Daemon:
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
         self._internals = self._load_internals()
-        completion = (
-            None
-            if self._internals is None
-            else Completion(self._internals, Level.COUNTS, CudaCompletion(self._internals.cuda, config.procfs))
-        )
-        control = None if self._programs is None else self._control(self._programs, completion)
         self.observer = Observer(
             config,
-            self._programs,
+            self._nccl_sources(self._programs, self._internals) if self._programs is not None else None,
             clock,
             version,
-            completion=completion,
-            control=control,
             recorder=self._recorder,
-            stall_tables=self._internals,
             own_process=OwnProcess() if serve else None,
-            new_process=self._watch_process,
-            stall_began=self._stall_began,
             most_ended=most_ended,
         )
         self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
@@ -157,6 +147,19 @@ class Daemon:
         except LoadError as error:
             _log.warning("calls are counted, what completes is not seen: %s", error)
             return None
+
+    def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
+        completion = None
+        if internals is not None:
+            completion = Completion(internals, Level.COUNTS, CudaCompletion(internals.cuda, self._config.procfs))
+        return NcclSources(
+            programs,
+            completion,
+            self._control(programs, completion),
+            internals,
+            new_process=self._watch_process,
+            stall_began=self._stall_began,
+        )
 
     def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
         calibration = calibrate(programs.attach_kind)

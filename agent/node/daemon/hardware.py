@@ -13,9 +13,9 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
 from railscope.agent.model.expected import ExpectedBytes
+from railscope.agent.node.attribution.evidence import HandedBytes
 from railscope.agent.node.nvlink.watch import NO_NVLINK, NvlinkWatch
 from railscope.agent.node.rails.ethernet import EthernetWatch
-from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.netdev_rails import RailWatch
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
@@ -29,17 +29,13 @@ _log = logging.getLogger("railscope.hardware")
 _NVLINK_PERIOD_SECONDS: Final = 5.0
 """Counters of bytes need no haste: nothing but whether a link is up gets older by it."""
 
-HandedOver = Callable[[], Mapping[tuple[int, str], int] | None]
-"""Bytes that collectives handed to each device, by network namespace and name; None: not observed."""
-
 
 class Hardware:
     """Not thread-safe: the daemon's lock guards it; the samplers have threads of their own."""
 
-    def __init__(self, config: Config, clock: Clock, handed_over: HandedOver, on_reading: OnReading | None) -> None:
+    def __init__(self, config: Config, clock: Clock, on_reading: OnReading | None) -> None:
         """`on_reading` is shown every reading of byte counters; None: nobody asks for them."""
         self._config = config
-        self._handed_over = handed_over
         self.rails = RailWatch(
             clock,
             procfs=config.procfs,
@@ -97,7 +93,7 @@ class Hardware:
             self._ethernet_sampler.start()
         if self._rdma is not None:
             self._rdma.start()
-            self.rails.other_devices = self._rdma.names
+            self.rails.take_rdma(self._rdma.names)
         if self._nvlink is not None:
             self._nvlink.start()
         if "netdev" not in self._config.collectors:
@@ -141,38 +137,29 @@ class Hardware:
         """Before `tick`: learn of ports and links that came or went; `calm`: nobody waits for what is read of them."""
         if self._ethernet is not None:
             # Before what collectives handed over is read: no connection then seems to have carried more.
-            self._tell_rails(self._ethernet.tick(self.rails.decisions(), calm=calm))
+            self.rails.take_ethernet(self._ethernet.tick(self.rails.decisions(), calm=calm))
         if self._rdma is not None:
             self._rdma.tick()
-            self.rails.other_devices = self._rdma.names
+            self.rails.take_rdma(self._rdma.names)
         if self._nvlink is not None:
             self._with_utilization(self._nvlink.state().links)
 
-    def tick(self, expected: list[ExpectedBytes] | None) -> list[LinkEvents]:
+    def tick(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
         """Now and then: relate what collectives should have sent to what ports counted; None: not now.
 
         Returns link events that must not be polled any more.
         """
         if expected is None:
             return self.rails.tick(None)
-        return self.rails.tick(self._relate_rdma(expected), self._handed_over())
+        handed = handed_over()
+        return self.rails.tick(self._relate_rdma(expected, handed), handed)
 
-    def relate(self, expected: list[ExpectedBytes]) -> None:
-        """The same between two ticks."""
+    def relate(self, expected: list[ExpectedBytes], handed_over: Callable[[], HandedBytes]) -> None:
+        """The same between two ticks.  `handed_over` is asked after connections were: none seems to carry more."""
         if self._ethernet is not None:
-            self._tell_rails(self._ethernet.facts())
-        self.rails.relate(self._relate_rdma(expected), self._handed_over())
-
-    def set_whole(self, whole: bool) -> None:
-        """Whether all that is handed over is seen: of every library, and with the device's name."""
-        self.rails.handed_over_whole = whole
-        if self._rdma is not None:
-            self._rdma.handed_over_whole = whole
-
-    def set_in_network(self, in_network: bool) -> None:
-        """Whether switches reduce for collectives (CollNet), so that ports carry less than rings would."""
-        if self._rdma is not None:
-            self._rdma.in_network = in_network
+            self.rails.take_ethernet(self._ethernet.facts())
+        handed = handed_over()
+        self.rails.relate(self._relate_rdma(expected, handed), handed)
 
     def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
         """Rails that processes of a network namespace can use, each with when it last changed its carrier.
@@ -181,7 +168,7 @@ class Hardware:
         """
         if self._ethernet is not None:
             self._ethernet.read_again(netns)
-            self._tell_rails(self._ethernet.facts())
+            self.rails.take_ethernet(self._ethernet.facts())
         rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
         return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))
 
@@ -196,7 +183,7 @@ class Hardware:
             gpus=nvlink.gpus,
             nvlinks=self._with_utilization(nvlink.links),
             rails=(*rdma, *self.rails.rails()),
-            collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors),
+            collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors, *snapshot.collectors),
         )
 
     def awaited(self) -> tuple[str, ...]:
@@ -215,14 +202,11 @@ class Hardware:
         if self._nvlink is not None:
             self._nvlink.close()
 
-    def _tell_rails(self, facts: Iterable[RailEthernet]) -> None:
-        self.rails.ethernet = {(one.netns, one.device): one for one in facts}
-
-    def _relate_rdma(self, expected: list[ExpectedBytes]) -> list[ExpectedBytes]:
+    def _relate_rdma(self, expected: list[ExpectedBytes], handed_over: HandedBytes) -> list[ExpectedBytes]:
         """Relate what goes through RDMA; returns what is left for the network devices."""
         if self._rdma is None:
             return expected
-        self._rdma.relate(expected, self._handed_over())
+        self._rdma.relate(expected, handed_over)
         return [] if self._rdma.carries else expected
 
     def _with_utilization(self, links: Iterable[NvlinkFacts]) -> tuple[NvlinkFacts, ...]:

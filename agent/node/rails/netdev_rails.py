@@ -7,7 +7,7 @@ alive; what its rails had carried stays readable for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
-from railscope.agent.node.attribution.evidence import RailEvidence, RailLedgers, evidence_of
+from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes, RailEvidence, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
@@ -104,13 +104,11 @@ class RailWatch:
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
-        self._handed_over: Mapping[tuple[int, str], int] | None = None
-        self.ethernet: Mapping[tuple[int, str], RailEthernet] = {}
+        self._handed_over = NOT_OBSERVED
+        self._ethernet: Mapping[tuple[int, str], RailEthernet] = {}
         """What is known besides, by namespace and device."""
         self._awaits_connections = awaits_connections
-        """Whether TCP connections of rails are going to be in `ethernet`."""
-        self.handed_over_whole = False
-        """Whether everything that observed processes hand over to devices is seen at present."""
+        """Whether TCP connections of rails are going to be among it."""
         self._ledgers = RailLedgers()
         self._utilization = Utilization(window_ns)
         self._rdma = NO_RDMA
@@ -127,13 +125,12 @@ class RailWatch:
     def start(self) -> None:
         self._sampler.start()
 
-    @property
-    def other_devices(self) -> RdmaPorts:
-        """The RDMA side of this host, whose rails' numbers are not given to other networks."""
-        return self._rdma
+    def take_ethernet(self, facts: Iterable[RailEthernet]) -> None:
+        """Learn all that drivers, queues and connections tell of the devices: the last call alone counts."""
+        self._ethernet = {(one.netns, one.device): one for one in facts}
 
-    @other_devices.setter
-    def other_devices(self, ports: RdmaPorts) -> None:
+    def take_rdma(self, ports: RdmaPorts) -> None:
+        """Learn of the RDMA side of this host, whose rails' numbers are not given to other networks."""
         if ports != self._rdma:
             self._rdma = ports
             self._decide()
@@ -258,7 +255,7 @@ class RailWatch:
                 self._sampler.refresh(watched.key)
 
     def tick(
-        self, expected: Sequence[ExpectedBytes] | None, handed_over: Mapping[tuple[int, str], int] | None = None
+        self, expected: Sequence[ExpectedBytes] | None, handed_over: HandedBytes = NOT_OBSERVED
     ) -> list[LinkEvents]:
         """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more.
 
@@ -302,18 +299,11 @@ class RailWatch:
         """Network namespaces (inodes) whose rails are shown."""
         return {*self._watched, *self._gone}
 
-    def relate(
-        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
-    ) -> None:
-        """Bring expected wire bytes and port bytes together.
-
-        `handed_over`: bytes that collectives gave to each device, by namespace and name; None: not observed.
-        """
+    def relate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
+        """Bring expected wire bytes and port bytes together."""
         self._relate(self._sampler.state(), expected, handed_over)
 
-    def _relate(
-        self, state: SamplerState, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None
-    ) -> None:
+    def _relate(self, state: SamplerState, expected: Sequence[ExpectedBytes], handed_over: HandedBytes) -> None:
         self._handed_over = handed_over
         keys, ports = [], []
         for decision in self._decisions:
@@ -336,13 +326,14 @@ class RailWatch:
 
     def _account(self, state: SamplerState) -> None:
         """Class the bytes of every rail."""
+        handed_over = self._handed_over.device_bytes
         by_namespace: dict[int, list[RailEvidence]] = {}
         for decision in self._decisions:
             key = (decision.device.netns, decision.device.name)
-            port, ethernet = state.device(*key), self.ethernet.get(key)
+            port, ethernet = state.device(*key), self._ethernet.get(key)
             if decision.rail is None or port is None:
                 continue
-            handed_over_bytes = None if self._handed_over is None else self._handed_over.get(key, 0)
+            handed_over_bytes = None if handed_over is None else handed_over.get(key, 0)
             # Bytes that were classed before it is known whose they are would stay where they are.
             if self._awaits_connections_of(ethernet):
                 self._ledgers.begin(key, self._wire.get(key), handed_over_bytes)
@@ -354,7 +345,7 @@ class RailWatch:
                     self._wire.get(key),
                     handed_over_bytes,
                     ethernet.together if ethernet is not None else None,
-                    complete=self.handed_over_whole,
+                    complete=self._handed_over.whole,
                 )
             )
         for rails in by_namespace.values():
@@ -372,7 +363,8 @@ class RailWatch:
     def _facts(self, state: SamplerState, only_netns: int | None) -> tuple[RailFacts, ...]:
         named = named_namespaces()
         labels = netns_labels([decision.device for decision in self._decisions], named)
-        senders = {netns for netns, _ in self._handed_over or ()}
+        handed_over = self._handed_over.device_bytes
+        senders = {netns for netns, _ in handed_over or ()}
         for place, label in labels.items():
             # A namespace may lose its name before its processes.
             if label and (place[0] in named or place not in self._labels):
@@ -384,7 +376,7 @@ class RailWatch:
             if decision.rail is None or (only_netns is not None and device.netns != only_netns):
                 continue
             wire = self._wire.get((device.netns, device.name))
-            ethernet = self.ethernet.get((device.netns, device.name))
+            ethernet = self._ethernet.get((device.netns, device.name))
             facts.append(
                 rail_facts(
                     decision,
@@ -393,8 +385,8 @@ class RailWatch:
                     netns_label=self._labels.get((device.netns, device.name), ""),
                     transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
                     transmit_collective_bytes=None
-                    if self._handed_over is None
-                    else self._handed_over.get((device.netns, device.name), 0 if device.netns in senders else None),
+                    if handed_over is None
+                    else handed_over.get((device.netns, device.name), 0 if device.netns in senders else None),
                     receive_wire_bytes=wire.receive.wire_bytes if wire else None,
                     transmit_explained_ratio=wire.transmit.explained_ratio if wire else None,
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,

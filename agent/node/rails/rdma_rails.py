@@ -16,7 +16,13 @@ from typing import Final
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.facts.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
-from railscope.agent.node.attribution.evidence import RailEvidence, RailLedgers, rdma_evidence
+from railscope.agent.node.attribution.evidence import (
+    NOT_OBSERVED,
+    HandedBytes,
+    RailEvidence,
+    RailLedgers,
+    rdma_evidence,
+)
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
@@ -79,11 +85,7 @@ class RdmaRails:
         self._mapped: dict[tuple[str, int | None], MappedNic] = {}
         self._mapped_from: tuple[tuple[RdmaPort, ...], frozenset[str]] | None = None
         self._wire: dict[tuple[str, str], RailWire] = {}
-        self._handed_over: Mapping[tuple[int, str], int] | None = None
-        self.handed_over_whole = False
-        """Whether everything that observed processes hand over to devices is seen at present."""
-        self.in_network = False
-        """Whether collectives were seen that run in the switches."""
+        self._handed_over = NOT_OBSERVED
         self._ledgers = RailLedgers()
         self._utilization = Utilization(window_ns)
 
@@ -127,10 +129,8 @@ class RdmaRails:
         self._watch.tick()
         self._decide()
 
-    def relate(
-        self, expected: Sequence[ExpectedBytes], handed_over: Mapping[tuple[int, str], int] | None = None
-    ) -> None:
-        """Bring expected wire bytes and port bytes together; `handed_over` as in `RailWatch.relate`."""
+    def relate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
+        """Bring expected wire bytes and port bytes together."""
         self._handed_over = handed_over
         ports = [
             PortTotals(_RAIL_SET, facts.port.device, str(facts.port.port), facts.transmit_bytes, facts.receive_bytes)
@@ -156,17 +156,17 @@ class RdmaRails:
                 {name: count for name, _severity, count in facts.counters},
                 self._wire.get((port.device, str(port.port))),
                 self._handed(port),
-                complete=self.handed_over_whole,
+                complete=self._handed_over.whole,
                 infiniband=port.link_layer == "InfiniBand",
-                in_network=self.in_network,
+                in_network=self._handed_over.in_network,
             )
 
     def _handed(self, port: RdmaPort) -> int | None:
         """Bytes that collectives handed to a device; None: not observed."""
-        if self._handed_over is None:
+        if self._handed_over.device_bytes is None:
             return None
         # Counted by the sending process's namespace, which need not be the device's.
-        return sum(value for (_, device), value in self._handed_over.items() if device == port.device)
+        return sum(value for (_, device), value in self._handed_over.device_bytes.items() if device == port.device)
 
     def rails(self) -> tuple[RailFacts, ...]:
         """Every port that is a rail, by number."""

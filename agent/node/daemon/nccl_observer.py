@@ -1,0 +1,420 @@
+"""What programs that map NCCL add to what is known of a host: processes, communicators, exact counts, stalls.
+
+An observer of a host without NCCL programs (collector off, or another host's recorded sysfs) has none of this, and no
+method here asks whether it is there.  What is seen below the calls may be missing on its own: some kernels take the
+programs that count, and not those that follow operations.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from typing import Final
+
+from railscope.agent.config.options import Config
+from railscope.agent.config.unmatched import pids_without_nccl
+from railscope.agent.facts.remarks import Remark, Troubles
+from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
+from railscope.agent.facts.stall import Stall
+from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
+from railscope.agent.node.collectives.collectives import Collectives
+from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.completion.handed_over import RailBytes
+from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.overhead.control import LevelControl
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.stalls.detector import StallLimits
+from railscope.agent.node.stalls.watchdog import InFlightTables, Known, StallWatch
+from railscope.agent.node.targets.jobs import job_facts
+from railscope.agent.node.targets.libraries import Discovery, Library
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.clock import Clock
+from railscope.probes.maps import Records
+from railscope.probes.namespaces import NamespaceError, network_namespace
+from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.net_devices import NetDevice, net_devices
+from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
+
+_log = logging.getLogger("railscope.observer")
+
+MOST_ENDED: Final = 2000
+"""Ended communicators that stay readable; older ones only count in the node's totals."""
+
+
+def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
+    """What new processes are told to while nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSources:
+    """What tells of NCCL's calls on this host."""
+
+    programs: NcclPrograms
+    completion: Completion | None = None
+    """None: calls are counted, and nothing below them is seen."""
+    control: LevelControl | None = None
+    """None: the level stays."""
+    in_flight: InFlightTables | None = None
+    """None: operations in flight are not seen."""
+    new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
+    """Hears of each new process, and of link events to poll if its namespace is new."""
+    stall_began: Callable[[Stall], object] = lambda _stall: None
+    """Is told of each stall that begins."""
+
+
+class NcclObserver:
+    """Not thread-safe: the lock of the `Observer` that owns it guards it."""
+
+    def __init__(
+        self,
+        config: Config,
+        sources: NcclSources,
+        hardware: Hardware,
+        clock: Clock,
+        *,
+        recorder: FlightRecorder | None = None,
+        most_ended: int = MOST_ENDED,
+    ) -> None:
+        """`recorder` None: nothing is kept for recordings."""
+        self._config = config
+        self._programs = sources.programs
+        self._control = sources.control
+        self._completion = completion = sources.completion
+        self._new_process = sources.new_process
+        self._hardware = hardware
+        self._clock = clock
+        self._most_ended = most_ended
+        self._node_name = socket.gethostname()
+        self._processes: dict[int, ObservedProcess] = {}
+        """Those that run, and those that ended since the last tick."""
+        self._silent: set[ProcessIdentity] = set()
+        """Processes that had ended at the last scan, though no descriptor said so."""
+        self._scanned = CollectorResult("collective", True, 0.0)
+        self._in_network = False
+        """Whether a collective was seen that runs in the switches."""
+        self._troubles = Troubles(_log)
+        self._pids_remark = Remark(_log, "--pid", "every process named is observed")
+        self._collectives = Collectives(
+            self._programs,
+            self._processes,
+            config.small_payload_bytes,
+            completion,
+            procfs=config.procfs,
+            on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
+            before_forgetting=lambda: self.stalls.take_times(),
+            most_peers=config.series_peers,
+        )
+        self._discovery = Discovery(self._programs, config.procfs, wanted=self._wanted, found=self._found)
+        if completion is not None:
+            completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
+        self.stalls = self._watch_stalls(sources)
+        """What watches for stalls."""
+        if completion is not None:
+            completion.levels.before_forgetting = self.stalls.take_times
+
+    def _watch_stalls(self, sources: NcclSources) -> StallWatch:
+        completion = self._completion
+        rail_bytes = completion.rail_bytes if completion is not None else None
+        return StallWatch(
+            self._programs.communicators,
+            sources.in_flight,
+            Known(
+                communicator=self._collectives.communicator,
+                ended=self._collectives.ended_ranks,
+                process=self._processes.get,
+                completed=self._completed,
+                position=self._collectives.position,
+                proxy_layout=completion.levels.proxy_work_layout_of if completion is not None else lambda _: None,
+                devices=rail_bytes.names_of if rail_bytes is not None else lambda _pid, _numbers: frozenset(),
+                level=lambda: completion.levels.wanted if completion is not None else Level.COUNTS,
+            ),
+            self._clock,
+            StallLimits(self._config.stall_after_ns, self._config.stall_factor, self._config.stall_floor_ns),
+            procfs=self._config.procfs,
+            rails_of=self._hardware.of_namespace,
+            began=sources.stall_began,
+        )
+
+    def _completed(self, instance: int) -> int | None:
+        progress = self._completion.of(instance) if self._completion is not None else None
+        return progress.completed if progress is not None else None
+
+    def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
+        """Names of the network devices of a process."""
+        process = self._processes.get(tgid)
+        arrays = self._completion.levels.device_arrays_of(library) if self._completion is not None else None
+        file = self._discovery.file_of(library, process.identity) if process is not None else None
+        if process is None or arrays is None or file is None:
+            return ()
+        return net_devices(self._config.procfs, process.identity, file, arrays)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a communicator, or a stall to look at; if not, a lifecycle event comes before there is."""
+        return self._collectives.alive or self.stalls.busy
+
+    @property
+    def unsettled(self) -> str | None:
+        """What is not as it was, as far as the last tick and the last look for stalls tell; None: all is."""
+        if self.stalls.suspicious:
+            return "a rank is suspected, or has come to rest"
+        if self._control is not None and not self._control.settled:
+            return "the probes' budget may not be kept"
+        return None
+
+    @property
+    def change_fd(self) -> int | None:
+        """Becomes readable when a probed library is written to; `take_changes` then."""
+        return self._discovery.change_fd
+
+    @property
+    def libraries(self) -> tuple[Library, ...]:
+        """Those that were found, probed or not."""
+        return self._discovery.libraries
+
+    @property
+    def living(self) -> int:
+        """Processes that run."""
+        return sum(process.ended_ns is None for process in self._processes.values())
+
+    # What happened
+
+    def scan(self) -> None:
+        """Look at every process of the host."""
+        started_ns = self._clock.monotonic_ns()
+        self._end_programs(list(self._processes))
+        self._discovery.scan()
+        self._end_the_silent(started_ns)
+        self._scanned = CollectorResult(
+            "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
+        )
+        self._troubles.say([*self._discovery.errors, *self._follow()])
+        mappers = {mapper.pid for library in self._discovery.libraries for mapper in library.mappers}
+        self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
+
+    def _end_the_silent(self, now_ns: int) -> None:
+        """Processes whose end no descriptor told of: there may have been too many to hold one for each.
+
+        One that has only just ended is left until the next scan: its descriptor knows how it ended.
+        """
+        silent = {
+            process.identity
+            for process in self._processes.values()
+            if process.ended_ns is None and not is_alive(self._config.procfs, process.identity)
+        }
+        for identity in silent & self._silent:
+            self._end(identity.pid, now_ns)
+        self._silent = silent
+
+    def _end_programs(self, pids: Iterable[int]) -> None:
+        """Put away what processes did before they executed another program: its communicators went with its memory."""
+        for pid in pids:
+            process = self._processes.get(pid)
+            if process is None or process.ended_ns is not None or process.program is None:
+                continue
+            if program_mark(self._config.procfs, process.identity) in (None, process.program):
+                continue
+            _log.info("process %d executes another program", pid)
+            self._end(pid, self._clock.monotonic_ns())
+            self._collectives.settle_processes()
+            # At once: no call of the new program may go uncounted.
+            self._add(process.identity, UNKNOWN)
+            self._discovery.meet_again(process.identity)
+
+    def look_at(self, pids: Set[int]) -> None:
+        """Look at processes that have just mapped something executable."""
+        changes = self._discovery.changes
+        self._end_programs(pids)
+        errors = [error for pid in pids for error in self._discovery.look_at(pid)]
+        # A host that starts processes all the time has few that map NCCL: only those may have more to be probed.
+        mappers = (mapper.pid for library in self._discovery.libraries for mapper in library.mappers)
+        if changes != self._discovery.changes or not pids.isdisjoint(mappers):
+            errors += self._follow()
+        self._troubles.say(errors, more=True)
+
+    def _follow(self) -> list[str]:
+        """Look below the calls of the libraries that are probed; returns what went wrong."""
+        if self._completion is None:
+            return []
+        return self._completion.follow(library for library in self._discovery.libraries if library.links is not None)
+
+    def process_gone(self, identity: ProcessIdentity, status: int | None) -> None:
+        """Keep what a process that has ended did, and let go of the rest; `status` as wait(2) tells it."""
+        now_ns = self._clock.monotonic_ns()
+        self._discovery.process_gone(identity)
+        self._follow()
+        process = self._processes.get(identity.pid)
+        if process is not None and process.identity == identity:
+            self._end(identity.pid, now_ns, status)
+
+    def take_lifecycle(self) -> None:
+        """Learn of communicators that came or went."""
+        self._collectives.drain()
+        self._meet_all()
+
+    def _meet_all(self) -> None:
+        """Look at the processes behind new communicators; only ever on the loop's thread, which watches them."""
+        for tgid in self._collectives.unmet():
+            self._meet(tgid)
+
+    def take_changes(self) -> None:
+        """Take the probes off libraries that are being written to, before a process maps what they become."""
+        self._discovery.take_changes()
+        self._follow()
+
+    def tick(self, *, relate: bool) -> list[LinkEvents]:
+        """Relate, fold, forget: see `Observer.tick`."""
+        now_ns = self._clock.monotonic_ns()
+        # Without a communicator nothing is handed over, and to read that takes as long as all else here.
+        if relate and self._completion is not None and self.in_use:
+            self._completion.read_handed_over()
+        counts = self._collectives.read()
+        expected = self._collectives.expected(counts) if relate else None
+        closed = self._hardware.tick(expected, self._handed_over)
+        self._meet_all()
+        self._collectives.look_for_errors(now_ns)
+        self._collectives.look_for_positions(now_ns)
+        self._collectives.settle(now_ns)
+        self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
+        # After what ended was put away: with the last process goes the level at which it was observed.
+        if self._control is not None:
+            errors = self._control.tick(self._collectives.processes_with_communicators)
+            self._troubles.say(errors, more=True)
+        return closed
+
+    def _handed_over(self) -> HandedBytes:
+        if self._completion is None:
+            return NOT_OBSERVED
+        whole = self._completion.sees_all_handed_over()
+        handed = self._completion.handed_over(self._hardware.rails.namespaces)
+        return HandedBytes(handed, whole, self._in_network)
+
+    def _wanted(self, identity: ProcessIdentity) -> bool:
+        if identity.pid == os.getpid():
+            return False
+        if self._config.pids and identity.pid not in self._config.pids:
+            return False
+        namespaces: Collection[int | None] = self._config.namespaces
+        if self._config.scope == "netns":
+            namespaces = (self._hardware.own_namespace,)
+        if not namespaces:
+            return True
+        try:
+            return network_namespace(self._config.procfs, identity.pid).inode in namespaces
+        except NamespaceError:
+            return False
+
+    def _found(self, identity: ProcessIdentity, library: Library) -> None:
+        self._add(identity, library.nccl_version)
+
+    def _meet(self, tgid: int) -> None:
+        """A process showed up in the kernel's tables before discovery came to it."""
+        identity = identity_of(self._config.procfs, tgid)
+        if identity is None or not is_alive(self._config.procfs, identity):
+            self._collectives.end_process(tgid, self._clock.monotonic_ns())
+        elif self._wanted(identity):
+            self._add(identity, UNKNOWN)
+
+    def _add(self, identity: ProcessIdentity, nccl_version: str) -> None:
+        known = self._processes.get(identity.pid)
+        if known is not None and known.identity == identity:
+            if known.nccl_version == UNKNOWN:
+                self._processes[identity.pid] = replace(known, nccl_version=nccl_version)
+            return
+        if known is not None:
+            # The pid is used again: what the process before did is put away first.
+            self._end(identity.pid, self._clock.monotonic_ns())
+            self._collectives.settle_processes()
+        environment = environ(self._config.procfs, identity.pid)
+        job = job_facts(environment, cgroup(self._config.procfs, identity.pid) or "", self._node_name)
+        interfaces = environment.get("NCCL_SOCKET_IFNAME", "")
+        try:
+            namespace = network_namespace(self._config.procfs, identity.pid)
+        except NamespaceError as error:
+            _log.info("process %d: %s", identity.pid, error)
+            namespace = None
+        program = program_mark(self._config.procfs, identity)
+        self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version, program)
+        if self._programs.settings.only_observed_processes:
+            self._programs.observe(identity.pid)
+        events = self._hardware.add_process(identity.pid, namespace, environment)
+        self._new_process(identity, events)
+
+    def _end(self, tgid: int, now_ns: int, status: int | None = None) -> None:
+        process = self._processes.get(tgid)
+        if process is None or process.ended_ns is not None:
+            return
+        # While its communicators still count as living.
+        self._collectives.drain()
+        self.stalls.process_gone(tgid, status)
+        self._processes[tgid] = replace(process, ended_ns=now_ns)
+        self._collectives.end_process(tgid, now_ns)
+        if self._programs.settings.only_observed_processes:
+            self._programs.forget(tgid)
+        self._hardware.remove_process(tgid)
+
+    def take_calls(self, events: Records) -> None:
+        """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""
+        self.stalls.take_calls(events)
+
+    def take_completions(self, events: Records) -> None:
+        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+        if self._completion is not None:
+            self._completion.take_completions(events)
+
+    # What is known
+
+    def shown(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what NCCL programs do; brings it together with what ports counted."""
+        started_ns = self._clock.monotonic_ns()
+        counts = self._collectives.read()
+        snapshot = self._collectives.shown(snapshot, counts, started_ns)
+        self._hardware.relate(self._collectives.expected(counts), self._handed_over)
+        if self._completion is not None:
+            snapshot = self._completion.shown(snapshot)
+        self._in_network = any(one.algorithm.startswith("CollNet") for one in snapshot.launches)
+        stalls, totals = self.stalls.shown()
+        return replace(
+            self.stalls.with_times(snapshot),
+            processes_observed=self.living,
+            stalls=stalls,
+            stall_totals=totals,
+            ended_stalls=self.stalls.ended,
+            collectors=(*snapshot.collectors, self._result(started_ns)),
+            overhead_seconds=self._overhead(),
+            probes=tuple(probe for library in self.libraries for probe in self._probes(library)),
+        )
+
+    def _overhead(self) -> Mapping[str, float]:
+        return self._control.seconds if self._control is not None else {}
+
+    def _result(self, started_ns: int) -> CollectorResult:
+        scanned = self._scanned
+        read = self._collectives.complete and (self._completion is None or self._completion.complete)
+        return replace(
+            scanned,
+            success=scanned.success and read,
+            duration_seconds=scanned.duration_seconds or (self._clock.monotonic_ns() - started_ns) / 1e9,
+        )
+
+    def _probes(self, library: Library) -> tuple[AttachedProbe, ...]:
+        probes = library.probes()
+        below = self._completion.levels.programs_of(library.number) if self._completion is not None else ()
+        return (*probes, *(replace(probes[0], program=program, attached=True) for program in below))
+
+    def begin_to_close(self, executor: Executor) -> list[Future[None]]:
+        """Detach everywhere, each kind of probe on a thread of its own: the kernel waits for every one."""
+        closing = [executor.submit(self._discovery.close)]
+        if self._completion is not None:
+            closing.append(executor.submit(self._completion.close))
+        return closing
+
+    def close(self) -> None:
+        """Let go of what was opened to look at stalls, once everything is detached."""
+        self.stalls.close()
