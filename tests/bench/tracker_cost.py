@@ -25,7 +25,6 @@ from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import PortAndConnections, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals
 from railscope.agent.node.attribution.ledger import Sockets
-from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.sampling.state import DeviceTotals
@@ -384,7 +383,7 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
     clock = _Clock()
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        NcclSources(cast(NcclPrograms, load), Completion(cast(Any, load), Level.RAILS), in_flight=load),
+        NcclSources(cast(NcclPrograms, load), cast(Any, load), level=Level.RAILS, in_flight=load),
         clock,
         "bench",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,5 +121,7 @@ class SimulatedPrograms:
         self.log.append("closed")
 
 
-def levels_of(programs: SimulatedPrograms, wanted: Level) -> Levels:
-    return Levels(programs, Layouts.load().structures, wanted)
+def levels_of(
+    programs: SimulatedPrograms, wanted: Level, before_forgetting: Callable[[], object] = lambda: None
+) -> Levels:
+    return Levels(programs, Layouts.load().structures, wanted, before_forgetting)

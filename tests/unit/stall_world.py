@@ -5,6 +5,7 @@ Simulated: the kernel's tables, what /proc and the network devices tell, and tim
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
-from railscope.agent.node.stalls.sources import Known
 from railscope.agent.node.stalls.watchdog import LOOK_NS, StallWatch
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -142,6 +142,32 @@ class Rank:
         self.sent_ns = self.world.clock.now_ns
 
 
+class WorldFacts:
+    """What the rest of the agent would know of a world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.communicator = world._communicator
+        self.process = world._process
+        self.completed = world._completed
+        self.proxy_layout = world._layout
+        self.level = world._level
+
+    def ended(self, comm: str) -> set[str]:
+        return {
+            str(rank.rank)
+            for rank in self._world.ranks
+            if f"{rank.comm_hash:016x}" == comm and (rank.ended or rank.gone)
+        }
+
+    def position(self, instance: int, calls: int) -> int | None:
+        before = self._world.calls_before.get(instance)
+        return None if before is None else before + calls
+
+    def devices(self, _pid: int, _numbers: Collection[int]) -> frozenset[str]:
+        return frozenset()
+
+
 class World:
     """One host.  `seen`: completion is seen; without it calls are all there is."""
 
@@ -172,22 +198,7 @@ class World:
         self.watch = StallWatch(
             self,
             self,
-            Known(
-                communicator=self._communicator,
-                ended=lambda comm: {
-                    str(rank.rank)
-                    for rank in self.ranks
-                    if f"{rank.comm_hash:016x}" == comm and (rank.ended or rank.gone)
-                },
-                process=self._process,
-                completed=self._completed,
-                position=lambda instance, calls: (
-                    None if (before := self.calls_before.get(instance)) is None else before + calls
-                ),
-                proxy_layout=self._layout,
-                devices=lambda _pid, _numbers: frozenset(),
-                level=self._level,
-            ),
+            WorldFacts(self),
             self.clock,
             limits or StallLimits(),
             procfs=Path("/nowhere"),

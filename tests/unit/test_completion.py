@@ -275,9 +275,7 @@ class Sending(SimulatedPrograms):
 
 def sending(level: Level = Level.RAILS) -> tuple[Completion, Node]:
     programs = Sending()
-    completion = Completion(programs, level)
-    completion.rail_bytes = programs.node.rails
-    return completion, programs.node
+    return Completion(programs, level, rail_bytes=programs.node.rails), programs.node
 
 
 def test_what_was_handed_over_without_a_name_is_said_once_for_each_time_it_happens() -> None:

@@ -88,9 +88,10 @@ def test_a_library_that_cannot_tell_of_completion_is_not_asked_for_it(
 
 def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: SimulatedLibrary) -> None:
     programs = SimulatedPrograms()
-    levels = levels_of(programs, Level.ALL)
+    levels = levels_of(
+        programs, Level.ALL, lambda: programs.log.append(f"take what is left of {programs.still_attached()}")
+    )
     levels.follow([library])
-    levels.before_forgetting = lambda: programs.log.append(f"take what is left of {programs.still_attached()}")
     programs.log.clear()
     assert levels.want(Level.COMPLETION) == []
     levels.settle(wait=True)

@@ -15,9 +15,11 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.stalls.watchdog import StallWatch
 from railscope.probes.clock import SystemClock
-from railscope.probes.nccl.internal_functions import Level
+from railscope.probes.nccl.internal_functions import InternalPoints, Level
+from railscope.probes.nccl.library import ProbePoint
 from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.records import LifecycleKind
 from railscope.probes.processes import ProcessIdentity
@@ -67,9 +69,7 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
     monkeypatch.setattr(Completion, "follow", follow)
     observer = Observer(
         Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
-        NcclSources(
-            cast(NcclPrograms, SimulatedPrograms()), Completion(level_programs.SimulatedPrograms(), Level.COUNTS)
-        ),
+        NcclSources(cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms()),
         SystemClock(),
         "0",
     )
@@ -87,24 +87,40 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
 ) -> None:
     taken: list[StallWatch] = []
     monkeypatch.setattr(StallWatch, "take_times", lambda stalls: taken.append(stalls))
-    completion = Completion(level_programs.SimulatedPrograms(), Level.COMPLETION)
+    monkeypatch.setattr(
+        "railscope.agent.node.completion.levels.internal_points",
+        lambda _, number: InternalPoints(
+            {name: ProbePoint(name, 64, number << 32) for name in level_programs.EVERYTHING}
+        ),
+    )
+    below = level_programs.SimulatedPrograms()
+    made: list[Completion] = []
+
+    def control(completion: Completion | None) -> LevelControl:
+        assert completion is not None
+        made.append(completion)
+        return cast(LevelControl, None)
+
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        NcclSources(cast(NcclPrograms, SimulatedPrograms()), completion),
+        NcclSources(cast(NcclPrograms, SimulatedPrograms()), below, level=Level.COMPLETION, control=control),
         SystemClock(),
         "0",
     )
-    try:
-        stalls = observer.stalls
-        assert stalls is not None
-        assert stalls._known.level() is Level.COMPLETION
-        completion.want(Level.COUNTS)
-        assert stalls._known.level() is Level.COUNTS
-        assert taken == []
-        completion.levels.before_forgetting()
-        assert taken == [stalls]
-    finally:
-        observer.close()
+    (completion,) = made
+    with open("/proc/self/exe", "rb") as program:
+        try:
+            stalls = observer.stalls
+            assert stalls is not None
+            assert stalls._known.level() is Level.COMPLETION
+            assert completion.follow([level_programs.SimulatedLibrary(descriptor=program.fileno())]) == []
+            completion.want(Level.COUNTS)
+            completion.levels.settle(wait=True)
+            assert stalls._known.level() is Level.COUNTS
+            assert taken == [stalls]
+            assert below.log[-1] == "forget 3"
+        finally:
+            observer.close()
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -76,11 +76,21 @@ class CommunicatorProgress:
 class Completion:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, programs: InternalPrograms, level: Level, cuda: CudaCompletion | None = None) -> None:
-        """`cuda` None: what a job learns through CUDA events is not looked at."""
-        self.levels = Levels(programs, Layouts.load().structures, level)
-        self.rail_bytes: RailBytes | None = None
-        """Where to keep what is handed to each rail; None: nobody asks for it."""
+    def __init__(
+        self,
+        programs: InternalPrograms,
+        level: Level,
+        cuda: CudaCompletion | None = None,
+        *,
+        rail_bytes: RailBytes | None = None,
+        before_forgetting: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`cuda` None: what a job learns through CUDA events is not looked at.
+
+        `rail_bytes` keeps what is handed to each rail; None: nobody asks for it.  `before_forgetting`: see `Levels`.
+        """
+        self.levels = Levels(programs, Layouts.load().structures, level, before_forgetting)
+        self._rail_bytes = rail_bytes
         self._unnamed_bytes = 0
         """Handed to rails without a name until `sees_all_handed_over` was asked last."""
         self._programs = programs
@@ -134,8 +144,8 @@ class Completion:
                     progress.replayed,
                     followed=progress.posted_sequence,
                 )
-            if self.rail_bytes is not None:
-                self.rail_bytes.take(self._programs.sent())
+            if self._rail_bytes is not None:
+                self._rail_bytes.take(self._programs.sent())
             if self._cuda is not None:
                 self._cuda.read()
             self._complete = True
@@ -149,10 +159,10 @@ class Completion:
 
     def read_handed_over(self) -> None:
         """Learn what was handed to each rail."""
-        if self.rail_bytes is None or self.levels.wanted < Level.RAILS:
+        if self._rail_bytes is None or self.levels.wanted < Level.RAILS:
             return
         try:
-            self.rail_bytes.take(self._programs.sent())
+            self._rail_bytes.take(self._programs.sent())
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
@@ -161,19 +171,19 @@ class Completion:
 
         What was handed to rails of others is forgotten: they have gone.  None: not observed.
         """
-        if self.rail_bytes is None:
+        if self._rail_bytes is None:
             return None
-        self.rail_bytes.forget_namespaces(self.rail_bytes.namespaces - namespaces)
+        self._rail_bytes.forget_namespaces(self._rail_bytes.namespaces - namespaces)
         # What was handed over stays counted when the level falls.
-        if self.levels.wanted < Level.RAILS and not self.rail_bytes.namespaces:
+        if self.levels.wanted < Level.RAILS and not self._rail_bytes.namespaces:
             return None
-        return {device: handed.bytes for device, handed in self.rail_bytes.by_device().items()}
+        return {device: handed.bytes for device, handed in self._rail_bytes.by_device().items()}
 
     def sees_all_handed_over(self) -> bool:
         """Whether all that was handed over since this was asked last is seen: of every library, and with its device."""
-        if self.rail_bytes is None:
+        if self._rail_bytes is None:
             return False
-        before, self._unnamed_bytes = self._unnamed_bytes, self.rail_bytes.unknown().bytes
+        before, self._unnamed_bytes = self._unnamed_bytes, self._rail_bytes.unknown().bytes
         return self._unnamed_bytes == before and all(level.level >= Level.RAILS for level in self.levels.shown())
 
     def take_completions(self, completions: Records) -> None:
@@ -227,9 +237,9 @@ class Completion:
 
     def learn_devices(self, mappers: Iterable[tuple[int, int]]) -> None:
         """Read the names of network devices in processes (by pid) that use a library (by number), if that pays."""
-        if self.rail_bytes is not None and self.levels.wanted >= Level.RAILS:
+        if self._rail_bytes is not None and self.levels.wanted >= Level.RAILS:
             for tgid, library in mappers:
-                self.rail_bytes.learn(tgid, library)
+                self._rail_bytes.learn(tgid, library)
 
     def end_process(self, tgid: int) -> None:
         """A process has ended: it completes nothing more."""
@@ -238,8 +248,8 @@ class Completion:
             self._programs.forget_process(tgid)
             if self._cuda is not None:
                 self._cuda.end_process(tgid)
-            if self.rail_bytes is not None:
-                self.rail_bytes.end_process(tgid, self._programs.sent())
+            if self._rail_bytes is not None:
+                self._rail_bytes.end_process(tgid, self._programs.sent())
                 self._programs.forget_sent(tgid)
         except KernelRefusal as refusal:
             self._trouble(refusal)

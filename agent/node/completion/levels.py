@@ -87,9 +87,16 @@ class Levels:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(
-        self, programs: LevelPrograms, structures_of: Callable[[str | None], Mapping[str, Structure]], wanted: Level
+        self,
+        programs: LevelPrograms,
+        structures_of: Callable[[str | None], Mapping[str, Structure]],
+        wanted: Level,
+        before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
-        """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with."""
+        """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with.
+
+        `before_forgetting` is called when the probes of a library are off, and what they left is about to be forgotten.
+        """
         self._programs = programs
         self._structures_of = structures_of
         self._wanted = wanted
@@ -97,8 +104,7 @@ class Levels:
         self._detaching: dict[int, _Detaching] = {}
         """By number of the library."""
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach")
-        self.before_forgetting: Callable[[], None] = lambda: None
-        """Called when the probes of a library are off, and what they left is about to be forgotten."""
+        self._before_forgetting = before_forgetting
 
     @property
     def wanted(self) -> Level:
@@ -150,7 +156,7 @@ class Levels:
                 detaching.done.result()
                 try:
                     if detaching.completion:
-                        self.before_forgetting()
+                        self._before_forgetting()
                         self._programs.forget_library(number)
                 except KernelRefusal as refusal:
                     errors.append(f"what ended with a level cannot be forgotten: {refusal.strerror}")

@@ -48,7 +48,6 @@ from railscope.probes.exit_status import exit_status
 from railscope.probes.libbpf import LoadError
 from railscope.probes.links import AttachKind
 from railscope.probes.mmap_events import MmapEvents, MmapEventsError
-from railscope.probes.nccl.internal_functions import Level
 from railscope.probes.nccl.internals import Internals
 from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
 from railscope.probes.netdev.events import LinkEvents
@@ -149,14 +148,12 @@ class Daemon:
             return None
 
     def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
-        completion = None
-        if internals is not None:
-            completion = Completion(internals, Level.COUNTS, CudaCompletion(internals.cuda, self._config.procfs))
         return NcclSources(
             programs,
-            completion,
-            self._control(programs, completion),
             internals,
+            CudaCompletion(internals.cuda, self._config.procfs) if internals is not None else None,
+            in_flight=internals,
+            control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,
             stall_began=self._stall_began,
         )

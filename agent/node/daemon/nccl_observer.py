@@ -22,13 +22,14 @@ from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe, CollectorResu
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives
-from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.completion.completion import Completion, InternalPrograms
+from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
-from railscope.agent.node.stalls.watchdog import InFlightTables, Known, StallWatch
+from railscope.agent.node.stalls.watchdog import InFlightTables, StallWatch
 from railscope.agent.node.targets.jobs import job_facts
 from railscope.agent.node.targets.libraries import Discovery, Library
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -38,6 +39,7 @@ from railscope.probes.namespaces import NamespaceError, network_namespace
 from railscope.probes.nccl.internal_functions import Level
 from railscope.probes.nccl.net_devices import NetDevice, net_devices
 from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.proxy_work import ProxyWorkLayout
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
 
@@ -56,16 +58,54 @@ class NcclSources:
     """What tells of NCCL's calls on this host."""
 
     programs: NcclPrograms
-    completion: Completion | None = None
+    internals: InternalPrograms | None = None
     """None: calls are counted, and nothing below them is seen."""
-    control: LevelControl | None = None
-    """None: the level stays."""
+    cuda: CudaCompletion | None = None
+    """None: what a job learns through CUDA events is not looked at."""
+    level: Level = Level.COUNTS
+    """That below the calls, to begin with."""
     in_flight: InFlightTables | None = None
     """None: operations in flight are not seen."""
+    control: Callable[[Completion | None], LevelControl] | None = None
+    """Makes what keeps the probes' budget; None: the level stays."""
     new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
     """Hears of each new process, and of link events to poll if its namespace is new."""
     stall_began: Callable[[Stall], object] = lambda _stall: None
     """Is told of each stall that begins."""
+
+
+class _KnownToStalls:
+    """What the watch for stalls asks of the rest."""
+
+    def __init__(
+        self,
+        processes: Mapping[int, ObservedProcess],
+        collectives: Collectives,
+        completion: Completion | None,
+        rail_bytes: RailBytes | None,
+    ) -> None:
+        self._processes = processes
+        self._completion = completion
+        self._rail_bytes = rail_bytes
+        self.communicator = collectives.communicator
+        self.ended = collectives.ended_ranks
+        self.position = collectives.position
+
+    def process(self, pid: int) -> ObservedProcess | None:
+        return self._processes.get(pid)
+
+    def completed(self, instance: int) -> int | None:
+        progress = self._completion.of(instance) if self._completion is not None else None
+        return progress.completed if progress is not None else None
+
+    def proxy_layout(self, library: int) -> ProxyWorkLayout | None:
+        return self._completion.levels.proxy_work_layout_of(library) if self._completion is not None else None
+
+    def devices(self, pid: int, numbers: Collection[int]) -> frozenset[str]:
+        return self._rail_bytes.names_of(pid, numbers) if self._rail_bytes is not None else frozenset()
+
+    def level(self) -> Level:
+        return self._completion.levels.wanted if self._completion is not None else Level.COUNTS
 
 
 class NcclObserver:
@@ -84,8 +124,6 @@ class NcclObserver:
         """`recorder` None: nothing is kept for recordings."""
         self._config = config
         self._programs = sources.programs
-        self._control = sources.control
-        self._completion = completion = sources.completion
         self._new_process = sources.new_process
         self._hardware = hardware
         self._clock = clock
@@ -100,50 +138,44 @@ class NcclObserver:
         """Whether a collective was seen that runs in the switches."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
+        self._discovery = Discovery(self._programs, config.procfs, wanted=self._wanted, found=self._found)
+        rail_bytes = None
+        self._completion: Completion | None = None
+        if sources.internals is not None:
+            rail_bytes = RailBytes(self._processes.get, self._devices_of)
+            self._completion = Completion(
+                sources.internals,
+                sources.level,
+                sources.cuda,
+                rail_bytes=rail_bytes,
+                before_forgetting=self._before_forgetting,
+            )
         self._collectives = Collectives(
             self._programs,
             self._processes,
             config.small_payload_bytes,
-            completion,
+            self._completion,
             procfs=config.procfs,
             on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
-            before_forgetting=lambda: self.stalls.take_times(),
+            before_forgetting=self._before_forgetting,
             most_peers=config.series_peers,
         )
-        self._discovery = Discovery(self._programs, config.procfs, wanted=self._wanted, found=self._found)
-        if completion is not None:
-            completion.rail_bytes = RailBytes(self._processes.get, self._devices_of)
-        self.stalls = self._watch_stalls(sources)
-        """What watches for stalls."""
-        if completion is not None:
-            completion.levels.before_forgetting = self.stalls.take_times
-
-    def _watch_stalls(self, sources: NcclSources) -> StallWatch:
-        completion = self._completion
-        rail_bytes = completion.rail_bytes if completion is not None else None
-        return StallWatch(
+        self.stalls = StallWatch(
             self._programs.communicators,
             sources.in_flight,
-            Known(
-                communicator=self._collectives.communicator,
-                ended=self._collectives.ended_ranks,
-                process=self._processes.get,
-                completed=self._completed,
-                position=self._collectives.position,
-                proxy_layout=completion.levels.proxy_work_layout_of if completion is not None else lambda _: None,
-                devices=rail_bytes.names_of if rail_bytes is not None else lambda _pid, _numbers: frozenset(),
-                level=lambda: completion.levels.wanted if completion is not None else Level.COUNTS,
-            ),
-            self._clock,
-            StallLimits(self._config.stall_after_ns, self._config.stall_factor, self._config.stall_floor_ns),
-            procfs=self._config.procfs,
-            rails_of=self._hardware.of_namespace,
+            _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes),
+            clock,
+            StallLimits(config.stall_after_ns, config.stall_factor, config.stall_floor_ns),
+            procfs=config.procfs,
+            rails_of=hardware.of_namespace,
             began=sources.stall_began,
         )
+        """What watches for stalls."""
+        self._control = sources.control(self._completion) if sources.control is not None else None
 
-    def _completed(self, instance: int) -> int | None:
-        progress = self._completion.of(instance) if self._completion is not None else None
-        return progress.completed if progress is not None else None
+    def _before_forgetting(self) -> None:
+        """The kernel is about to forget how long some operations took."""
+        self.stalls.take_times()
 
     def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
         """Names of the network devices of a process."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Protocol
 
 from railscope.agent.node.collectives.communicators import Communicator
@@ -40,23 +39,30 @@ class InFlightTables(Protocol):
     def sent(self) -> list[Sent]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Protocol):
     """What the rest of the agent knows."""
 
-    communicator: Callable[[int], Communicator | None]
-    """By instance."""
-    ended: Callable[[str], Collection[str]]
-    """By a communicator's name: ranks of this host whose end of it has ended."""
-    process: Callable[[int], ObservedProcess | None]
-    """By pid."""
-    completed: Callable[[int], int | None]
-    """By instance: calls that are complete; None: completion cannot be seen."""
-    position: Callable[[int, int], int | None]
-    """By instance and the calls that it made: collectives entered since it was made, as NCCL counts; None: unknown."""
-    proxy_layout: Callable[[int], ProxyWorkLayout | None]
-    """By number of the library."""
-    devices: Callable[[int, set[int]], frozenset[str]]
-    """Names of a process's network devices, by pid and NCCL's numbers; empty where one of them is not known."""
-    level: Callable[[], Level]
-    """How much is observed at present: what tables still hold of what is not is as it was when it last was."""
+    def communicator(self, instance: int) -> Communicator | None: ...
+
+    def ended(self, comm: str) -> Collection[str]:
+        """Ranks of this host whose end of a communicator, by its name, has ended."""
+
+    def process(self, pid: int) -> ObservedProcess | None: ...
+
+    def completed(self, instance: int) -> int | None:
+        """Calls of a communicator that are complete; None: completion cannot be seen."""
+
+    def position(self, instance: int, calls: int) -> int | None:
+        """Collectives entered since a communicator was made, as NCCL counts, when it made so many calls.
+
+        None: unknown.
+        """
+
+    def proxy_layout(self, library: int) -> ProxyWorkLayout | None:
+        """By number of the library."""
+
+    def devices(self, pid: int, numbers: Collection[int]) -> frozenset[str]:
+        """Names of a process's network devices by NCCL's numbers; empty where one of them is not known."""
+
+    def level(self) -> Level:
+        """How much is observed at present: what tables still hold of what is not is as it was when it last was."""
