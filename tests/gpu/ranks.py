@@ -77,6 +77,11 @@ class Ranks:
         self._stack = ExitStack()
 
     @property
+    def trains(self) -> bool:
+        """Whether the backend has a framework that trains models; the double has none."""
+        return ":" not in self._backend
+
+    @property
     def pid_options(self) -> tuple[str, ...]:
         """Have an agent observe these ranks and nobody else."""
         return ("--pid", *map(str, self.pids))

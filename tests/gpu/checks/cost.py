@@ -108,6 +108,10 @@ def _ns_per_call(before: tuple[int, int], after: tuple[int, int]) -> float:
 
 def _training(lane: Lane, ranks: Ranks) -> None:
     """The step of a DDP training with and without an agent."""
+    what = "DDP training: step beside an agent over without"
+    if not ranks.trains:
+        lane.rows.add(what, "the double trains no model", verdict=Verdict.ABSENT)
+        return
     try:
         ranks.ask("build", kind="ddp")
         ranks.ask("train", steps=5)
@@ -117,8 +121,7 @@ def _training(lane: Lane, ranks: Ranks) -> None:
             ranks.ask("train", steps=5)
             beside = median(ranks.ask("train", steps=_STEPS)[0])
     except RanksError as error:
-        verdict = Verdict.ABSENT if "NotImplementedError" in str(error) else Verdict.FAILED
-        lane.rows.add("DDP training: step beside an agent over without", str(error), verdict=verdict)
+        lane.rows.add(what, str(error), verdict=Verdict.FAILED)
         return
     text = f"{beside / without:.3f} ({beside * 1e3:.2f} of {without * 1e3:.2f} ms)"
-    lane.rows.figure("DDP training: step beside an agent over without", beside / without, text)
+    lane.rows.figure(what, beside / without, text)
