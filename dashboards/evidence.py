@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.causes import CAUSES, Cause, Tier
@@ -18,7 +17,8 @@ from railscope.dashboards.rules_files import SHIPPED
 RULE: Final = "comm_cause:railscope_stall_evidence:max"
 BEHIND: Final = "comm_rank:railscope_operations_behind:stalled"
 """Ranks that did not enter the operation in which the others of their stalled communicator wait."""
-_FILE: Final = SHIPPED / "railscope-recording.yml"
+FILE: Final = SHIPPED / "railscope-recording.yml"
+"""Where the rule stands."""
 _BODY: Final = re.compile(rf"(?<=- record: {re.escape(RULE)}\n        expr: \|\n)(?: {{10}}.*\n)+")
 
 
@@ -75,10 +75,5 @@ def written(text: str) -> str:
     return _BODY.sub(lambda _: expression(), text)
 
 
-def file() -> Path:
-    """Where the rule stands."""
-    return _FILE
-
-
 if __name__ == "__main__":
-    _FILE.write_text(written(_FILE.read_text()))
+    FILE.write_text(written(FILE.read_text()))

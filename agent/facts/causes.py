@@ -1,4 +1,4 @@
-"""Causes of a stall: the one table from which verdicts, alert rules and documentation take their order.
+"""Causes of a stall: the one table from which verdicts and recording rules take their order.
 
 Causes stand in the order of their evidence, best first: how little each leaves open.  A host speaks of its own ranks
 only, so what it calls `rank_behind` says no more than that its rank waits; that a rank did not enter the operation that
@@ -18,17 +18,29 @@ class Cause(StrEnum):
     """Why an operation stalls, best evidence first."""
 
     PROCESS_GONE = "process_gone"
+    """A process of the communicator has ended."""
     PROCESS_STOPPED = "process_stopped"
+    """A process is stopped, by SIGSTOP or a debugger."""
     RAIL_DOWN = "rail_down"
+    """A rail has no carrier, or is switched off."""
     RAIL_FILTERED = "rail_filtered"
+    """Packets on a rail are dropped on the way or at its other end."""
     RAIL_LOSSY = "rail_lossy"
+    """A rail loses packets."""
     RAIL_SLOW = "rail_slow"
+    """A rail is slow beside its siblings."""
     WRITING = "writing"
+    """The others wait for a rank that writes to storage: no fault."""
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
+    """A rank's GPU has not begun with the operation."""
     RANK_BEHIND = "rank_behind"
+    """A rank has not entered the operation that the others wait in."""
     RANK_MISSING = "rank_missing"
+    """No agent sees a rank of the communicator."""
     UNSEEN = "unseen"
+    """Operations run that railscope does not see."""
     UNKNOWN = "unknown"
+    """Nothing stands out."""
 
 
 class Tier(IntEnum):
@@ -50,29 +62,27 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CauseFacts:
-    """What is said of one cause wherever it is said."""
+    """How good the evidence for a cause is, and who tells of it."""
 
     tier: Tier
     """Of the cause as a host tells of it; for the fleet's own causes, as the fleet shows it."""
     by_host: bool
     """A host tells of it (`comm_stalled`); else only `railscope diagnose` does, which sees all hosts."""
-    meaning: str
-    """One sentence."""
 
 
 CAUSES: Final[Mapping[Cause, CauseFacts]] = {
-    Cause.PROCESS_GONE: CauseFacts(Tier.PLAIN, True, "A process of the communicator has ended."),
-    Cause.PROCESS_STOPPED: CauseFacts(Tier.PLAIN, True, "A process is stopped, by SIGSTOP or a debugger."),
-    Cause.RAIL_DOWN: CauseFacts(Tier.PLAIN, True, "A rail has no carrier, or is switched off."),
-    Cause.RAIL_FILTERED: CauseFacts(Tier.RAIL, True, "Packets on a rail are dropped on the way or at its other end."),
-    Cause.RAIL_LOSSY: CauseFacts(Tier.RAIL, True, "A rail loses packets."),
-    Cause.RAIL_SLOW: CauseFacts(Tier.RAIL, True, "A rail is slow beside its siblings."),
-    Cause.WRITING: CauseFacts(Tier.WRITING, False, "The others wait for a rank that writes to storage: no fault."),
-    Cause.GPU_NOT_PROGRESSING: CauseFacts(Tier.GPU, True, "A rank's GPU has not begun with the operation."),
-    Cause.RANK_BEHIND: CauseFacts(Tier.HINT, True, "A rank has not entered the operation that the others wait in."),
-    Cause.RANK_MISSING: CauseFacts(Tier.MISSING, False, "No agent sees a rank of the communicator."),
-    Cause.UNSEEN: CauseFacts(Tier.UNSEEN, True, "Operations run that railscope does not see."),
-    Cause.UNKNOWN: CauseFacts(Tier.UNKNOWN, True, "Nothing stands out."),
+    Cause.PROCESS_GONE: CauseFacts(Tier.PLAIN, True),
+    Cause.PROCESS_STOPPED: CauseFacts(Tier.PLAIN, True),
+    Cause.RAIL_DOWN: CauseFacts(Tier.PLAIN, True),
+    Cause.RAIL_FILTERED: CauseFacts(Tier.RAIL, True),
+    Cause.RAIL_LOSSY: CauseFacts(Tier.RAIL, True),
+    Cause.RAIL_SLOW: CauseFacts(Tier.RAIL, True),
+    Cause.WRITING: CauseFacts(Tier.WRITING, False),
+    Cause.GPU_NOT_PROGRESSING: CauseFacts(Tier.GPU, True),
+    Cause.RANK_BEHIND: CauseFacts(Tier.HINT, True),
+    Cause.RANK_MISSING: CauseFacts(Tier.MISSING, False),
+    Cause.UNSEEN: CauseFacts(Tier.UNSEEN, True),
+    Cause.UNKNOWN: CauseFacts(Tier.UNKNOWN, True),
 }
 
 

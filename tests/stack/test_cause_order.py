@@ -11,7 +11,7 @@ import yaml
 
 from railscope.agent.cluster.verdict.words import verdict_of
 from railscope.agent.facts.causes import CAUSES, Cause, Tier, tier_of
-from railscope.dashboards.evidence import RULE, Ground, expression, file, grades, written
+from railscope.dashboards.evidence import FILE, RULE, Ground, expression, grades, written
 from tests.stack.prometheus import tool
 from tests.unit.fleets import Fleets, stall
 
@@ -22,7 +22,7 @@ OF_A_RANK = 'job="r",instance="{rank}:1",comm="{comm}",rank="{rank}"'
 
 
 def test_the_rule_is_made_of_the_table() -> None:
-    text = file().read_text()
+    text = FILE.read_text()
     assert written(text) == text, "run 'python -m railscope.dashboards.evidence'"
     assert text.count(RULE) == 1
     assert all(f'cause="{cause}"' in expression() for cause in OF_HOSTS if cause is not Cause.UNKNOWN)
@@ -83,7 +83,7 @@ def test_both_put_the_same_cause_first_for_every_pair_of_causes(tmp_path: Path) 
         labels = f'{{comm="{comm}",cause="{first}"}}'
         expected.append({"labels": RULE + labels, "value": of_grade[first, ground]})
     test = {
-        "rule_files": [str(file())],
+        "rule_files": [str(FILE)],
         "evaluation_interval": "15s",
         "tests": [
             {
