@@ -117,7 +117,8 @@ def test_ticks_do_not_rest_where_somebody_waits_for_them(ends: str) -> None:
     schedule = in_use()
     if ends == "nobody uses it":
         schedule.use(1, used=False)
-    schedule.streams = ends == "it streams"
+    if ends == "it streams":
+        schedule.stream()
     schedule.tick_is_due(STEADY_NS, schedule.plan(0))
     schedule.tick_begins(STEADY_NS)
     schedule.tick_ended(STEADY_NS, "bytes do not settle" if ends == "a tick found something" else None)

@@ -96,7 +96,7 @@ class Daemon:
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._shown = shown
-        self._told = stall_began
+        self._also_told = stall_began
         self._schedule = Schedule(self._beat_ns, scan_interval_ns=config.scan_interval_ns, shown=shown)
         self._mmap_events: MmapEvents | None = None
         self._ring_wakeups: RingWakeups | None = None
@@ -134,8 +134,8 @@ class Daemon:
 
     def _stall_began(self, stall: Stall) -> None:
         self.recordings.stall_began(stall)
-        if self._told is not None:
-            self._told(stall)
+        if self._also_told is not None:
+            self._also_told(stall)
 
     def _load_internals(self) -> Internals | None:
         """The programs below the entry points, where the kernel takes them; errors are seen at every level."""
@@ -364,7 +364,7 @@ class Daemon:
             RuntimeError: the flight recorder is switched off.
         """
         self._recording_feed().stream_to(stream, period_ns)
-        self._schedule.streams = True
+        self._schedule.stream()
 
     def give_rest(self, stream: Stream) -> None:
         """Give a stream what it was not given yet; call when the loop has ended.

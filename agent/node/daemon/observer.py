@@ -173,6 +173,8 @@ class Observer:
 
     def snapshot(self) -> Snapshot:
         """Everything known now.  Safe from any thread."""
+        # Not under the lock: its time grows with the descriptors that are open, one for each observed process.
+        own_process = self._own_process.read() if self._own_process is not None else None
         with self._lock:
             snapshot = Snapshot(
                 realtime_ns=self._clock.realtime_ns(),
@@ -181,7 +183,7 @@ class Observer:
                 version=self._version,
                 kernel=platform.release(),
                 simulated=self.simulated,
-                own_process=self._own_process.read() if self._own_process is not None else None,
+                own_process=own_process,
             )
             if self._nccl is None:
                 self._hardware.relate([], lambda: NOT_OBSERVED)

@@ -18,7 +18,7 @@ _log = logging.getLogger("railscope.daemon")
 
 
 class OwnProcess:
-    """The process that this runs in."""
+    """The process that this runs in; safe from any thread."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

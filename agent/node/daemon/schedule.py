@@ -95,8 +95,7 @@ class Schedule:
         """
         self.used = False
         self.resting = False
-        self.streams = False
-        """What is recorded goes on to somebody at once: ticks never rest."""
+        self._streams = False
         self._shown = shown
         self._scan_interval_ns = scan_interval_ns
         self._least_look_ns = LOOK_NS if shown else REST_NS
@@ -109,6 +108,10 @@ class Schedule:
     def why(self) -> str:
         """What was not as it was, last, in words for the log."""
         return self._pace.why
+
+    def stream(self) -> None:
+        """What is recorded goes on to somebody at once, from now on: ticks never rest."""
+        self._streams = True
 
     def begin(self, now_ns: int) -> None:
         """The loop begins; all processes have just been scanned."""
@@ -148,7 +151,7 @@ class Schedule:
 
     def tick_is_due(self, now_ns: int, plan: Plan) -> bool:
         """Whether a tick is due by this plan, or because the rest is over."""
-        self._calm = self.used and not self.streams and self._pace.calm(now_ns)
+        self._calm = self.used and not self._streams and self._pace.calm(now_ns)
         tick_ns = plan.tick_ns
         if self.resting and not self._calm:
             self.resting = False
