@@ -265,12 +265,12 @@ def _bcc(config: Config, without: str | None) -> Finding:
     remedy = "apt install python3-bpfcc (Debian, Ubuntu), or dnf install python3-bcc"
     chosen = loader(config)
     if version:
-        use = f"loads the probes here, because {without}" if without and chosen is None else "the second loader"
+        use = f"loads the probes here: {without}" if without and chosen is None else "the second loader"
         return Finding("bcc", "ok", f"{version}, {use}")
     if chosen is Loader.BCC:
         return Finding("bcc", "problem", f"not installed for {bcc_loader.SYSTEM_PYTHON}", remedy)
     if without and chosen is None:
-        return Finding("bcc", "problem", f"not installed, and it could load the probes here, where {without}", remedy)
+        return Finding("bcc", "problem", f"not installed, though libbpf cannot load the probes here: {without}", remedy)
     return Finding("bcc", "note", "not installed; it is only needed where libbpf cannot load the probes", remedy)
 
 

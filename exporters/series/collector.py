@@ -9,7 +9,7 @@ to what prometheus-client makes of this collector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Final
 
@@ -43,7 +43,7 @@ class SnapshotCollector(Collector):
         return client_metrics(families(self._snapshot(), selection=self._selection))
 
 
-def client_metrics(shown: tuple[Family, ...] | list[Family]) -> Iterator[ClientMetric]:
+def client_metrics(shown: Iterable[Family]) -> Iterator[ClientMetric]:
     """Families as prometheus-client has them: names without `_total`, labels that a series lacks left out."""
     for one in shown:
         metric = one.metric

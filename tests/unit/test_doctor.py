@@ -191,7 +191,10 @@ def test_objects_that_were_not_built_are_a_problem_with_the_command(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("version", "status", "says"),
-    [("0.26.0", "ok", "0.26.0, loads the probes here, because nccl."), (None, "problem", "it could load the probes")],
+    [
+        ("0.26.0", "ok", "0.26.0, loads the probes here: nccl."),
+        (None, "problem", "though libbpf cannot load the probes here: nccl."),
+    ],
 )
 def test_where_no_object_fits_bcc_is_the_answer(
     version: str | None, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
