@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
+from railscope.agent.facts import catalogue
 from railscope.dashboards import page, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
@@ -22,7 +23,7 @@ from railscope.dashboards.panels import (
 from railscope.dashboards.variables import HOST
 
 _COST = ((None, GOOD), (0.005, WATCH), (0.02, BAD))
-_AGENTS = f"and on (job, instance) last_over_time(railscope_build_info{{{HOST}}}[1h])"
+_AGENTS = f"and on (job, instance) last_over_time({catalogue.BUILD_INFO.where(HOST)}[1h])"
 
 
 def dashboard() -> Dashboard:
@@ -41,7 +42,7 @@ def dashboard() -> Dashboard:
 
 def _agents() -> list[AnyPanel]:
     return [
-        stat("Agents", "Agents that answer.", "short", f"count(railscope_build_info{{{HOST}}})"),
+        stat("Agents", "Agents that answer.", "short", f"count({catalogue.BUILD_INFO.where(HOST)})"),
         stat(
             "Silent",
             "Agents that told of themselves within the last hour and do not answer now.",
@@ -53,33 +54,33 @@ def _agents() -> list[AnyPanel]:
             "Failing sources",
             "Sources (collectors) whose last run failed; the others are unaffected.",
             "short",
-            f"count(railscope_collector_success{{{HOST}}} == 0) or vector(0)",
+            f"count({catalogue.COLLECTOR_SUCCESS.where(HOST)} == 0) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
             "Simulated inputs",
             "Agents of which an input is recorded or synthesised: their values are of no real job.",
             "short",
-            f'count(railscope_build_info{{simulated="true",{HOST}}}) or vector(0)',
+            f'count({catalogue.BUILD_INFO}{{simulated="true",{HOST}}}) or vector(0)',
             thresholds=((None, GOOD), (1.0, WATCH)),
         ),
         stat(
             "Oldest values",
             "Age of the values of the agent that is furthest behind, the time since the last scrape included.",
             "s",
-            f"max(time() - railscope_snapshot_timestamp_seconds{{{HOST}}})",
+            f"max(time() - {catalogue.SNAPSHOT_TIMESTAMP.where(HOST)})",
         ),
         stat(
             "Processes",
             "Processes with NCCL that are observed.",
             "short",
-            f"sum(railscope_processes_observed{{{HOST}}})",
+            f"sum({catalogue.PROCESSES_OBSERVED.where(HOST)})",
         ),
         table(
             "Versions",
             "railscope's version and the kernel's, by host.",
             "instance version kernel simulated",
-            f"railscope_build_info{{{HOST}}}",
+            catalogue.BUILD_INFO.where(HOST),
         ),
         states(
             "Answers",
@@ -92,14 +93,14 @@ def _agents() -> list[AnyPanel]:
             "Time since each agent began: where it falls to 0 it began anew, and ranks that ran before count from "
             "then on.",
             "s",
-            query(f"time() - railscope_agent_start_time_seconds{{{HOST}}}", "{{instance}}"),
+            query(f"time() - {catalogue.AGENT_START_TIME.where(HOST)}", "{{instance}}"),
             width=24,
         ),
     ]
 
 
 def _cost() -> list[AnyPanel]:
-    overhead, calls = "railscope_overhead_seconds_total", "railscope_collective_calls_total"
+    overhead, calls = catalogue.OVERHEAD_SECONDS.name, catalogue.COLLECTIVE_CALLS.name
     return [
         timeseries(
             "Cost to jobs",
@@ -157,7 +158,7 @@ def _cost() -> list[AnyPanel]:
             "Time of a source",
             "How long the last run of each source took: the longest of all hosts.",
             "s",
-            query(f"max by (collector) (railscope_collector_duration_seconds{{{HOST}}})", "{{collector}}"),
+            query(f"max by (collector) ({catalogue.COLLECTOR_DURATION.where(HOST)})", "{{collector}}"),
         ),
         timeseries(
             "Series",
@@ -181,7 +182,7 @@ def _losses() -> list[AnyPanel]:
             "Events that railscope itself lost, by reason; counts and bytes stay exact.",
             "cps",
             query(
-                f"sum by (instance, reason) (rate(railscope_events_lost_total{{{HOST}}}[$__rate_interval]))",
+                f"sum by (instance, reason) (rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval]))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -190,7 +191,7 @@ def _losses() -> list[AnyPanel]:
             "Series that the limit kept out of expositions, added up over expositions: 0 unless something is missing.",
             "cps",
             query(
-                f"sum by (instance, reason) (rate(railscope_series_dropped_total{{{HOST}}}[$__rate_interval]))",
+                f"sum by (instance, reason) (rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval]))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -199,7 +200,7 @@ def _losses() -> list[AnyPanel]:
             "Reads of sources that were due and left out because the reader came too late.",
             "cps",
             query(
-                f"sum by (instance, collector) (rate(railscope_collector_reads_missed_total{{{HOST}}}"
+                f"sum by (instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
                 "[$__rate_interval]))",
                 "{{instance}} {{collector}}",
             ),
@@ -209,7 +210,7 @@ def _losses() -> list[AnyPanel]:
             "Recordings made on a stall or on a signal, by whether they were written.",
             "short",
             query(
-                f"sum by (reason, result) (increase(railscope_recordings_total{{{HOST}}}[$__rate_interval]))",
+                f"sum by (reason, result) (increase({catalogue.RECORDINGS.where(HOST)}[$__rate_interval]))",
                 "{{reason}} {{result}}",
             ),
         ),
@@ -221,26 +222,26 @@ def _observed() -> list[AnyPanel]:
         states(
             "Sources",
             "Whether the last run of each source worked.",
-            query(f"railscope_collector_success{{{HOST}}}", "{{instance}} {{collector}}"),
+            query(catalogue.COLLECTOR_SUCCESS.where(HOST), "{{instance}} {{collector}}"),
             words=FINE_OR_FAILED,
         ),
         timeseries(
             "Level",
             "What is observed of each NCCL library: 0 calls, 1 what completes, 2 messages too, 3 every launch too.",
             "short",
-            query(f"railscope_probe_level{{{HOST}}}", "{{instance}} {{nccl_version}} {{library}}"),
+            query(catalogue.PROBE_LEVEL.where(HOST), "{{instance}} {{nccl_version}} {{library}}"),
             largest=3,
         ),
         table(
             "Programs that are not attached",
             "eBPF programs that are not attached to an NCCL library that is in use: what they tell is missing there.",
             "instance library nccl_version program",
-            f"railscope_probe_attached{{{HOST}}} == 0",
+            f"{catalogue.PROBE_ATTACHED.where(HOST)} == 0",
         ),
         table(
             "NCCL libraries",
             "Libraries that are observed, and how their struct layouts are known.",
             "instance library nccl_version layout_source",
-            f"railscope_probe_layout_info{{{HOST}}}",
+            catalogue.PROBE_LAYOUT_INFO.where(HOST),
         ),
     ]

@@ -13,13 +13,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.catalogue import METRICS, Metric
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.dashboards import build, expressions, rules_files
 from railscope.dashboards.documents import Document, Panel
 from railscope.dashboards.expressions import ExpressionError, Selector
 from railscope.exporters.series import native
-from railscope.exporters.series.catalogue import METRICS
-from railscope.exporters.series.metric import Metric
 
 COLUMNS: Final = 24
 _OF_PROMETHEUS: Final = frozenset({"up", "ALERTS", "scrape_samples_scraped", "scrape_duration_seconds"})

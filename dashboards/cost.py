@@ -15,28 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.config.file import ConfigError
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.dashboards import recorded
 from railscope.exporters.series.families import families
 
 BYTES_PER_SAMPLE: Final = 3.1
 """Of a block's chunks: 120,261 samples of two agents beside a busy job.  Where more stands still it is less."""
 INDEX_BYTES_PER_SERIES: Final = 104.0
 """Of the same block's index.  Prometheus merges blocks, so that a series stands about once a day in one."""
-_RANKS, _RAILS = "railscope_comm_enqueued_total", "railscope_rail_transmit_bytes_total"
-RECORDED_LIKE: Final = {
-    "comm_nranks:railscope_ranks:count": _RANKS,
-    "comm:railscope_sequence_spread:max": _RANKS,
-    "comm_rank:railscope_operations_behind:max": _RANKS,
-    "comm_rank:railscope_operation_seconds:mean5m": "railscope_comm_operations_total",
-    "rail:railscope_transmit_bytes:rate1m": _RAILS,
-    "rail:railscope_receive_bytes:rate1m": _RAILS,
-    "rail:railscope_transmit_utilization:ratio": _RAILS,
-    "rail:railscope_transmit_to_siblings:ratio": _RAILS,
-    "rail:railscope_explained:ratio5m": "railscope_rail_explained_ratio",
-    "rail_origin:railscope_bytes:ratio5m": "railscope_rail_bytes_by_origin_total",
-    "rail:railscope_retransmitted:ratio1m": "railscope_rail_tcp_sent_bytes_total",
-    "rail:railscope_round_trip_to_siblings:ratio": "railscope_rail_tcp_delivery_rate_bytes_per_second",
-}
+RECORDED_LIKE: Final = {one.name: one.like.name for one in recorded.SERIES if one.like is not None}
 """What the shipped rules record while nothing stalls: as many series as this metric has.  Of communicators it is the
 most that they can be, as if no two ranks of a node shared one."""
 OF_A_SCRAPE: Final = (
@@ -47,14 +35,33 @@ OF_A_SCRAPE: Final = (
     "scrape_series_added",
 )
 """What Prometheus itself adds for each target."""
-KEPT: Final = re.compile(
-    r"up|railscope_(build|comm|rail|gpu)_info"
-    r"|railscope_collective_(calls|payload_bytes|completed_payload_bytes|completed_bus_bytes|completed_seconds)_total"
-    r"|railscope_rail_(up|(transmit|receive)_bytes_total|bytes_by_origin_total|events_by_severity_total)"
-    r"|railscope_(stalls|comm_stall_seconds|comm_errors|events_lost|series_dropped|overhead_seconds)_total"
+KEPT: Final = frozenset({"up"}).union(
+    metric.name
+    for metric in (
+        catalogue.BUILD_INFO,
+        catalogue.COMM_INFO,
+        catalogue.RAIL_INFO,
+        catalogue.GPU_INFO,
+        catalogue.COLLECTIVE_CALLS,
+        catalogue.COLLECTIVE_PAYLOAD_BYTES,
+        catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
+        catalogue.COLLECTIVE_COMPLETED_BUS_BYTES,
+        catalogue.COLLECTIVE_COMPLETED_SECONDS,
+        catalogue.RAIL_UP,
+        catalogue.RAIL_TRANSMIT_BYTES,
+        catalogue.RAIL_RECEIVE_BYTES,
+        catalogue.RAIL_BYTES_BY_ORIGIN,
+        catalogue.RAIL_COUNTER_BY_SEVERITY,
+        catalogue.STALLS,
+        catalogue.COMM_STALL_SECONDS,
+        catalogue.COMM_ERRORS,
+        catalogue.EVENTS_LOST,
+        catalogue.SERIES_DROPPED,
+        catalogue.OVERHEAD_SECONDS,
+    )
 )
-"""What deploy/prometheus/remote-write.yml and federation.yml keep for long, but for what the rules record."""
-KEPT_EVENTS: Final = ("railscope_rail_events_total", ("page", "warn"))
+"""Of single series, what deploy/prometheus/remote-write.yml and federation.yml keep for long."""
+KEPT_EVENTS: Final = (catalogue.RAIL_COUNTER.name, ("page", "warn"))
 """And of this metric, with these severities."""
 MOST_GPUS: Final = 1_000_000_000
 """Beyond any fleet; figures stay ones that can be shown."""
@@ -109,7 +116,7 @@ def node_of(snapshot: Snapshot) -> Node:
     for family in families(snapshot):
         name = family.metric.name
         found[name] += family.series()
-        if KEPT.fullmatch(name):
+        if name in KEPT:
             kept += family.series()
         elif name == KEPT_EVENTS[0]:
             severity = family.labels.index("severity")
@@ -136,9 +143,9 @@ def node_of_exposition(text: str) -> Node:
         family = re.sub(r"_(bucket|count|sum)$", "", name)
         found[family if family in histograms else name] += 1
         severity = _SEVERITY.search(sample["labels"] or "")
-        kept += bool(KEPT.fullmatch(name))
+        kept += name in KEPT
         kept += name == KEPT_EVENTS[0] and severity is not None and severity[1] in KEPT_EVENTS[1]
-    if not any(name.startswith("railscope_") for name in found):
+    if not any(name.startswith(catalogue.PREFIX) for name in found):
         raise NotAnExpositionError("nothing in it is railscope's: give what curl http://NODE:9779/metrics prints")
     return Node(found, kept)
 
@@ -153,7 +160,7 @@ def cost_of(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) 
         raise ConfigError(f"--gpus: a fleet has {MOST_GPUS:,} GPUs at most")
     nodes = math.ceil(gpus / gpus_per_node)
     series = nodes * (node.series + len(OF_A_SCRAPE) + node.recorded)
-    kept = nodes * (node.kept + sum(bool(KEPT.fullmatch(one)) for one in OF_A_SCRAPE) + node.recorded)
+    kept = nodes * (node.kept + len(KEPT.intersection(OF_A_SCRAPE)) + node.recorded)
     return Cost(
         gpus=gpus,
         nodes=nodes,

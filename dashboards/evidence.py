@@ -11,12 +11,12 @@ import re
 from enum import Enum
 from typing import Final
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import CAUSES, Cause, Tier
+from railscope.dashboards import recorded
 from railscope.dashboards.rules_files import SHIPPED
 
-RULE: Final = "comm_cause:railscope_stall_evidence:max"
-BEHIND: Final = "comm_rank:railscope_operations_behind:stalled"
-"""Ranks that did not enter the operation in which the others of their stalled communicator wait."""
+RULE: Final = recorded.STALL_EVIDENCE.name
 FILE: Final = SHIPPED / "railscope-recording.yml"
 """Where the rule stands."""
 _BODY: Final = re.compile(rf"(?<=- record: {re.escape(RULE)}\n        expr: \|\n)(?: {{10}}.*\n)+")
@@ -54,14 +54,15 @@ def expression() -> str:
 def _term(grade: int, cause: Cause, ground: Ground) -> str:
     if ground is Ground.SEQUENCE:
         # The host of a rank whose GPU does not progress knows better why it is behind.
-        behind = f'{BEHIND} unless on (job, instance, comm, rank) railscope_comm_stalled{{cause="gpu_not_progressing"}}'
+        gpu = catalogue.COMM_STALLED.where(f'cause="{Cause.GPU_NOT_PROGRESSING}"')
+        behind = f"{recorded.OPERATIONS_BEHIND_STALLED} unless on (job, instance, comm, rank) {gpu}"
         return f'{grade:2} * label_replace(max by (comm) (({behind}) > bool 0), "cause", "{cause}", "", "")'
     if ground is Ground.NAMED:
-        return f'{grade:2} * max by (comm, cause) (railscope_comm_stall_info{{cause="{cause}",blamed_rank!=""}})'
+        return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALL_INFO}{{cause="{cause}",blamed_rank!=""}})'
     if cause is Cause.UNKNOWN:
         known = "|".join(one for one in Cause if one is not Cause.UNKNOWN)
-        return f'{grade:2} * max by (comm, cause) (railscope_comm_stalled{{cause!~"{known}"}})'
-    return f'{grade:2} * max by (comm, cause) (railscope_comm_stalled{{cause="{cause}"}})'
+        return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALLED}{{cause!~"{known}"}})'
+    return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALLED}{{cause="{cause}"}})'
 
 
 def written(text: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from railscope.dashboards import page, variables
+from railscope.agent.facts import catalogue
+from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     BAD,
@@ -44,35 +45,35 @@ def _now() -> list[AnyPanel]:
             "Stalled communicators",
             "Communicators of which at least one rank says that an operation does not come to its end.",
             "short",
-            f"count(count by (comm) (railscope_comm_stalled{{{HOST}}} == 1)) or vector(0)",
+            f"count(count by (comm) ({catalogue.COMM_STALLED.where(HOST)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
             "Rails down",
             "Rails without a link, on all hosts; ports that nobody cabled count too.",
             "short",
-            f"count(railscope_rail_up{{{HOST}}} == 0) or vector(0)",
+            f"count({catalogue.RAIL_UP.where(HOST)} == 0) or vector(0)",
             thresholds=BETTER_NONE,
         ),
         stat(
             "Silent hosts",
             "Hosts whose agent told of itself within the last hour and does not answer now.",
             "short",
-            f"count(up{{{HOST}}} == 0 and on (job, instance) last_over_time(railscope_build_info[1h])) or vector(0)",
+            f"count(up{{{HOST}}} == 0 and on (job, instance) last_over_time({catalogue.BUILD_INFO}[1h])) or vector(0)",
             thresholds=NEVER_FINE,
         ),
-        stat("Hosts", "Hosts whose agent answers.", "short", f"count(railscope_build_info{{{HOST}}})"),
+        stat("Hosts", "Hosts whose agent answers.", "short", f"count({catalogue.BUILD_INFO.where(HOST)})"),
         stat(
             "Communicators",
             "Communicators of the chosen jobs, each counted once however many ranks it has.",
             "short",
-            'count(count by (comm) (railscope_comm_info{exported_job=~"$job",comm=~"$comm"}))',
+            f'count(count by (comm) ({catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm"}}))',
         ),
         stat(
             "Processes",
             "Processes with NCCL that are observed.",
             "short",
-            f"sum(railscope_processes_observed{{{HOST}}})",
+            f"sum({catalogue.PROCESSES_OBSERVED.where(HOST)})",
         ),
     ]
 
@@ -84,7 +85,7 @@ def _stalls() -> list[AnyPanel]:
             "Each rank that waits or keeps others waiting, and what its host puts that down to.  Ranks that only wait "
             "say rank_behind.  strength weak: nothing saw the operation itself.  A communicator opens its incident.",
             "comm rank cause strength blamed_rank rail device netns instance",
-            f"{ranks_of_job(f'railscope_comm_stall_info{{{HOST}}}')}",
+            f"{ranks_of_job(catalogue.COMM_STALL_INFO.where(HOST))}",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
             width=24,
         ),
@@ -92,7 +93,7 @@ def _stalls() -> list[AnyPanel]:
             "Stalls begun",
             "Stalls that began, as often as each host saw one, by cause.",
             "short",
-            query(f"sum by (cause) (increase(railscope_stalls_total{{{HOST}}}[$__rate_interval]))", "{{cause}}"),
+            query(f"sum by (cause) (increase({catalogue.STALLS.where(HOST)}[$__rate_interval]))", "{{cause}}"),
             stacked=True,
         ),
         timeseries(
@@ -100,7 +101,7 @@ def _stalls() -> list[AnyPanel]:
             "How many ranks were stalled at a time, by the cause that their host gave.",
             "short",
             query(
-                f"sum by (cause) (rate(railscope_comm_stall_seconds_total{{{HOST}}}[$__rate_interval]))",
+                f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(HOST)}[$__rate_interval]))",
                 "{{cause}}",
             ),
             stacked=True,
@@ -110,7 +111,7 @@ def _stalls() -> list[AnyPanel]:
             "For each communicator the causes that any host gives; the greater the number, the less the evidence "
             "leaves open.",
             "comm cause",
-            'comm_cause:railscope_stall_evidence:max{comm=~"$comm"}',
+            f'{recorded.STALL_EVIDENCE}{{comm=~"$comm"}}',
             value="evidence",
             links={"comm": page.TO_COMMUNICATOR},
         ),
@@ -118,7 +119,7 @@ def _stalls() -> list[AnyPanel]:
             "Errors from NCCL",
             "Errors that NCCL reported for communicators, each once, by name.",
             "short",
-            query(f"sum by (error) (increase(railscope_comm_errors_total{{{HOST}}}[$__rate_interval]))", "{{error}}"),
+            query(f"sum by (error) (increase({catalogue.COMM_ERRORS.where(HOST)}[$__rate_interval]))", "{{error}}"),
             thresholds=NEVER_FINE,
         ),
     ]
@@ -130,7 +131,7 @@ def _jobs() -> list[AnyPanel]:
             "Jobs",
             "The jobs that run, and how many communicator ends (ranks of communicators) each has.",
             "exported_job",
-            f'railscope_comm_info{{exported_job=~"$job",{HOST}}}',
+            f'{catalogue.COMM_INFO}{{exported_job=~"$job",{HOST}}}',
             aggregate="count",
             value="communicator ranks",
             links={"job": page.TO_JOB},
@@ -139,23 +140,21 @@ def _jobs() -> list[AnyPanel]:
             "Payload by operation",
             "Payload (count x dtype size) that all processes gave to NCCL: not what crossed the network.",
             "Bps",
-            query(
-                f"sum by (op) (rate(railscope_collective_payload_bytes_total{{{HOST}}}[$__rate_interval]))", "{{op}}"
-            ),
+            query(f"sum by (op) (rate({catalogue.COLLECTIVE_PAYLOAD_BYTES.where(HOST)}[$__rate_interval]))", "{{op}}"),
             stacked=True,
         ),
         timeseries(
             "Bytes on the rails",
             "Port bytes of all rails, as the devices count them.",
             "Bps",
-            query(f"sum(rail:railscope_transmit_bytes:rate1m{{{HOST}}})", "transmit"),
-            query(f"sum(rail:railscope_receive_bytes:rate1m{{{HOST}}})", "receive"),
+            query(f"sum({recorded.TRANSMIT_RATE.where(HOST)})", "transmit"),
+            query(f"sum({recorded.RECEIVE_RATE.where(HOST)})", "receive"),
         ),
         timeseries(
             "Communicators made and ended",
             "Communicators that were made, ended, aborted, revoked and so on.",
             "short",
-            query(f"sum by (event) (increase(railscope_comm_events_total{{{HOST}}}[$__rate_interval]))", "{{event}}"),
+            query(f"sum by (event) (increase({catalogue.COMM_EVENTS.where(HOST)}[$__rate_interval]))", "{{event}}"),
         ),
     ]
 
@@ -166,14 +165,14 @@ def _rails() -> list[AnyPanel]:
             "Rails that are down",
             "Rails without a link now, by host.",
             "instance rail device netns",
-            f"railscope_rail_up{{{HOST}}} == 0",
+            f"{catalogue.RAIL_UP.where(HOST)} == 0",
             links={"instance": page.TO_HOST},
         ),
         timeseries(
             "Fullest rails",
             "Port bytes sent over the line rate: the ten fullest rails.",
             "percentunit",
-            query(f"topk(10, rail:railscope_transmit_utilization:ratio{{{HOST}}})", _RAIL),
+            query(f"topk(10, {recorded.TRANSMIT_UTILIZATION.where(HOST)})", _RAIL),
             thresholds=FULLNESS,
             largest=1,
         ),
@@ -181,21 +180,21 @@ def _rails() -> list[AnyPanel]:
             "Slowest against their siblings",
             "Mean TCP round trip over that of the best rail of the same host: 1 is the best itself.",
             "short",
-            query(f"topk(10, rail:railscope_round_trip_to_siblings:ratio{{{HOST}}})", _RAIL),
+            query(f"topk(10, {recorded.ROUND_TRIP_TO_SIBLINGS.where(HOST)})", _RAIL),
             thresholds=((None, GOOD), (2.0, WATCH), (5.0, BAD)),
         ),
         timeseries(
             "Least against their siblings",
             "Bytes sent over those of the busiest rail of the same host: the ten rails that carry the smallest share.",
             "percentunit",
-            query(f"bottomk(10, rail:railscope_transmit_to_siblings:ratio{{{HOST}}})", _RAIL),
+            query(f"bottomk(10, {recorded.TRANSMIT_TO_SIBLINGS.where(HOST)})", _RAIL),
             largest=1,
         ),
         timeseries(
             "Most sent again",
             "Of the payload that observed TCP connections sent, what they sent again: the ten worst rails.",
             "percentunit",
-            query(f"topk(10, rail:railscope_retransmitted:ratio1m{{{HOST}}})", _RAIL),
+            query(f"topk(10, {recorded.RETRANSMITTED.where(HOST)})", _RAIL),
             thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
         ),
         timeseries(
@@ -203,7 +202,7 @@ def _rails() -> list[AnyPanel]:
             "Increase of the counters with severity page (link downs, retries exceeded and so on): the ten worst.",
             "short",
             query(
-                f'topk(10, increase(railscope_rail_events_total{{severity="page",{HOST}}}[$__rate_interval]))',
+                f'topk(10, increase({catalogue.RAIL_COUNTER}{{severity="page",{HOST}}}[$__rate_interval]))',
                 _RAIL + " {{counter}}",
             ),
             thresholds=NEVER_FINE,
@@ -212,15 +211,13 @@ def _rails() -> list[AnyPanel]:
             "Least explained",
             "Wire bytes that collectives should have sent over port bytes: low where others use the rail as well.",
             "percentunit",
-            query(f"bottomk(10, rail:railscope_explained:ratio5m{{{HOST}}})", _RAIL + " {{direction}}"),
+            query(f"bottomk(10, {recorded.EXPLAINED.where(HOST)})", _RAIL + " {{direction}}"),
         ),
         timeseries(
             "Most of others",
             "Share of the port bytes that is not of observed processes: the ten rails with the largest.",
             "percentunit",
-            query(
-                f'topk(10, rail_origin:railscope_bytes:ratio5m{{origin="foreign",{HOST}}})', _RAIL + " {{direction}}"
-            ),
+            query(f'topk(10, {recorded.BYTES_BY_ORIGIN}{{origin="foreign",{HOST}}})', _RAIL + " {{direction}}"),
             largest=1,
         ),
     ]

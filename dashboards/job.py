@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from railscope.dashboards import page, variables
+from railscope.agent.facts import catalogue
+from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
 from railscope.dashboards.variables import HOST, hosts_of_job, ranks_of_job
 
 _ON_HOSTS = "  Told for a host as a whole: jobs that share a host are added."
 _RANK = "{{comm}} rank {{rank}}"
-_INFO = f'railscope_comm_info{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
+_INFO = f'{catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
 
 
 def _of_ranks(metric: str) -> str:
@@ -60,7 +61,7 @@ def _job() -> list[AnyPanel]:
             "Stalled ranks",
             "Ranks of the job that say that an operation does not come to its end.",
             "short",
-            f"count({ranks_of_job(f'railscope_comm_stalled{{{HOST}}} == 1')}) or vector(0)",
+            f"count({ranks_of_job(f'{catalogue.COMM_STALLED.where(HOST)} == 1')}) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -68,14 +69,14 @@ def _job() -> list[AnyPanel]:
             "Oldest operation in flight",
             "Age of the oldest operation that was handed to the network and is not complete.",
             "s",
-            f"max({ranks_of_job(f'railscope_comm_inflight_seconds{{{HOST}}}')})",
+            f"max({ranks_of_job(catalogue.COMM_INFLIGHT_SECONDS.where(HOST))})",
         ),
         stat(
             "Operations behind",
             "How many operations the hindmost rank entered less than the foremost, of the worst communicator.  It may "
             "be above 0 for a moment at any time.",
             "short",
-            f"max({ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})",
+            f"max({ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})",
             whole=True,
         ),
         table(
@@ -90,10 +91,10 @@ def _job() -> list[AnyPanel]:
 
 
 def _operations() -> list[AnyPanel]:
-    calls, payload = "railscope_collective_calls_total", "railscope_collective_payload_bytes_total"
-    bus, seconds = "railscope_collective_completed_bus_bytes_total", "railscope_collective_completed_seconds_total"
-    algorithm = "railscope_collective_completed_payload_bytes_total"
-    bandwidth = "railscope_collective_bus_bandwidth_bytes_per_second"
+    calls, payload = catalogue.COLLECTIVE_CALLS.name, catalogue.COLLECTIVE_PAYLOAD_BYTES.name
+    bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
+    algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
+    bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
     return [
         timeseries(
             "Calls",
@@ -140,14 +141,14 @@ def _operations() -> list[AnyPanel]:
             "Time that operations of a rank took, in sum, per second: 1 where one is always under way, more where they "
             "overlap, and the nearer to 0 the less the rank waits for the network.",
             "short",
-            query(f"sum by (comm, rank) ({_of_ranks('railscope_comm_operation_seconds_total')})", _RANK),
+            query(f"sum by (comm, rank) ({_of_ranks(catalogue.COMM_OPERATION_SECONDS.name)})", _RANK),
         ),
         timeseries(
             "Algorithms",
             "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose." + _ON_HOSTS,
             "cps",
             query(
-                f"sum by (op, algorithm, protocol, channels) ({_of_hosts('railscope_collective_launches_total')})",
+                f"sum by (op, algorithm, protocol, channels) ({_of_hosts(catalogue.COLLECTIVE_LAUNCHES.name)})",
                 "{{op}} {{algorithm}} {{protocol}} {{channels}} channels",
             ),
         ),
@@ -155,8 +156,8 @@ def _operations() -> list[AnyPanel]:
             "CUDA graphs",
             "Collectives that replays of CUDA graphs ran, for which no call is made, and those that were captured.",
             "cps",
-            query(f"sum by (comm) ({_of_ranks('railscope_comm_graph_replayed_total')})", "{{comm}} replayed"),
-            query(f"sum by (comm) ({_of_ranks('railscope_comm_graph_captured_total')})", "{{comm}} captured"),
+            query(f"sum by (comm) ({_of_ranks(catalogue.COMM_REPLAYED.name)})", "{{comm}} replayed"),
+            query(f"sum by (comm) ({_of_ranks(catalogue.COMM_CAPTURED.name)})", "{{comm}} captured"),
         ),
     ]
 
@@ -174,34 +175,34 @@ def _sizes() -> list[AnyPanel]:
             "Message sizes",
             "Payload of NCCL calls, in powers of two: how many calls were how large." + _ON_HOSTS,
             "bytes",
-            spread_of_either("railscope_collective_size_bytes"),
+            spread_of_either(catalogue.COLLECTIVE_SIZE_BYTES.name),
         ),
         heatmap(
             "How long operations took",
             "Start to completion where that can be known; an upper bound." + _ON_HOSTS,
             "s",
-            spread("railscope_collective_duration_seconds"),
+            spread(catalogue.COLLECTIVE_DURATION_SECONDS.name),
         ),
         heatmap(
             "Bus bandwidth of single operations",
             "How many collectives reached which bus bandwidth." + _ON_HOSTS,
             "Bps",
-            spread_of_either("railscope_collective_bus_bandwidth_bytes_per_second"),
+            spread_of_either(catalogue.COLLECTIVE_BUS_BANDWIDTH.name),
         ),
         heatmap(
             "Time inside NCCL calls",
             "Host time inside the call, sampled: the enqueue, not how long the collective took." + _ON_HOSTS,
             "s",
-            spread("railscope_collective_enqueue_seconds"),
+            spread(catalogue.COLLECTIVE_ENQUEUE_SECONDS.name),
         ),
         timeseries(
             "Duration",
             "Median and slowest hundredth, by operation and how it was learned (proxy: the network part; cuda: as the "
             "job learned it, queueing included)." + _ON_HOSTS,
             "s",
-            query(_quantile(0.5, "railscope_collective_duration_seconds", "op, source"), "{{op}} {{source}} median"),
+            query(_quantile(0.5, catalogue.COLLECTIVE_DURATION_SECONDS.name, "op, source"), "{{op}} {{source}} median"),
             query(
-                _quantile(0.99, "railscope_collective_duration_seconds", "op, source"),
+                _quantile(0.99, catalogue.COLLECTIVE_DURATION_SECONDS.name, "op, source"),
                 "{{op}} {{source}} slowest hundredth",
             ),
         ),
@@ -209,14 +210,14 @@ def _sizes() -> list[AnyPanel]:
             "Time inside NCCL calls",
             "Median and slowest hundredth of the host time inside the call, sampled." + _ON_HOSTS,
             "s",
-            query(_quantile(0.5, "railscope_collective_enqueue_seconds", "op"), "{{op}} median"),
-            query(_quantile(0.99, "railscope_collective_enqueue_seconds", "op"), "{{op}} slowest hundredth"),
+            query(_quantile(0.5, catalogue.COLLECTIVE_ENQUEUE_SECONDS.name, "op"), "{{op}} median"),
+            query(_quantile(0.99, catalogue.COLLECTIVE_ENQUEUE_SECONDS.name, "op"), "{{op}} slowest hundredth"),
         ),
     ]
 
 
 def _traffic() -> list[AnyPanel]:
-    peers = "railscope_comm_peer_wire_bytes_total"
+    peers = catalogue.COMM_PEER_WIRE_BYTES.name
     only = "  Only of agents that run with --series.peers; choose one communicator, or ranks of several are added."
     return [
         matrix(
@@ -248,38 +249,38 @@ def _stragglers() -> list[AnyPanel]:
             "Mean time from hand-over to completion, the ten ranks with the least: the rank that waits least comes "
             "last, and the others wait for it.",
             "s",
-            query(f"bottomk(10, {ranks_of_job(f'comm_rank:railscope_operation_seconds:mean5m{{{HOST}}}')})", _RANK),
+            query(f"bottomk(10, {ranks_of_job(recorded.OPERATION_SECONDS.where(HOST))})", _RANK),
         ),
         timeseries(
             "Operations behind",
             "Operations that a rank entered less than the foremost of its communicator: the ten worst.",
             "short",
-            query(f"topk(10, {ranks_of_job(f'comm_rank:railscope_operations_behind:max{{{HOST}}}')})", _RANK),
+            query(f"topk(10, {ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})", _RANK),
             whole=True,
         ),
         timeseries(
             "Last on its host",
             "How often a rank made a call last among the ranks on its host: the ten that do most.",
             "cps",
-            query(f"topk(10, {_of_ranks('railscope_comm_last_arrivals_total')})", _RANK),
+            query(f"topk(10, {_of_ranks(catalogue.COMM_LAST_ARRIVALS.name)})", _RANK),
         ),
         timeseries(
             "How late the last is",
             "By how much the last rank on its host came after the one before it, in sum, per second: the share of "
             "time that it cost.",
             "percentunit",
-            query(f"topk(10, {_of_ranks('railscope_comm_arrival_lag_seconds_total')})", _RANK),
+            query(f"topk(10, {_of_ranks(catalogue.COMM_ARRIVAL_LAG_SECONDS.name)})", _RANK),
         ),
         timeseries(
             "Operations",
             "Operations that each rank gave to NCCL: ranks of one communicator go together.",
             "ops",
-            query(_of_ranks("railscope_comm_enqueued_total"), _RANK),
+            query(_of_ranks(catalogue.COMM_ENQUEUED.name), _RANK),
         ),
         timeseries(
             "Age of the oldest operation in flight",
             "How long the oldest operation that was handed to the network is not complete: the ten oldest.",
             "s",
-            query(f"topk(10, {ranks_of_job(f'railscope_comm_inflight_seconds{{{HOST}}}')})", _RANK),
+            query(f"topk(10, {ranks_of_job(catalogue.COMM_INFLIGHT_SECONDS.where(HOST))})", _RANK),
         ),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from railscope.dashboards import page, variables
+from railscope.agent.facts import catalogue
+from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     BAD,
@@ -59,26 +60,26 @@ def _rails() -> list[AnyPanel]:
             "Rails",
             "The network port behind each rail; gpu is the nearest GPU.",
             "instance rail device port netdev netns pci gpu numa link_layer driver",
-            f"railscope_rail_info{{{RAIL}}}",
+            catalogue.RAIL_INFO.where(RAIL),
             width=24,
         ),
         timeseries(
             "Sent",
             "Port bytes sent, as the device counts them.",
             "Bps",
-            query(_rate("railscope_rail_transmit_bytes_total"), _RAIL),
+            query(_rate(catalogue.RAIL_TRANSMIT_BYTES.name), _RAIL),
         ),
         timeseries(
             "Received",
             "Port bytes received, as the device counts them.",
             "Bps",
-            query(_rate("railscope_rail_receive_bytes_total"), _RAIL),
+            query(_rate(catalogue.RAIL_RECEIVE_BYTES.name), _RAIL),
         ),
         timeseries(
             "How full",
             "Port bytes over what the line rate allows, in each direction.",
             "percentunit",
-            query(f"railscope_rail_utilization_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_UTILIZATION.where(RAIL), _RAIL + " {{direction}}"),
             thresholds=FULLNESS,
             largest=1,
         ),
@@ -86,18 +87,18 @@ def _rails() -> list[AnyPanel]:
             "Line rate",
             "What the link was negotiated to, one direction: a step down is a link that came up slower.",
             "Bps",
-            query(f"railscope_rail_speed_bytes_per_second{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_SPEED.where(RAIL), _RAIL),
         ),
         states(
             "Links",
             "Whether each rail's link is up.",
-            query(f"railscope_rail_up{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_UP.where(RAIL), _RAIL),
             words=UP_OR_DOWN,
         ),
         states(
             "Members of bonds",
             "Whether the bond takes each of its members' links for up.",
-            query(f"railscope_rail_bond_member_up{{{RAIL}}}", _RAIL + " {{member}}"),
+            query(catalogue.RAIL_BOND_MEMBER_UP.where(RAIL), _RAIL + " {{member}}"),
             words=UP_OR_DOWN,
         ),
     ]
@@ -106,7 +107,7 @@ def _rails() -> list[AnyPanel]:
 def _origins() -> list[AnyPanel]:
     def by_origin(direction: str) -> str:
         chosen = f'direction="{direction}",{RAIL}'
-        return f"sum by (origin) ({_rate('railscope_rail_bytes_by_origin_total', chosen)})"
+        return f"sum by (origin) ({_rate(catalogue.RAIL_BYTES_BY_ORIGIN.name, chosen)})"
 
     return [
         *(
@@ -124,32 +125,32 @@ def _origins() -> list[AnyPanel]:
             "How sure that is",
             "Half the width of the band that an origin's bytes may lie in, over all of them.",
             "percentunit",
-            query(f"railscope_rail_ledger_error_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_LEDGER_ERROR.where(RAIL), _RAIL + " {{direction}}"),
         ),
         timeseries(
             "Explained",
             "Wire bytes that the observed collectives should have sent over port bytes: 1 when they explain it all.",
             "percentunit",
-            query(f"railscope_rail_explained_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_EXPLAINED_RATIO.where(RAIL), _RAIL + " {{direction}}"),
         ),
         _lines(
             "Given to the rail by collectives",
             "Bytes that NCCL handed to the network device, exact.",
             "Bps",
-            "railscope_rail_collective_bytes_total",
+            catalogue.RAIL_COLLECTIVE_BYTES.name,
         ),
         _lines(
             "Expected of collectives",
             "Wire bytes that the observed collectives should put on the rail (payload x algorithm factor).",
             "Bps",
-            "railscope_rail_expected_wire_bytes_total",
+            catalogue.RAIL_EXPECTED_WIRE_BYTES.name,
             " {{direction}}",
         ),
     ]
 
 
 def _bursts() -> list[AnyPanel]:
-    buckets = "railscope_rail_rate_bytes_per_second_bucket"
+    buckets = catalogue.RAIL_RATE.buckets
 
     def burst(direction: str) -> str:
         chosen = f'direction="{direction}",{RAIL}'
@@ -178,21 +179,21 @@ def _bursts() -> list[AnyPanel]:
             "Waiting to be sent",
             "Bytes in the rail's queueing discipline.",
             "bytes",
-            query(f"railscope_rail_queue_backlog_bytes{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(RAIL), _RAIL),
         ),
         timeseries(
             "Packets waiting to be sent",
             "Packets in the rail's queueing discipline.",
             "short",
-            query(f"railscope_rail_queue_backlog_packets{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_QUEUE_BACKLOG_PACKETS.where(RAIL), _RAIL),
         ),
         timeseries(
             "Queue drops",
             "Packets that the rail's queueing discipline dropped, held back, or took back from the device.",
             "pps",
-            query(_rate("railscope_rail_queue_drops_total"), _RAIL + " dropped"),
-            query(_rate("railscope_rail_queue_requeues_total"), _RAIL + " put back"),
-            query(_rate("railscope_rail_queue_overlimits_total"), _RAIL + " held back"),
+            query(_rate(catalogue.RAIL_QUEUE_DROPS.name), _RAIL + " dropped"),
+            query(_rate(catalogue.RAIL_QUEUE_REQUEUES.name), _RAIL + " put back"),
+            query(_rate(catalogue.RAIL_QUEUE_OVERLIMITS.name), _RAIL + " held back"),
         ),
     ]
 
@@ -200,7 +201,7 @@ def _bursts() -> list[AnyPanel]:
 def _counters() -> list[AnyPanel]:
     def events(severity: str) -> str:
         chosen = f'severity="{severity}",{RAIL}'
-        return f"increase(railscope_rail_events_total{{{chosen}}}[$__rate_interval]) > 0"
+        return f"increase({catalogue.RAIL_COUNTER.where(chosen)}[$__rate_interval]) > 0"
 
     legend = _RAIL + " {{counter}}"
     return [
@@ -222,7 +223,7 @@ def _counters() -> list[AnyPanel]:
             "Increase of all counters of a severity in sum, those included that are not shown because they were 0.",
             "short",
             query(
-                f"increase(railscope_rail_events_by_severity_total{{{RAIL}}}[$__rate_interval])",
+                f"increase({catalogue.RAIL_COUNTER_BY_SEVERITY.where(RAIL)}[$__rate_interval])",
                 _RAIL + " {{severity}}",
             ),
         ),
@@ -237,14 +238,14 @@ def _counters() -> list[AnyPanel]:
             "Counters at their end",
             "Counters that show the most they can: more may have happened since, and nothing says how much.",
             "instance rail device netns counter",
-            f"railscope_rail_pinned{{{RAIL}}} == 1",
+            f"{catalogue.RAIL_COUNTER_PINNED.where(RAIL)} == 1",
         ),
         timeseries(
             "Waiting for PCIe",
             "Part of the last second in which the card waited for the PCIe bus: read (of memory, to send) or write "
             "(what was received).",
             "percentunit",
-            query(f"railscope_rail_pci_stalled_ratio{{{RAIL}}}", _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_PCI_STALLED.where(RAIL), _RAIL + " {{direction}}"),
             thresholds=((None, GOOD), (0.05, WATCH), (0.25, BAD)),
             largest=1,
         ),
@@ -257,63 +258,63 @@ def _tcp() -> list[AnyPanel]:
             "Round trips",
             "Smoothed round trip of the observed processes' sending connections.",
             "s",
-            query(f"railscope_rail_tcp_round_trip_seconds{{{RAIL}}}", _RAIL + " {{stat}}"),
+            query(catalogue.RAIL_TCP_ROUND_TRIP.where(RAIL), _RAIL + " {{stat}}"),
         ),
         timeseries(
             "Sent again",
             "Of the payload that observed connections sent, what they sent again.",
             "percentunit",
-            query(f"rail:railscope_retransmitted:ratio1m{{{RAIL}}}", _RAIL),
+            query(recorded.RETRANSMITTED.where(RAIL), _RAIL),
             thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
         ),
         timeseries(
             "Segments",
             "Segments with payload that observed connections sent, and those of them that were sent again.",
             "pps",
-            query(_rate("railscope_rail_tcp_sent_segments_total"), _RAIL + " sent"),
-            query(_rate("railscope_rail_tcp_retransmitted_segments_total"), _RAIL + " again"),
+            query(_rate(catalogue.RAIL_TCP_SENT_SEGMENTS.name), _RAIL + " sent"),
+            query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS.name), _RAIL + " again"),
         ),
         timeseries(
             "Payload",
             "Payload that observed connections sent, that peers acknowledged, that was received, and that was sent "
             "again.",
             "Bps",
-            query(_rate("railscope_rail_tcp_sent_bytes_total"), _RAIL + " sent"),
-            query(_rate("railscope_rail_tcp_acknowledged_bytes_total"), _RAIL + " acknowledged"),
-            query(_rate("railscope_rail_tcp_received_bytes_total"), _RAIL + " received"),
-            query(_rate("railscope_rail_tcp_retransmitted_bytes_total"), _RAIL + " sent again"),
+            query(_rate(catalogue.RAIL_TCP_SENT_BYTES.name), _RAIL + " sent"),
+            query(_rate(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES.name), _RAIL + " acknowledged"),
+            query(_rate(catalogue.RAIL_TCP_RECEIVED_BYTES.name), _RAIL + " received"),
+            query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_BYTES.name), _RAIL + " sent again"),
         ),
         timeseries(
             "Connections",
             "Connections of observed processes: all, those that send, and those that go only as fast as the "
             "application gives.",
             "short",
-            query(f"railscope_rail_tcp_connections{{{RAIL}}}", _RAIL + " {{state}}"),
+            query(catalogue.RAIL_TCP_CONNECTIONS.where(RAIL), _RAIL + " {{state}}"),
         ),
         timeseries(
             "Under way",
             "Segments that are not acknowledged yet.",
             "short",
-            query(f"railscope_rail_tcp_unacknowledged_segments{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_TCP_UNACKNOWLEDGED.where(RAIL), _RAIL),
         ),
         timeseries(
             "Not sent yet",
             "Bytes in socket buffers of observed processes that wait to be sent.",
             "bytes",
-            query(f"railscope_rail_tcp_unsent_bytes{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_TCP_UNSENT_BYTES.where(RAIL), _RAIL),
         ),
         timeseries(
             "Delivery rate",
             "Sum of the sending connections' delivery rates, as TCP estimates them.",
             "Bps",
-            query(f"railscope_rail_tcp_delivery_rate_bytes_per_second{{{RAIL}}}", _RAIL),
+            query(catalogue.RAIL_TCP_DELIVERY_RATE.where(RAIL), _RAIL),
         ),
         _lines(
             "What held connections back",
             "Connections that had data under way (nothing: all of them) or were held back by the receiver's window or "
             "their own buffer: seconds per second, in sum.",
             "short",
-            "railscope_rail_tcp_busy_seconds_total",
+            catalogue.RAIL_TCP_BUSY_SECONDS.name,
             " {{limited_by}}",
         ),
     ]
@@ -325,33 +326,33 @@ def _gpus() -> list[AnyPanel]:
             "GPUs",
             "GPUs by NVML's index; fabric is the state of the NVLink fabric.",
             "instance gpu name uuid pci numa fabric",
-            f"railscope_gpu_info{{{HOST}}}",
+            catalogue.GPU_INFO.where(HOST),
         ),
         table(
             "NVLinks",
             "What is at the other end of each NVLink, and which bytes its counters hold.",
             "instance gpu link remote remote_type counted",
-            f"railscope_nvlink_info{{{HOST}}}",
+            catalogue.NVLINK_INFO.where(HOST),
         ),
         timeseries(
             "NVLink sent",
             "Bytes sent on each NVLink, as the GPU counts them.",
             "Bps",
-            query(_rate("railscope_nvlink_transmit_bytes_total", HOST), _LINK),
+            query(_rate(catalogue.NVLINK_TRANSMIT_BYTES.name, HOST), _LINK),
         ),
         timeseries(
             "NVLink received",
             "Bytes received on each NVLink, as the GPU counts them.",
             "Bps",
-            query(_rate("railscope_nvlink_receive_bytes_total", HOST), _LINK),
+            query(_rate(catalogue.NVLINK_RECEIVE_BYTES.name, HOST), _LINK),
         ),
         timeseries(
             "How full NVLinks are",
             "Bytes over what the NVLinks' speed allows: mean and fullest of each GPU's; single links with "
             "--series.detail=nvlinks.",
             "percentunit",
-            query(f"railscope_gpu_nvlink_utilization_ratio{{{HOST}}}", _GPU + " {{direction}} {{stat}}"),
-            query(f"topk(10, railscope_nvlink_utilization_ratio{{{HOST}}})", _LINK + " {{direction}}"),
+            query(catalogue.GPU_NVLINK_UTILIZATION.where(HOST), _GPU + " {{direction}} {{stat}}"),
+            query(f"topk(10, {catalogue.NVLINK_UTILIZATION.where(HOST)})", _LINK + " {{direction}}"),
             thresholds=FULLNESS,
             largest=1,
         ),
@@ -360,41 +361,41 @@ def _gpus() -> list[AnyPanel]:
             "Nominal speed of each GPU's NVLinks together, one direction; of single links with "
             "--series.detail=nvlinks.",
             "Bps",
-            query(f"railscope_gpu_nvlink_speed_bytes_per_second{{{HOST}}}", _GPU),
-            query(f"railscope_nvlink_speed_bytes_per_second{{{HOST}}}", _LINK),
+            query(catalogue.GPU_NVLINK_SPEED.where(HOST), _GPU),
+            query(catalogue.NVLINK_SPEED.where(HOST), _LINK),
         ),
         states(
             "NVLinks up",
             "Whether each NVLink is active or asleep.",
-            query(f"railscope_nvlink_up{{{HOST}}}", _LINK),
+            query(catalogue.NVLINK_UP.where(HOST), _LINK),
             words=UP_OR_DOWN,
         ),
         timeseries(
             "NVLink errors",
             "Increase of the error counters of each GPU's NVLinks together, by kind, and of the links that have any.",
             "short",
-            query(f"increase(railscope_gpu_nvlink_errors_total{{{HOST}}}[$__rate_interval])", _GPU + " {{kind}}"),
-            query(f"increase(railscope_nvlink_errors_total{{{HOST}}}[$__rate_interval])", _LINK + " {{kind}}"),
+            query(f"increase({catalogue.GPU_NVLINK_ERRORS.where(HOST)}[$__rate_interval])", _GPU + " {{kind}}"),
+            query(f"increase({catalogue.NVLINK_ERRORS.where(HOST)}[$__rate_interval])", _LINK + " {{kind}}"),
             thresholds=NEVER_FINE,
         ),
         timeseries(
             "PCIe of GPUs",
             "Bytes that each GPU sent and received over PCIe.",
             "Bps",
-            query(_rate("railscope_gpu_pcie_transmit_bytes_total", HOST), _GPU + " transmit"),
-            query(_rate("railscope_gpu_pcie_receive_bytes_total", HOST), _GPU + " receive"),
+            query(_rate(catalogue.GPU_PCIE_TRANSMIT_BYTES.name, HOST), _GPU + " transmit"),
+            query(_rate(catalogue.GPU_PCIE_RECEIVE_BYTES.name, HOST), _GPU + " receive"),
         ),
         table(
             "Complaints of the NVLink fabric",
             "What the health of a GPU's NVLink fabric complains of.",
             "instance gpu reason",
-            f"railscope_gpu_fabric_unhealthy{{{HOST}}} == 1",
+            f"{catalogue.GPU_FABRIC_UNHEALTHY.where(HOST)} == 1",
         ),
         timeseries(
             "How often NVLink counters are renewed",
             "The time between two renewals by the GPU, measured: bursts shorter than it are not seen.",
             "s",
-            query(f"railscope_nvlink_refresh_seconds{{{HOST}}}", _GPU),
+            query(catalogue.NVLINK_REFRESH_SECONDS.where(HOST), _GPU),
         ),
     ]
 
@@ -406,7 +407,7 @@ def _processes() -> list[AnyPanel]:
             "Payload (count x dtype size) that processes gave to NCCL, by GPU and operation.",
             "Bps",
             query(
-                f"sum by (instance, gpu, op) ({_rate('railscope_collective_payload_bytes_total', HOST)})",
+                f"sum by (instance, gpu, op) ({_rate(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, HOST)})",
                 _GPU + " {{op}}",
             ),
             stacked=True,
@@ -415,7 +416,7 @@ def _processes() -> list[AnyPanel]:
             "Communicators",
             "Communicators of this host's processes.",
             "instance exported_job comm rank nranks gpu pid",
-            f"railscope_comm_info{{{HOST}}}",
+            catalogue.COMM_INFO.where(HOST),
             links={"comm": page.TO_COMMUNICATOR, "job": page.TO_JOB},
         ),
     ]

@@ -16,6 +16,7 @@ from grafana_foundation_sdk.builders.dashboard import (
 )
 from grafana_foundation_sdk.models import dashboard as models
 
+from railscope.agent.facts import catalogue
 from railscope.dashboards import variables
 from railscope.dashboards.panels import AnyPanel
 from railscope.dashboards.variables import DATASOURCE
@@ -90,5 +91,5 @@ def _stalls() -> AnnotationQuery:
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color("red")
-        .expr("max by (comm, cause) (railscope_comm_stalled == 1)")
+        .expr(f"max by (comm, cause) ({catalogue.COMM_STALLED} == 1)")
     )

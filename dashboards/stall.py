@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from railscope.dashboards import page, variables
+from railscope.agent.facts import catalogue
+from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     NEVER_FINE,
@@ -50,7 +51,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks stalled",
             "Ranks that wait or keep others waiting.",
             "short",
-            f"count(count by (comm, rank) (railscope_comm_stalled{{{COMM}}} == 1)) or vector(0)",
+            f"count(count by (comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -58,33 +59,33 @@ def _summary() -> list[AnyPanel]:
             "Ranks seen",
             "Ranks of the communicator that any agent tells of.",
             "short",
-            f"count(count by (comm, rank) (railscope_comm_info{{{COMM}}}))",
+            f"count(count by (comm, rank) ({catalogue.COMM_INFO.where(COMM)}))",
             whole=True,
         ),
         stat(
             "Longest",
             "How long any of its ranks was stalled, in sum.",
             "s",
-            f"max(railscope_comm_stall_seconds_total{{{COMM}}})",
+            f"max({catalogue.COMM_STALL_SECONDS.where(COMM)})",
         ),
         stat(
             "Oldest operation in flight",
             "Age of the oldest operation that was handed to the network and is not complete.",
             "s",
-            f"max(railscope_comm_inflight_seconds{{{COMM}}})",
+            f"max({catalogue.COMM_INFLIGHT_SECONDS.where(COMM)})",
         ),
         stat(
             "Operations behind",
             "How many operations the hindmost rank entered less than the foremost.",
             "short",
-            f"max(comm:railscope_sequence_spread:max{{{COMM}}})",
+            f"max({recorded.SEQUENCE_SPREAD.where(COMM)})",
             whole=True,
         ),
         stat(
             "Rails down",
             "Rails without a link on the hosts of this communicator.",
             "short",
-            f"count({hosts_of_communicator(f'railscope_rail_up{_CHOSEN} == 0')}) or vector(0)",
+            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{_CHOSEN} == 0')}) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -93,7 +94,7 @@ def _summary() -> list[AnyPanel]:
             "A rank a row: the cause as its host sees it, and whom it blames; empty: nothing of the kind.  "
             "A rank that only waits says rank_behind; process_stopped, process_gone and rail_* name the reason.",
             "comm rank instance cause strength blamed_rank rail device netns",
-            f"railscope_comm_stall_info{{{COMM}}}",
+            catalogue.COMM_STALL_INFO.where(COMM),
             links={"instance": page.TO_HOST},
             width=16,
         ),
@@ -101,7 +102,7 @@ def _summary() -> list[AnyPanel]:
             "Best founded causes",
             "What any host puts the stall down to; the greater the number, the less the evidence leaves open.",
             "comm cause",
-            f"comm_cause:railscope_stall_evidence:max{{{COMM}}}",
+            recorded.STALL_EVIDENCE.where(COMM),
             value="evidence",
             width=8,
         ),
@@ -109,7 +110,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks seen beside how many there are",
             "Of nranks ranks this many are seen by an agent: where fewer, an agent is missing or silent.",
             "comm nranks",
-            f"comm_nranks:railscope_ranks:count{{{COMM}}}",
+            recorded.RANKS.where(COMM),
             value="seen",
             width=8,
         ),
@@ -118,7 +119,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks whose process makes no call and writes to storage, as for a checkpoint: the others may wait for "
             "them, and that is no stall.",
             "comm rank instance",
-            f"railscope_comm_writing{{{COMM}}}",
+            catalogue.COMM_WRITING.where(COMM),
             links={"instance": page.TO_HOST},
             width=8,
         ),
@@ -127,7 +128,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks that destroyed or aborted their end of the communicator, or whose process has ended: they do not "
             "wait.",
             "comm rank instance",
-            f"railscope_comm_ended{{{COMM}}}",
+            catalogue.COMM_ENDED.where(COMM),
             links={"instance": page.TO_HOST},
             width=8,
         ),
@@ -135,9 +136,7 @@ def _summary() -> list[AnyPanel]:
             "Stalled, by cause",
             "How many ranks were stalled at a time, by the cause that their host gave.",
             "short",
-            query(
-                f"sum by (cause) (rate(railscope_comm_stall_seconds_total{{{COMM}}}[$__rate_interval]))", "{{cause}}"
-            ),
+            query(f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(COMM)}[$__rate_interval]))", "{{cause}}"),
             stacked=True,
             whole=True,
         ),
@@ -150,7 +149,7 @@ def _ranks() -> list[AnyPanel]:
             "Stalled",
             "Which ranks were stalled when, with operation and cause.",
             query(
-                f"max by (rank, instance, op, cause) (railscope_comm_stalled{{{COMM}}})",
+                f"max by (rank, instance, op, cause) ({catalogue.COMM_STALLED.where(COMM)})",
                 "{{rank}} {{op}} {{cause}}",
             ),
             words=STALLED,
@@ -159,39 +158,39 @@ def _ranks() -> list[AnyPanel]:
             "Operations behind",
             "Operations that each rank entered less than the foremost: who is above 0 keeps the others waiting.",
             "short",
-            query(f"comm_rank:railscope_operations_behind:max{{{COMM}}}", _RANK),
+            query(recorded.OPERATIONS_BEHIND.where(COMM), _RANK),
             whole=True,
         ),
         timeseries(
             "Age of the oldest operation in flight",
             "Rises a second each second while a rank waits; 0 on a rank that did not enter the operation.",
             "s",
-            query(f"railscope_comm_inflight_seconds{{{COMM}}}", _RANK),
+            query(catalogue.COMM_INFLIGHT_SECONDS.where(COMM), _RANK),
         ),
         timeseries(
             "Operations entered",
             "Operations that each rank gave to NCCL per second: 0 from the stall on.",
             "ops",
-            query(f"rate(railscope_comm_enqueued_total{{{COMM}}}[$__rate_interval])", _RANK),
+            query(f"rate({catalogue.COMM_ENQUEUED.where(COMM)}[$__rate_interval])", _RANK),
         ),
         timeseries(
             "Operations not complete",
             "Operations that each rank entered and that are not known to be complete.",
             "short",
-            query(f"railscope_comm_enqueued_total{{{COMM}}} - railscope_comm_completed_total{{{COMM}}}", _RANK),
+            query(f"{catalogue.COMM_ENQUEUED.where(COMM)} - {catalogue.COMM_COMPLETED.where(COMM)}", _RANK),
             whole=True,
         ),
         timeseries(
             "How long operations took before",
             "Mean time from hand-over to completion: who waits least comes last.",
             "s",
-            query(f"comm_rank:railscope_operation_seconds:mean5m{{{COMM}}}", _RANK),
+            query(recorded.OPERATION_SECONDS.where(COMM), _RANK),
         ),
         table(
             "Ranks",
             "Where each rank runs.",
             "comm rank nranks instance gpu pid exported_job user identity_source",
-            f"railscope_comm_info{{{COMM}}}",
+            catalogue.COMM_INFO.where(COMM),
             links={"instance": page.TO_HOST, "job": page.TO_JOB},
             width=24,
         ),
@@ -203,20 +202,20 @@ def _rails() -> list[AnyPanel]:
         states(
             "Links",
             "Whether the rails of this communicator's hosts are up.",
-            query(_of_rails("railscope_rail_up"), _RAIL),
+            query(_of_rails(catalogue.RAIL_UP.name), _RAIL),
             words=UP_OR_DOWN,
         ),
         timeseries(
             "Sent",
             "Port bytes sent: in a ring all rails drop together with the slowest.",
             "Bps",
-            query(_of_rails("rail:railscope_transmit_bytes:rate1m"), _RAIL),
+            query(_of_rails(recorded.TRANSMIT_RATE.name), _RAIL),
         ),
         timeseries(
             "Waiting to be sent",
             "Bytes in each rail's queue: a slow rail has some while its siblings have none.",
             "bytes",
-            query(_of_rails("railscope_rail_queue_backlog_bytes"), _RAIL),
+            query(_of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES.name), _RAIL),
         ),
         timeseries(
             "Round trips",
@@ -224,7 +223,7 @@ def _rails() -> list[AnyPanel]:
             "s",
             query(
                 hosts_of_communicator(
-                    'railscope_rail_tcp_round_trip_seconds{stat="mean",instance=~"$host",rail=~"$rail"}'
+                    f'{catalogue.RAIL_TCP_ROUND_TRIP}{{stat="mean",instance=~"$host",rail=~"$rail"}}'
                 ),
                 _RAIL,
             ),
@@ -233,13 +232,13 @@ def _rails() -> list[AnyPanel]:
             "Sent again",
             "Of the payload that observed connections sent, what they sent again.",
             "percentunit",
-            query(_of_rails("rail:railscope_retransmitted:ratio1m"), _RAIL),
+            query(_of_rails(recorded.RETRANSMITTED.name), _RAIL),
         ),
         timeseries(
             "Under way",
             "Segments that are not acknowledged yet: they stay while nothing arrives.",
             "short",
-            query(_of_rails("railscope_rail_tcp_unacknowledged_segments"), _RAIL),
+            query(_of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED.name), _RAIL),
             whole=True,
         ),
         timeseries(
@@ -248,7 +247,7 @@ def _rails() -> list[AnyPanel]:
             "short",
             query(
                 hosts_of_communicator(
-                    'increase(railscope_rail_events_total{severity="page",instance=~"$host",rail=~"$rail"}'
+                    f'increase({catalogue.RAIL_COUNTER}{{severity="page",instance=~"$host",rail=~"$rail"}}'
                     "[$__rate_interval])"
                 ),
                 _RAIL + " {{counter}}",
@@ -259,7 +258,7 @@ def _rails() -> list[AnyPanel]:
             "How full",
             "Port bytes sent over the line rate.",
             "percentunit",
-            query(_of_rails("rail:railscope_transmit_utilization:ratio"), _RAIL),
+            query(_of_rails(recorded.TRANSMIT_UTILIZATION.name), _RAIL),
             largest=1,
         ),
     ]

@@ -18,14 +18,16 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
+from railscope.agent.facts import catalogue
+
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 HOST: Final = 'instance=~"$host"'
 RAIL: Final = 'instance=~"$host",rail=~"$rail"'
 COMM: Final = 'comm=~"$comm"'
-_INFO_OF_JOB: Final = 'railscope_comm_info{exported_job=~"$job",comm=~"$comm"}'
-_INFO_OF_JOBS: Final = 'railscope_comm_info{exported_job=~"$job"}'
-_INFO_OF_COMM: Final = 'railscope_comm_info{comm=~"$comm"}'
+_INFO_OF_JOB: Final = catalogue.COMM_INFO.where('exported_job=~"$job",comm=~"$comm"')
+_INFO_OF_JOBS: Final = catalogue.COMM_INFO.where('exported_job=~"$job"')
+_INFO_OF_COMM: Final = catalogue.COMM_INFO.where(COMM)
 
 
 def ranks_of_job(expression: str) -> str:
@@ -74,7 +76,7 @@ def job() -> QueryVariable:
         "job",
         "Job",
         "The batch system's identifier of the job.",
-        "label_values(railscope_comm_info, exported_job)",
+        f"label_values({catalogue.COMM_INFO}, exported_job)",
     )
 
 
@@ -84,13 +86,15 @@ def communicator(*, of_job: bool) -> QueryVariable:
         "comm",
         "Communicator",
         "NCCL's own hash of the communicator.",
-        f"label_values(railscope_comm_info{chosen}, comm)",
+        f"label_values({catalogue.COMM_INFO}{chosen}, comm)",
     )
 
 
 def host() -> QueryVariable:
-    return _choice("host", "Host", "The agent, as Prometheus calls it.", "label_values(railscope_build_info, instance)")
+    return _choice(
+        "host", "Host", "The agent, as Prometheus calls it.", f"label_values({catalogue.BUILD_INFO}, instance)"
+    )
 
 
 def rail() -> QueryVariable:
-    return _choice("rail", "Rail", "The number of the rail.", f"label_values(railscope_rail_info{{{HOST}}}, rail)")
+    return _choice("rail", "Rail", "The number of the rail.", f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)")

@@ -29,6 +29,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from railscope.agent.facts import catalogue
+
 SCHEMA_VERSION: Final = 1
 LARGEST_PAYLOAD_BYTES: Final = 1 << 50
 """Of one call: no GPU has so much memory, and sums over thousands of such calls still fit 64 bits."""
@@ -185,7 +187,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("comm", pa.string(), "communicator"),
         ("rank", pa.int32(), "that stalled"),
         ("op", _NAME, "that stalled"),
-        ("cause", _NAME, "as `railscope_comm_stalled` names it"),
+        ("cause", _NAME, f"as `{catalogue.COMM_STALLED}` names it"),
         ("strength", _NAME, "of the evidence"),
         ("since_ns", pa.int64(), "when it began"),
         ("seconds", pa.float64(), "how long it had lasted, or lasted"),

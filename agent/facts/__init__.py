@@ -1,1 +1,1 @@
-"""Facts that several rooms share: the snapshot, stalls and the order of their causes, decisions on rails, clocks."""
+"""Facts that several rooms share: the snapshot, the catalogue of metrics, stalls, the table of causes, clocks."""

@@ -1,1 +1,1 @@
-"""Metrics: the catalogue, their families, and the text and protobuf formats."""
+"""Metrics: their families, and the text and protobuf formats."""

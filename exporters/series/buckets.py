@@ -26,9 +26,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar, Histogram
-from railscope.exporters.series import catalogue
-from railscope.exporters.series.metric import Metric
 
 _NANOSECONDS: Final = 1e9
 _MEGABIT_BYTES: Final = 125_000.0

@@ -16,12 +16,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
-from railscope.exporters.series import buckets, catalogue
+from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.family_draft import Draft, by_one_label, known
 from railscope.exporters.series.gpu_families import gpu_families
-from railscope.exporters.series.metric import Family, LabelValues, Metric, Sample
+from railscope.exporters.series.metric import Family, LabelValues, Sample
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
 

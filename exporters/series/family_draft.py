@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.exporters.series.metric import HistogramSample, LabelValues, Metric, Sample
+from railscope.agent.facts.catalogue import Metric
+from railscope.exporters.series.metric import HistogramSample, LabelValues, Sample
 
 TRANSMIT: Final = "transmit"
 RECEIVE: Final = "receive"

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts
-from railscope.exporters.series import catalogue
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, known
 from railscope.exporters.series.metric import Sample
 from railscope.exporters.series.selection import Selection

@@ -1,17 +1,14 @@
 """What a metric family is, before anyone has decided how to write it down.
 
-`families` makes these from a `Snapshot`, `text` renders them.  Names are those that Prometheus shows, so a counter's
-ends in `_total`.
+`families` makes these from a `Snapshot`, `text` renders them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Histogram
-
-Kind = Literal["counter", "gauge", "histogram"]
 
 LabelValues = tuple[str | None, ...]
 """Values of the family's labels, in its order; None where this series does not have the label."""
@@ -20,17 +17,6 @@ Sample = tuple[LabelValues, int | float]
 """Labels and value of one series; a plain tuple, because a scrape makes twenty thousand of them."""
 
 HistogramSample = tuple[LabelValues, Histogram]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One entry of the metrics contract."""
-
-    name: str
-    kind: Kind
-    labels: tuple[str, ...]
-    """Labels that every sample has, in the order in which they are shown; a family may have more behind them."""
-    help: str
 
 
 @dataclass(frozen=True, slots=True)

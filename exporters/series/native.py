@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import Histogram
-from railscope.exporters.series import catalogue
 
 METRICS: Final = frozenset({catalogue.COLLECTIVE_SIZE_BYTES, catalogue.COLLECTIVE_BUS_BANDWIDTH})
 """Those that come as native histograms where these are asked for."""

@@ -20,9 +20,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar, Histogram
 from railscope.exporters.series.buckets import counted
-from railscope.exporters.series.metric import Family, LabelValues, Metric
+from railscope.exporters.series.metric import Family, LabelValues
 from railscope.exporters.series.native import NativeHistogram, native
 from railscope.exporters.series.prefix_cache import Remembered
 

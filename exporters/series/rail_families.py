@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import RailFacts
-from railscope.exporters.series import catalogue
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft
-from railscope.exporters.series.metric import Metric
 from railscope.exporters.series.selection import SUMMED, Selection
 
 COUNTERS: Final = (catalogue.RAIL_COUNTER, catalogue.RAIL_COUNTER_BY_SEVERITY)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railscope.exporters.series import catalogue
+from railscope.agent.facts import catalogue
 from railscope.exporters.top.exposition import ScrapedSample, samples_by_name
 
 RankKey = tuple[str, str]

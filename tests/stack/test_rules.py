@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from railscope.exporters.series.catalogue import METRICS
+from railscope.agent.facts.catalogue import METRICS
 from tests.stack.fleet import SimulatedFleet, served
 from tests.stack.prometheus import alert_annotations, prometheus, store_at, tool, until
 

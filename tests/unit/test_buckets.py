@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar, Histogram
 from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
-from railscope.exporters.series import buckets, catalogue
-from railscope.exporters.series.metric import Metric
+from railscope.exporters.series import buckets
 from railscope.exporters.series.native import METRICS, native
 
 BOUNDS = {

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from railscope.agent.cli import main as cli
+from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.rails.ethernet_rules import use_of
 from railscope.dashboards import cost, cost_text, typical_node
-from railscope.exporters.series.catalogue import METRICS
 from railscope.exporters.series.families import families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -143,6 +143,7 @@ def test_what_is_kept_is_what_the_shipped_remote_write_lets_through() -> None:
     (write,) = yaml.safe_load((ROOT / "deploy/prometheus/remote-write.yml").read_text())["remote_write"]
     configs = write["write_relabel_configs"]
     assert sum(relabelled(configs, one) for one in samples()) == NODE.kept
+    assert {metric.name for metric in METRICS if relabelled(configs, (metric.name, {}))} == cost.KEPT - {"up"}
     assert all(relabelled(configs, (name, {})) for name in cost.RECORDED_LIKE)
     assert [name for name in cost.OF_A_SCRAPE if relabelled(configs, (name, {}))] == ["up"]
 

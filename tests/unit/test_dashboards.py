@@ -23,11 +23,11 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from railscope.agent.cli import main as cli
+from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.dashboards import build, check, documents, expressions, rules_files
 from railscope.dashboards.command import run_dashboards
 from railscope.dashboards.publish import holds
-from railscope.exporters.series.catalogue import METRICS
 from tests.unit.grafana_server import PASSWORD, TOKEN, FakeGrafana, serving
 
 ROOT: Final = Path(__file__).parents[2]

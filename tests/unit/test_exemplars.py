@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.agent.node.completion.exemplars import Exemplars
-from railscope.exporters.series import catalogue
 from railscope.exporters.series.metric import Family
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer

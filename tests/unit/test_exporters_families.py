@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, OpHistogram, Snapshot
-from railscope.exporters.series import catalogue
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
-from railscope.exporters.series import catalogue
 from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family
 from railscope.exporters.series.native import native

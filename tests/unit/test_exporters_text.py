@@ -19,10 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 from prometheus_client.registry import Collector
 
+from railscope.agent.facts.catalogue import Kind, Metric
 from railscope.agent.facts.snapshot import Histogram
 from railscope.exporters.series.collector import client_metrics
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family, Kind, LabelValues, Metric
+from railscope.exporters.series.metric import Family, LabelValues
 from railscope.exporters.series.text import LINES_PER_CHUNK, Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 

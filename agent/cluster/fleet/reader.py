@@ -33,6 +33,7 @@ from railscope.agent.cluster.fleet.stalls import (
     stalls_now,
     with_details,
 )
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.communicator_names import HASH_DIGITS, several_fit
 from railscope.agent.facts.label_numbers import number_of
 
@@ -50,7 +51,7 @@ def named_communicator(store: Store, text: str, at: float | None = None) -> str:
     """
     if len(text) >= HASH_DIGITS:
         return text
-    info = f"railscope_comm_info{{{beginning('comm', text)}}}"
+    info = f"{catalogue.COMM_INFO}{{{beginning('comm', text)}}}"
     found = store.query(f"count by (comm) (last_over_time({info}[{REMEMBERED}]))", at)
     comms = {sample.labels.get("comm", "") for sample in found}
     if text in comms or not comms:
@@ -76,12 +77,12 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     recent_seconds = recent_seconds_of(scrapes.interval_seconds)
     looked_back = max(window_seconds, recent_seconds)
     said = ask.all(
-        stalled="railscope_comm_stalled == 1",
-        info="railscope_comm_stall_info == 1",
-        waiting=f"railscope_comm_inflight_seconds > {_LONG_SECONDS:g}",
-        count="count(count by (comm) (railscope_comm_enqueued_total))",
-        told=f"count(last_over_time(railscope_comm_stall_info[{looked_back:.0f}s]))",
-        wrote=f"max_over_time(railscope_comm_writing[{looked_back:.0f}s]) == 1",
+        stalled=f"{catalogue.COMM_STALLED} == 1",
+        info=f"{catalogue.COMM_STALL_INFO} == 1",
+        waiting=f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}",
+        count=f"count(count by (comm) ({catalogue.COMM_ENQUEUED}))",
+        told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
+        wrote=f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
         writes=_writing("", scrapes),
         **brief_questions(recent_seconds),
     )
@@ -101,12 +102,12 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
     if comm and not any(rank.comm == comm for rank in ranks):
         raise PrometheusError(
-            f"no communicator {comm} within the last hour: see the label comm of railscope_comm_enqueued_total"
+            f"no communicator {comm} within the last hour: see the label comm of {catalogue.COMM_ENQUEUED}"
         )
     instances = _instances_of(said["info"], ranks, scrapes.names)
     rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
     hosts = either("instance", instances)
-    enqueued = f"railscope_comm_enqueued_total{{{hosts}}}"
+    enqueued = catalogue.COMM_ENQUEUED.where(hosts)
     # What stopped within the range of the rate does not go on.
     lately = f"{_moves(enqueued, scrapes)} > 0"
     moving = ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0") if ranks else ()
@@ -162,7 +163,7 @@ def _writing(selector: str, scrapes: Scrapes) -> str:
     The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so that
     of a moment that is over the writer's next scrape counts too, though it be late.
     """
-    return f"max_over_time(railscope_comm_writing{selector}[{scrapes.lately(4)}] offset -{scrapes.lately(1.5)})"
+    return f"max_over_time({catalogue.COMM_WRITING}{selector}[{scrapes.lately(4)}] offset -{scrapes.lately(1.5)})"
 
 
 def _moves(enqueued: str, scrapes: Scrapes) -> str:
@@ -181,16 +182,16 @@ def _ranks(
 ) -> tuple[Rank, ...]:
     """Every rank of these communicators that the store knows."""
     of = either("comm", comms)
-    enqueued = f"railscope_comm_enqueued_total{{{of}}}"
+    enqueued = catalogue.COMM_ENQUEUED.where(of)
     found = ask.all(
-        info=f"last_over_time(railscope_comm_info{{{of}}}[{REMEMBERED}])",
+        info=f"last_over_time({catalogue.COMM_INFO.where(of)}[{REMEMBERED}])",
         enqueued=enqueued,
-        completed=f"railscope_comm_completed_total{{{of}}}",
-        inflight=f"railscope_comm_inflight_seconds{{{of}}}",
-        from_start=f"railscope_comm_counted_from_start{{{of}}}",
-        ended=f"railscope_comm_ended{{{of}}}",
-        had_ended=f"last_over_time(railscope_comm_ended{{{of}}}[{REMEMBERED}])",
-        sequence=f"railscope_comm_sequence{{{of}}}",
+        completed=catalogue.COMM_COMPLETED.where(of),
+        inflight=catalogue.COMM_INFLIGHT_SECONDS.where(of),
+        from_start=catalogue.COMM_COUNTED_FROM_START.where(of),
+        ended=catalogue.COMM_ENDED.where(of),
+        had_ended=f"last_over_time({catalogue.COMM_ENDED.where(of)}[{REMEMBERED}])",
+        sequence=catalogue.COMM_SEQUENCE.where(of),
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
         writing=_writing(f"{{{of}}}", scrapes),
@@ -209,7 +210,7 @@ def _ranks(
         history=points,
     )
     stalls = stalls_now(said["stalled"], said["info"])
-    lengths = _lengths(ask.store.scrapes(f"railscope_comm_stall_seconds_total{{{of}}}", points_seconds, ask.at), points)
+    lengths = _lengths(ask.store.scrapes(catalogue.COMM_STALL_SECONDS.where(of), points_seconds, ask.at), points)
     stalled_first = {one.comm: one.first for one in history}
     infos = {_rank_key(sample): sample.labels for sample in found["info"]}
 
@@ -286,8 +287,8 @@ def _with_history(
     if not gone:
         return tuple(ranks)
     on = either("instance", (instance for instance, name in scrapes.names.items() if name in gone))
-    stalls = ask.store.scrapes(f"railscope_comm_stall_info{{{of},{on}}}", window_seconds, ask.at)
-    seen = ask.store.scrapes(f"railscope_comm_enqueued_total{{{of},{on}}}", window_seconds, ask.at)
+    stalls = ask.store.scrapes(f"{catalogue.COMM_STALL_INFO}{{{of},{on}}}", window_seconds, ask.at)
+    seen = ask.store.scrapes(f"{catalogue.COMM_ENQUEUED}{{{of},{on}}}", window_seconds, ask.at)
     last_seen = {_rank_key(one): one.points[-1][0] for one in seen if one.points}
     said = {}
     for one in stalls:
@@ -323,27 +324,27 @@ def _rails(
     """Every rail of these hosts."""
     on = either("instance", instances)
     window = f"{window_seconds:.0f}s"
-    events = f'railscope_rail_events_total{{{on},severity=~"page|warn"}}'
-    transmit = f"railscope_rail_transmit_bytes_total{{{on}}}"
+    events = f'{catalogue.RAIL_COUNTER}{{{on},severity=~"page|warn"}}'
+    transmit = catalogue.RAIL_TRANSMIT_BYTES.where(on)
     short = f"{max(rate_seconds, 30):.0f}s"
     found = ask.all(
-        info=f"railscope_rail_info{{{on}}}",
-        up=f"railscope_rail_up{{{on}}}",
-        speed=f"railscope_rail_speed_bytes_per_second{{{on}}}",
+        info=catalogue.RAIL_INFO.where(on),
+        up=catalogue.RAIL_UP.where(on),
+        speed=catalogue.RAIL_SPEED.where(on),
         transmit=f"rate({transmit}[{rate_seconds:.0f}s])",
-        receive=f"rate(railscope_rail_receive_bytes_total{{{on}}}[{rate_seconds:.0f}s])",
+        receive=f"rate({catalogue.RAIL_RECEIVE_BYTES.where(on)}[{rate_seconds:.0f}s])",
         # The queue before a slow rail is empty now and then.
-        backlog=f"max_over_time(railscope_rail_queue_backlog_bytes{{{on}}}[{rate_seconds:.0f}s])",
-        unacknowledged=f"railscope_rail_tcp_unacknowledged_segments{{{on}}}",
-        unsent=f"railscope_rail_tcp_unsent_bytes{{{on}}}",
-        round_trip=f'railscope_rail_tcp_round_trip_seconds{{{on},stat="mean"}}',
-        retransmitted=f"increase(railscope_rail_tcp_retransmitted_bytes_total{{{on}}}[{short}])",
-        sent=f"increase(railscope_rail_tcp_sent_bytes_total{{{on}}}[{short}]) > 0",
+        backlog=f"max_over_time({catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(on)}[{rate_seconds:.0f}s])",
+        unacknowledged=catalogue.RAIL_TCP_UNACKNOWLEDGED.where(on),
+        unsent=catalogue.RAIL_TCP_UNSENT_BYTES.where(on),
+        round_trip=f'{catalogue.RAIL_TCP_ROUND_TRIP}{{{on},stat="mean"}}',
+        retransmitted=f"increase({catalogue.RAIL_TCP_RETRANSMITTED_BYTES.where(on)}[{short}])",
+        sent=f"increase({catalogue.RAIL_TCP_SENT_BYTES.where(on)}[{short}]) > 0",
         events=f"increase({events}[{window}]) > 0",
         # A counter may be shown only once it is above 0, and then had no value to rise from; its sum is always there.
         appeared=f"{events} unless {events} offset {window} "
         "and on (job, instance, rail, device, port, netns, severity) "
-        f"railscope_rail_events_by_severity_total{{{on}}} offset {window}",
+        f"{catalogue.RAIL_COUNTER_BY_SEVERITY.where(on)} offset {window}",
     )
     by_rail: dict[str, dict[_RailKey, float]] = {}
     for name, samples in found.items():

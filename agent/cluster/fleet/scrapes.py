@@ -16,6 +16,7 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import RECENT_SECONDS, Agent
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Store
+from railscope.agent.facts import catalogue
 
 REMEMBERED: Final = "1h"
 """How far back a host, or a rank of a stalled communicator, is looked for that says nothing any more."""
@@ -73,10 +74,10 @@ def scrapes_of(ask: Asker) -> Scrapes:
     """Raises:
     PrometheusError: the store does not answer, or has no series of railscope.
     """
-    stamp = "railscope_snapshot_timestamp_seconds"
+    stamp = catalogue.SNAPSHOT_TIMESTAMP.name
     found = ask.all(
-        ever=f"last_over_time(railscope_build_info[{REMEMBERED}])",
-        up=f"up and on (job) group by (job) (last_over_time(railscope_build_info[{REMEMBERED}]))",
+        ever=f"last_over_time({catalogue.BUILD_INFO}[{REMEMBERED}])",
+        up=f"up and on (job) group by (job) (last_over_time({catalogue.BUILD_INFO}[{REMEMBERED}]))",
         stamp=stamp,
         scraped=f"timestamp({stamp})",
         # By the store's clock: the host's own time stamp less what its clock was off by when it was heard; of an agent
@@ -86,8 +87,8 @@ def scrapes_of(ask: Asker) -> Scrapes:
         f"or last_over_time({stamp}[{REMEMBERED}])",
         scrapes=f"count_over_time({stamp}[5m])",
         span=f"max_over_time({stamp}[5m]) - min_over_time({stamp}[5m])",
-        started="railscope_agent_start_time_seconds",
-        failing="railscope_collector_success == 0",
+        started=catalogue.AGENT_START_TIME.name,
+        failing=f"{catalogue.COLLECTOR_SUCCESS} == 0",
     )
     if not found["ever"]:
         raise PrometheusError(

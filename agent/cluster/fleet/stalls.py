@@ -16,6 +16,7 @@ from railscope.agent.cluster.fleet.history import spans
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
 from railscope.agent.cluster.fleet.sequences import RankKey
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import tier_of
 from railscope.agent.facts.snapshot import UNKNOWN
 
@@ -66,7 +67,7 @@ def stall_histories(
     interval = scrapes.spacing_seconds
     seconds = max(recent_seconds, min(window_seconds, interval * MOST_POINTS / series))
     by_comm: dict[str, list[Series]] = defaultdict(list)
-    for one in ask.store.scrapes("railscope_comm_stall_info", seconds, ask.at):
+    for one in ask.store.scrapes(catalogue.COMM_STALL_INFO.name, seconds, ask.at):
         if one.points:
             by_comm[one.labels.get("comm", "")].append(one)
     found = [_history(comm, said, scrapes, recent_seconds) for comm, said in by_comm.items()]
@@ -124,12 +125,12 @@ def _history(comm: str, said: Sequence[Series], scrapes: Scrapes, recent_seconds
 
 def brief_questions(recent_seconds: float) -> dict[str, str]:
     """What to ask for stalls that no scrape may show."""
-    seconds, ago = "railscope_comm_stall_seconds_total", f"{recent_seconds:.0f}s"
+    seconds, ago = catalogue.COMM_STALL_SECONDS.name, f"{recent_seconds:.0f}s"
     return {
         "lengthened": f"max by (instance, comm, cause) (increase({seconds}[{ago}])) > 0",
         # Of a rank that never stalled there is no such counter: it appears, and had nothing to rise from.
         "appeared": f"max by (instance, comm, cause) ({seconds} unless {seconds} offset {ago} and on (job, instance) "
-        f"railscope_build_info offset {ago}) > 0",
+        f"{catalogue.BUILD_INFO} offset {ago}) > 0",
     }
 
 

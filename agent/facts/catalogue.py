@@ -1,5 +1,8 @@
 """Every metric railscope shows: name, kind, labels and meaning.
 
+This is the only module that writes a metric's name: agents that show it, `railscope diagnose` and dashboards that ask
+for it take it from here.
+
 Counters of devices begin with what the device itself counts, as it has since it or its driver was started, and never
 fall while railscope runs: a device that begins anew goes on where the one before ended.
 
@@ -9,11 +12,35 @@ dtype size), wire (payload × algorithm factor: what should leave the node), por
 
 from __future__ import annotations
 
-from typing import Final
-
-from railscope.exporters.series.metric import Metric
+from dataclasses import dataclass
+from typing import Final, Literal
 
 PREFIX: Final = "railscope_"
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the metrics contract.  In an f-string it is its name, as PromQL has it."""
+
+    name: str
+    """As Prometheus shows it, so a counter's ends in `_total`."""
+    kind: Kind
+    labels: tuple[str, ...]
+    """Labels that every sample has, in the order in which they are shown; a family may have more behind them."""
+    help: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def buckets(self) -> str:
+        """The series of a classic histogram that has the label `le`."""
+        return f"{self.name}_bucket"
+
+    def where(self, matchers: str) -> str:
+        """Those of its series that PromQL's label matchers select."""
+        return f"{self.name}{{{matchers}}}"
 
 
 def _counter(name: str, labels: str, help: str) -> Metric:

@@ -1,0 +1,57 @@
+"""Series that the shipped recording rules make (rules/railscope-recording.yml), by name: level:metric:operation.
+
+This is the only module that writes such a name; a test compares it with the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded series.  In an f-string it is its name, as PromQL has it."""
+
+    name: str
+    like: Metric | None = None
+    """It has at most as many series as this metric; None: it has none while nothing stalls."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def where(self, matchers: str) -> str:
+        """Those of its series that PromQL's label matchers select."""
+        return f"{self.name}{{{matchers}}}"
+
+
+RANKS: Final = Recorded("comm_nranks:railscope_ranks:count", catalogue.COMM_ENQUEUED)
+STALLED_RANKS: Final = Recorded("comm:railscope_stalled_ranks:count")
+RANKS_GONE: Final = Recorded("comm:railscope_ranks_gone:count")
+RANKS_IDLE: Final = Recorded("comm:railscope_ranks_idle:count")
+OPERATIONS_BEHIND: Final = Recorded("comm_rank:railscope_operations_behind:max", catalogue.COMM_ENQUEUED)
+SEQUENCE_SPREAD: Final = Recorded("comm:railscope_sequence_spread:max", catalogue.COMM_ENQUEUED)
+WRITING_RANKS: Final = Recorded("comm:railscope_writing_ranks:count")
+WAITING: Final = Recorded("comm_rank:railscope_waiting:max")
+HELD_UP_RANKS: Final = Recorded("comm:railscope_held_up_ranks:count")
+HELD_UP_BY_WRITING_RANKS: Final = Recorded("comm:railscope_held_up_by_writing_ranks:max1m")
+OPERATIONS_BEHIND_STALLED: Final = Recorded("comm_rank:railscope_operations_behind:stalled")
+"""Ranks that did not enter the operation in which the others of their stalled communicator wait."""
+STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
+OPERATION_SECONDS: Final = Recorded("comm_rank:railscope_operation_seconds:mean5m", catalogue.COMM_OPERATIONS)
+TRANSMIT_RATE: Final = Recorded("rail:railscope_transmit_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
+RECEIVE_RATE: Final = Recorded("rail:railscope_receive_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
+TRANSMIT_UTILIZATION: Final = Recorded("rail:railscope_transmit_utilization:ratio", catalogue.RAIL_TRANSMIT_BYTES)
+TRANSMIT_TO_SIBLINGS: Final = Recorded("rail:railscope_transmit_to_siblings:ratio", catalogue.RAIL_TRANSMIT_BYTES)
+EXPLAINED: Final = Recorded("rail:railscope_explained:ratio5m", catalogue.RAIL_EXPLAINED_RATIO)
+BYTES_BY_ORIGIN: Final = Recorded("rail_origin:railscope_bytes:ratio5m", catalogue.RAIL_BYTES_BY_ORIGIN)
+RETRANSMITTED: Final = Recorded("rail:railscope_retransmitted:ratio1m", catalogue.RAIL_TCP_SENT_BYTES)
+ROUND_TRIP_TO_SIBLINGS: Final = Recorded(
+    "rail:railscope_round_trip_to_siblings:ratio", catalogue.RAIL_TCP_DELIVERY_RATE
+)
+
+SERIES: Final = tuple(one for one in list(globals().values()) if isinstance(one, Recorded))
+"""All of the above."""
