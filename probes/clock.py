@@ -1,12 +1,22 @@
-"""Where time comes from.
+"""Where time comes from, and how far the time of day may be off.
 
 Every reader and sampler takes a `Clock`, so that a test can hand it one whose time only moves when told to.
+
+How far the system's clock may be off, the kernel knows from who disciplines it (chrony, ntpd, timesyncd): adjtimex(2)
+with `modes` 0 only reads.  `maxerror` bounds the error; it grows by 500 µs a second while nobody corrects the clock,
+and stands at 16 s with STA_UNSYNC set where nobody ever did.  `esterror` is the daemon's own estimate.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+_STA_UNSYNC: Final = 0x0040
+_TIME_ERROR: Final = 5
+_MICROSECOND_NS: Final = 1_000
 
 
 class Clock(Protocol):
@@ -31,3 +41,43 @@ class SystemClock:
     monotonic_ns = staticmethod(time.monotonic_ns)
     realtime_ns = staticmethod(time.time_ns)
     sleep = staticmethod(time.sleep)
+
+
+class _Timex(ctypes.Structure):
+    """`struct timex` as far as it is read here, with room for the rest; source: timex.h of the C library."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_char * 256),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClockError:
+    """The error of CLOCK_REALTIME at one moment."""
+
+    synchronised: bool
+    """False: nobody corrects the clock, and the numbers say nothing."""
+    maximum_ns: int
+    estimated_ns: int
+
+
+def clock_error() -> ClockError | None:
+    """What the kernel says of its clock's error; None where it does not tell (a system call filter forbids it)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    timex = _Timex()
+    if not hasattr(libc, "adjtimex"):  # not every C library has it
+        return None
+    state: int = libc.adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return None
+    return ClockError(
+        synchronised=state != _TIME_ERROR and not timex.status & _STA_UNSYNC,
+        maximum_ns=timex.maxerror * _MICROSECOND_NS,
+        estimated_ns=timex.esterror * _MICROSECOND_NS,
+    )

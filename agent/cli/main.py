@@ -27,7 +27,7 @@ from railscope.agent.cli.options import add_options
 from railscope.agent.config.options import CommandParser, config_from
 from railscope.agent.facts.log import set_up_logging
 from railscope.agent.node.daemon.signals import end_by_signals
-from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 
 _M_ARENA_MAX: Final = -8
 """mallopt(3)."""
@@ -84,7 +84,7 @@ def _told_errors() -> tuple[type[Exception], ...]:
     from railscope.agent.recording.file import RecordingError
     from railscope.exporters.web.config_yaml import WebConfigError
     from railscope.exporters.web.listen import ServerError
-    from railscope.probes.libbpf import LoadError
+    from railscope.probes.loading.libbpf import LoadError
     from railscope.testbed.hosts import TestbedError
 
     return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal

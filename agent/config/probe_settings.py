@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from railscope.agent.config.options import Config
-from railscope.probes.links import AttachKind
-from railscope.probes.nccl.programs import EnqueueTime, Loader, ProgramSettings
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, ProgramSettings
 
 AUTO = "auto"
 """The configuration's word for "the best that the kernel has"."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from railscope.agent.config.keys import ConfigError
 from railscope.agent.config.rail_patterns import RailPattern
-from railscope.probes.processes import ProcessIdentity, identity_of, is_alive
+from railscope.probes.processes.processes import ProcessIdentity, identity_of, is_alive
 
 
 def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int]) -> str:

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.facts.clocks import ClockReading
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
 
 Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.int64]

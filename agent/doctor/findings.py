@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from railscope.probes.elf import ElfError
-from railscope.probes.libbpf import LoadError
-from railscope.probes.mmap_events import MmapEventsError
-from railscope.probes.namespaces import NamespaceError
-from railscope.probes.nccl.layout import LayoutTableError
-from railscope.probes.processes import MappedFileError
+from railscope.probes.libraries.elf import ElfError
+from railscope.probes.libraries.mmap_events import MmapEventsError
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.nccl.layouts.layout import LayoutTableError
+from railscope.probes.processes.namespaces import NamespaceError
+from railscope.probes.processes.processes import MappedFileError
 
 Status = Literal["ok", "note", "problem"]
 

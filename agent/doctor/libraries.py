@@ -21,20 +21,20 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
 from railscope.agent.node.overhead.governor import name_of
 from railscope.agent.node.targets.libraries import Discovery, Library
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf, ElfError
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind, Links
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import CommLayout, Layouts
-from railscope.probes.nccl.library import ProbePoints
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.processes import MappedFiles
+from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind, Links
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.functions.probe_points import ProbePoints
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.internals import layout_record
+from railscope.probes.processes.processes import MappedFiles
 
 _LIST_IT: Final = (
-    "if the library has debug information, `python -m railscope.probes.nccl.dwarf_layouts LIBRARY` with railscope's "
+    "if the library has debug information, `python -m railscope.probes.nccl.layouts.dwarf LIBRARY` with railscope's "
     "Python lists this build, and the agent knows it from its next start; else report this build of NCCL"
 )
 _log = logging.getLogger("railscope.doctor")

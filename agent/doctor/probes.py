@@ -20,16 +20,16 @@ import numpy as np
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import AUTO, attach_kind, enqueue_time, loader
 from railscope.agent.doctor.findings import Finding, guarded, more_rights, one_line
-from railscope.probes import bcc_loader
-from railscope.probes.bpf_syscall import KernelRefusal, bpf
-from railscope.probes.elf import EM_AARCH64, EM_X86_64
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind, perf_uprobe_type
-from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.loading import bcc_loader
+from railscope.probes.loading.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind, ProbePoint, perf_uprobe_type
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
-from railscope.probes.nccl.functions import COLLECTIVE_FUNCTIONS, collective_cookie
-from railscope.probes.nccl.library import ProbePoint, ProbePoints
-from railscope.probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.functions.entry_points import COLLECTIVE_FUNCTIONS, collective_cookie
+from railscope.probes.nccl.functions.probe_points import ProbePoints
+from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclPrograms, ProgramSettings
 
 _BPF_MAP_CREATE: Final = 0
 _BPF_MAP_TYPE_ARRAY: Final = 2

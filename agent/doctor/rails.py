@@ -13,16 +13,16 @@ from railscope.agent.doctor.topology import rdma_of_host
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import (
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.probes.processes.namespaces import (
     NamespaceError,
     NamespaceGone,
     NetworkNamespace,
     named_namespaces,
     network_namespace,
 )
-from railscope.probes.netdev.inventory import NetworkDevice
-from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
-from railscope.probes.processes import environ
+from railscope.probes.processes.processes import environ
 
 _SYSFS: Final = Path("/sys")
 

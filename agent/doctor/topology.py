@@ -14,7 +14,7 @@ from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
-from railscope.probes.processes import environ
+from railscope.probes.processes.processes import environ
 from railscope.probes.rdma.inventory import read_ports
 from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import (

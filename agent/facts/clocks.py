@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.probes.clock import Clock
-from railscope.probes.clock_error import clock_error
+from railscope.probes.clock import Clock, clock_error
 
 _CLOCK_ATTEMPTS: Final = 3
 

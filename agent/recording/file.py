@@ -23,7 +23,7 @@ import numpy as np
 
 from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.format import FORMAT_VERSION, KINDS, Recording
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 
 HEADER: Final = "recording.json"
 _FORMAT: Final = "railscope-recording"

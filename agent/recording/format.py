@@ -15,9 +15,9 @@ import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.facts.snapshot import Labels
-from railscope.probes.maps import Records
-from railscope.probes.nccl.internal_records import COMPLETION_EVENT, CONNECTION, OPERATION
-from railscope.probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.records.calls import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
+from railscope.probes.nccl.records.internals import COMPLETION_EVENT, CONNECTION, OPERATION
 
 NOT_SEEN: Final = "completion was not observed (probe level counts, or no network part)"
 """Where a recording has no operations that completed and none that did not."""

@@ -17,7 +17,7 @@ from railscope.agent.facts.label_numbers import number_of
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.format import NOT_SEEN, RecordedCommunicator, Recording
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import op_name
 
 _MOST_ROWS: Final = 20

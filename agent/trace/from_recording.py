@@ -36,8 +36,8 @@ from railscope.agent.trace.timeline import (
     nameless,
 )
 from railscope.probes.nccl.abi import data_type_name, op_name
-from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
 
 PROXY: Final = "proxy"
 """What the times of recorded operations are: those of NCCL's network threads."""

@@ -6,7 +6,7 @@
  * cost 0.26 us, as much as all counting: waiting for lines that the other processor had, at every step an atomic
  * operation.  Here a ring is a processor's own as long as there are enough of them, its slots lie in an array that the
  * reader maps, and a record takes one atomic operation on a line that stays where it is; the record itself is written
- * by stores that nothing waits for.  probes/slot_rings.py reads them.
+ * by stores that nothing waits for.  probes/rings/slots.py reads them.
  *
  * Several writers may share a ring: processors, where there are more of them than rings, and a thread that is preempted
  * in here.  So slots are reserved one by one, and each is finished by a stamp of its own.  A record that finds its ring

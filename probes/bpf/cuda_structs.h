@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Structs of the probes on CUDA (cuda.h), shared with probes/nccl/cuda_records.py. */
+/* Structs of the probes on CUDA (cuda.h), shared with probes/nccl/records/cuda.py. */
 #ifndef RAILSCOPE_CUDA_STRUCTS_H
 #define RAILSCOPE_CUDA_STRUCTS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What the kernel side of the NCCL probes shares with probes/nccl/records.py: every struct here stands there once
+ * What the kernel side of the NCCL probes shares with probes/nccl/records/calls.py: every struct here stands there once
  * more as a numpy dtype, and both sides assert its size.
  */
 #ifndef RAILSCOPE_NCCL_H

@@ -2,7 +2,7 @@
 /*
  * Probes below NCCL's entry points: what completed and when, how it was launched, and what was handed to each network
  * device.  An object of its own, loaded beside nccl.bpf.c when a level above *counts* is wanted; the tables of
- * processes and communicators are shared with it (probes/nccl/internals.py hands them over).
+ * processes and communicators are shared with it (probes/nccl/programs/internals.py hands them over).
  *
  * Everything here is read with the offsets of one known build.  Without them nothing is read.
  */

@@ -11,7 +11,7 @@
  * One lock guards everything but the slots.  It is not held while the kernel is asked, which may take long: a question
  * that is being asked is marked as such, and who ends it meanwhile leaves it to the thread to free.
  *
- * The functions are called through ctypes, from probes/beats.py.  Times are nanoseconds of CLOCK_MONOTONIC.
+ * The functions are called through ctypes, from probes/native/beats.py.  Times are nanoseconds of CLOCK_MONOTONIC.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -37,7 +37,7 @@
 #define NUMBER_BYTES 20 /* 19 digits and a line feed: a longer number may not go into 64 bits */
 #define DONE_BYTES (sizeof(struct nlmsghdr) + sizeof(int))
 
-/* As in probes/beats.py. */
+/* As in probes/native/beats.py. */
 struct slot {
 	uint64_t due_ns, before_ns, after_ns;
 	uint32_t bytes;
@@ -45,7 +45,7 @@ struct slot {
 	unsigned char answer[];
 };
 
-/* As in probes/beats.py. */
+/* As in probes/native/beats.py. */
 struct standing {
 	uint64_t written; /* answers, ever */
 	uint64_t missed;  /* beats that were too late, or found the ring full */

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.attributes import text_of
+from railscope.probes.netdev.sysfs import text_of
 
 LINK_UP: Final = 0
 """BOND_LINK_UP of IFLA_BOND_SLAVE_MII_STATUS; 1 to 3: going down, down, coming back."""

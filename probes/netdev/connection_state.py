@@ -24,7 +24,7 @@ from railscope.probes.netdev.addresses import read_addresses
 from railscope.probes.netdev.links import read_links
 from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
 from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, local_addresses, read_table
-from railscope.probes.socket_owners import SocketOwners
+from railscope.probes.processes.socket_owners import SocketOwners
 
 MOST_CONNECTIONS: Final = 4096
 _CLOSE_WAIT: Final = 8

@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from railscope.probes.beats import Answer, Question
+from railscope.probes.native.beats import Answer, Question
 
 Values = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]

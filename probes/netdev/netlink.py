@@ -16,7 +16,7 @@ import struct
 from collections.abc import Container, Iterator
 from typing import Final
 
-from railscope.probes.beats import TableQuestion
+from railscope.probes.native.beats import TableQuestion
 
 NETLINK_ROUTE: Final = 0
 NETLINK_RDMA: Final = 20

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from railscope.probes.beats import Answer, TableQuestion
 from railscope.probes.clock import Clock
+from railscope.probes.native.beats import Answer, TableQuestion
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, Values
 from railscope.probes.netdev.links import read_links
 from railscope.probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NamespaceDenied, NamespaceError, NetworkNamespace, run_inside
 from railscope.probes.netdev.counters import CounterSource
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.netdev.inventory import Inventory, NetlinkInventory, ProcInventory, SysfsInventory
 from railscope.probes.netdev.procfs_counters import ProcNetDevCounters
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
 from railscope.probes.netdev.sysfs_counters import SysfsCounters
+from railscope.probes.processes.namespaces import NamespaceDenied, NamespaceError, NetworkNamespace, run_inside
 
 
 @dataclass(frozen=True, slots=True)

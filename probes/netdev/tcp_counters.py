@@ -31,7 +31,7 @@ from railscope.probes.netdev.links import device_indexes
 from railscope.probes.netdev.netlink import NetlinkSocket
 from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
 from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, read_table
-from railscope.probes.socket_owners import SocketOwners
+from railscope.probes.processes.socket_owners import SocketOwners
 
 PORT_FIELDS: Final = ("port_tx_bytes", "port_rx_bytes", "port_tx_packets", "port_rx_packets")
 """The device's own, whoever's traffic it was."""

@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from railscope.probes.attributes import link_name
-from railscope.probes.beats import Answer, FilesQuestion
 from railscope.probes.clock import Clock
+from railscope.probes.native.beats import Answer, FilesQuestion
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape, DeviceFailure, Flags, Values
+from railscope.probes.netdev.sysfs import link_name
 from railscope.probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
 from railscope.probes.rdma.kept_files import KeptFiles
 from railscope.probes.rdma.netlink import RdmaNetlink

@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.attributes import entries, link_name, numa_node, pci_address, text_of
 from railscope.probes.netdev.bonds import BondMember, bond_members
 from railscope.probes.netdev.counters import is_counter
 from railscope.probes.netdev.inventory import UNKNOWN
+from railscope.probes.netdev.sysfs import entries, link_name, numa_node, pci_address, text_of
 
 STATE_ACTIVE: Final = "ACTIVE"
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from railscope.probes.beats import FilesQuestion
+from railscope.probes.native.beats import FilesQuestion
 from railscope.probes.netdev.counters import CounterShape, Values
 from railscope.probes.rdma.port import PortFiles
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.probes.attributes import NotANumber, NotCounted, entries, open_attribute, read_counter
+from railscope.probes.netdev.sysfs import NotANumber, NotCounted, entries, open_attribute, read_counter
 from railscope.probes.rdma.widths import COUNTERS, HW_COUNTERS, WIDE, Width, width_of
 
 TRANSMIT: Final = "tx_bytes"

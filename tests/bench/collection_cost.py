@@ -34,9 +34,9 @@ from railscope.agent.node.rails.rdma_ports import RdmaWatch
 from railscope.agent.node.rails.selection import decide_rails, rail_facts
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.sources import open_namespace
 from railscope.probes.nvlink.nvml import NvmlSession
+from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.testbed.hosts import Fabric
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

@@ -24,7 +24,7 @@ from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.record.dataset_recorder import FLUSH_NS
 from railscope.agent.recording.format import KINDS
 from railscope.probes.clock import SystemClock
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built

@@ -35,8 +35,8 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family
 from railscope.exporters.web.http import MetricsServer, ServerSettings
-from railscope.probes import beats
 from railscope.probes.clock import SystemClock
+from railscope.probes.native import beats
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
 from tests.bench.target import BenchError
 

@@ -20,10 +20,10 @@ from typing import Final
 
 from railscope.agent.node.completion.levels import Levels
 from railscope.agent.node.targets.libraries import Discovery
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

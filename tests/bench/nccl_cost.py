@@ -31,9 +31,9 @@ from typing import Final
 
 from railscope.agent.node.daemon.schedule import CALM_NS, FOLLOWED_NS, STEADY_NS
 from railscope.agent.node.overhead.governor import name_of
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
 from railscope.testbed.hosts import Fabric
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.counted_job import counted_job

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-from railscope.probes.libbpf import LoadError
+from railscope.probes.loading.libbpf import LoadError
 from railscope.testbed.hosts import TestbedError
 from tests.bench.results import Line, Omission
 from tests.bench.target import BenchError, Built

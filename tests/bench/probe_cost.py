@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from railscope.probes import libbpf
-from railscope.probes.bpf_syscall import BPF_TRACE_UPROBE_MULTI
-from railscope.probes.links import AttachKind, Links
-from railscope.probes.nccl.library import ProbePoints
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading import libbpf
+from railscope.probes.loading.bpf_syscall import BPF_TRACE_UPROBE_MULTI
+from railscope.probes.loading.links import AttachKind, Links
+from railscope.probes.nccl.functions.probe_points import ProbePoints
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import Stat
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit

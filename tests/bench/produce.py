@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Final
 
-from railscope.probes.bpf_syscall import bpf
+from railscope.probes.loading.bpf_syscall import bpf
 
 _BPF_PROG_TEST_RUN: Final = 10
 _ORDER: Final = struct.Struct("<QII")

@@ -1,4 +1,4 @@
-"""What each BPF program takes at a hit, beyond the trap that leads to it, beside what probes/calibration.py assumes.
+"""What each BPF program takes at a hit beyond its trap, and what probes/loading/calibration.py assumes of it.
 
 The agent observes everything of short jobs of the real NCCL on two namespace hosts: AllReduce of 1 KiB and of 1 MiB by
 jobs that ask CUDA's events, Send and Recv, and replays of a graph; each job is one sample.  The kernel's own accounting
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.calibration import Calibration, calibrate
-from railscope.probes.links import AttachKind
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.calibration import Calibration, calibrate
+from railscope.probes.loading.links import AttachKind
 from railscope.testbed.hosts import Fabric
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.cpu_time import DISTURBED, Others

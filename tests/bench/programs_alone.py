@@ -16,18 +16,18 @@ from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import program_settings
 from railscope.agent.node.completion.levels import Levels
 from railscope.agent.node.daemon.ring_pace import pause_ns
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf
-from railscope.probes.libbpf import LoadError
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import InternalStat
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import CommLayout, Layouts
-from railscope.probes.nccl.library import ProbePoints, probe_points
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.nccl.records import Stat
-from railscope.probes.ring import Ring
-from railscope.probes.slot_rings import SlotRings
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat
+from railscope.probes.rings.ring_buffer import Ring
+from railscope.probes.rings.slots import SlotRings
 from tests.bench.target import BenchError
 
 

@@ -20,7 +20,7 @@ from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.format import KINDS
 from railscope.probes.clock import SystemClock
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterReading
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from railscope.probes import libbpf
-from railscope.probes.nccl.call_rings import CallRings
-from railscope.probes.nccl.programs import ProgramSettings
-from railscope.probes.slot_rings import SlotRings
+from railscope.probes.loading import libbpf
+from railscope.probes.nccl.programs.call_rings import CallRings
+from railscope.probes.nccl.programs.calls import ProgramSettings
+from railscope.probes.rings.slots import SlotRings
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader, Reader, Reading

@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
-from railscope.probes.nccl import records
-from railscope.probes.slot_rings import SlotRings
+from railscope.probes.nccl.records import calls as records
+from railscope.probes.rings.slots import SlotRings
 from tests.bench.target import BenchError
 
 POLL_SECONDS: Final = 0.01

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
+from railscope.probes.loading.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
 
 _BPF_PROG_GET_FD_BY_ID: Final = 13
 _BPF_ENABLE_STATS: Final = 32

@@ -26,9 +26,9 @@ from pyroute2 import IPRoute
 
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace, run_inside
 from railscope.probes.netdev.counters import CounterSource
 from railscope.probes.netdev.sources import open_namespace
+from railscope.probes.processes.namespaces import NetworkNamespace, run_inside
 from railscope.probes.rdma.counters import RdmaCounters
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.namespaces import NAMESPACES_DIRECTORY

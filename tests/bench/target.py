@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.library import ProbePoints, probe_points
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
 
 _SOURCES: Final = Path(__file__).resolve().parent
 _HEADERS: Final = _SOURCES.parent.parent / "probes" / "bpf"

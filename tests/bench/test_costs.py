@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
+from railscope.probes.loading.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
 from tests.bench import collection_cost, program_cost
 from tests.bench.cpu_time import ThreadTime, cpu_seconds, process_time, thread_time
 from tests.bench.foreign_probes import require_no_probes

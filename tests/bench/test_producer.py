@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.nccl import records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.call_rings import CallRings
-from railscope.probes.ring import Ring
+from railscope.probes.nccl.programs.call_rings import CallRings
+from railscope.probes.nccl.records import calls as records
+from railscope.probes.rings.ring_buffer import Ring
 from tests.bench.produce import Producer
 from tests.bench.ring_reader import Produced, ProducerProcess, producing
 from tests.bench.ring_readers import ArrayReader, BccReader, CallbackReader

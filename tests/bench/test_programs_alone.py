@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.completion.levels import Levels
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.records.calls import Stat
 from railscope.testbed.hosts import Fabric
 from tests.bench.programs_alone import ProgramsAlone
 from tests.bench.target import BenchError, Target, build

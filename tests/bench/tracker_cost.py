@@ -29,11 +29,14 @@ from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.stalls.watchdog import LOOK_NS
-from railscope.probes.maps import Records
-from railscope.probes.nccl import records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import (
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.records import calls as records
+from railscope.probes.nccl.records.calls import LifecycleKind, Stat
+from railscope.probes.nccl.records.internals import (
     COMPLETION_EVENT,
     CONNECTION,
     CONNECTION_KEY,
@@ -44,9 +47,6 @@ from railscope.probes.nccl.internal_records import (
     InternalStat,
     NetworkKind,
 )
-from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import LifecycleKind, Stat
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions
 from tests.bench.cpu_time import cpu_seconds

@@ -188,7 +188,7 @@ def programs_of(pid: int) -> set[int]:
 
 _LIST_PROGRAMS = """
 import struct
-from railscope.probes.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.loading.bpf_syscall import KernelRefusal, bpf
 program = 0
 while True:
     attributes = bytearray(struct.pack("<III", program, 0, 0))

@@ -21,8 +21,8 @@ from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace, network_namespace, run_inside
 from railscope.probes.netdev.inventory import NetlinkInventory
+from railscope.probes.processes.namespaces import NetworkNamespace, network_namespace, run_inside
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions
 from tests.fabric.talkers import SEND, SERVE, Talker

@@ -20,7 +20,7 @@ from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.rails.netdev_rails import RailWatch
 from railscope.agent.node.sampling.state import SourceResult
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace, network_namespace
+from railscope.probes.processes.namespaces import NetworkNamespace, network_namespace
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.talkers import SEND, SERVE, Talker

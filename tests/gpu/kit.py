@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.nccl.dwarf_layouts import structures_in
+from railscope.probes.nccl.layouts.dwarf import structures_in
 from tests.gpu.unpack import MANIFEST, PRODUCT, source_digest
 from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 

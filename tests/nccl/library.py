@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.elf import Elf
+from railscope.probes.libraries.elf import Elf
 
 NCCL_VERSION: Final = "2.32.3"
 OLDER_NCCL_VERSION: Final = "2.28.9"

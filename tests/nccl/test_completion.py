@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from railscope.probes.nccl.abi import Op
-from railscope.probes.ring_wakeups import RingWakeups
+from railscope.probes.rings.wakeups import RingWakeups
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double

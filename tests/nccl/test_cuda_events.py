@@ -17,16 +17,16 @@ from typing import BinaryIO
 import pytest
 
 from railscope.agent.node.completion.cuda import CudaCompletion
-from railscope.probes.elf import Elf
+from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_records import CudaStat
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from railscope.probes.processes import PROCFS, ProcessIdentity, identity_of
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.cuda import CudaStat
+from railscope.probes.nccl.records.internals import layout_record
+from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job

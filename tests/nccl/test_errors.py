@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.collectives.events import CommEvents
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind, ProbePoint
 from railscope.probes.nccl.abi import DataType
-from railscope.probes.nccl.error_records import (
+from railscope.probes.nccl.functions.entry_points import END_FUNCTIONS
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts, Structure
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.errors import Errors, error_points
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.errors import (
     ErrorLayout,
     ErrorSource,
     ErrorStat,
@@ -23,12 +29,6 @@ from railscope.probes.nccl.error_records import (
     error_layout,
     stored_result,
 )
-from railscope.probes.nccl.errors import Errors, error_points
-from railscope.probes.nccl.functions import END_FUNCTIONS
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import CommLayout, Layouts, Structure
-from railscope.probes.nccl.library import ProbePoint, ProbePoints, probe_points
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
 from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.error_records import Result
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.nccl.records.errors import Result
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.completion.completion import Completion
-from railscope.probes.elf import Elf
+from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import op_name
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import Stat
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, InternalStat
+from railscope.probes.processes.processes import ProcessIdentity
 from railscope.testbed.hosts import Fabric, Host
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport

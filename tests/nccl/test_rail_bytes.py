@@ -11,15 +11,15 @@ import pytest
 from railscope.agent.node.completion.handed_over import HandedOver, RailBytes
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.elf import Elf
-from railscope.probes.namespaces import network_namespace
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import NetworkKind, layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.net_devices import DeviceArrays, NetDevice, NetDeviceError, device_arrays, net_devices
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.memory.net_devices import DeviceArrays, NetDevice, NetDeviceError, device_arrays, net_devices
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.internals import NetworkKind, layout_record
+from railscope.probes.processes.namespaces import network_namespace
+from railscope.probes.processes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
 from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job

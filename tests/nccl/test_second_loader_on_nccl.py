@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes import bcc_loader
+from railscope.probes.loading import bcc_loader
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double

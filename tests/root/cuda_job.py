@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_events import CudaEvents
-from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, cuda_points, library_points
-from railscope.probes.nccl.cuda_records import CudaStat
-from railscope.probes.nccl.functions import ENQUEUE_CHECK
-from railscope.probes.nccl.internal_records import LAYOUT
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import CommLayout
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, cuda_points, library_points
+from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.layouts.layout import CommLayout
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.cuda import CudaEvents
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.cuda import CudaStat
+from railscope.probes.nccl.records.internals import LAYOUT
 from tests.root.caller import Caller
 from tests.root.probe_targets import GARBAGE, assemble
 

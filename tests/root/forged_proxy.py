@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from railscope.agent.node.completion.completion import Completion
-from railscope.probes.elf import Elf
-from railscope.probes.maps import Records
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_functions import InternalPoints, Level, internal_points
-from railscope.probes.nccl.internal_records import layout_record
-from railscope.probes.nccl.internals import Internals, Progress
-from railscope.probes.nccl.layout import Structure
-from railscope.probes.nccl.programs import NcclPrograms
+from railscope.probes.nccl.functions.internals import InternalPoints, Level, internal_points
+from railscope.probes.nccl.layouts.layout import Structure
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals, Progress
+from railscope.probes.nccl.records.internals import layout_record
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import FLOAT32, Target, all_reduce
 

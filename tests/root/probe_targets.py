@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind, Links
-from railscope.probes.maps import Records
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind, Links
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.functions import ENQUEUE_CHECK
-from railscope.probes.nccl.layout import CommLayout, Layouts
-from railscope.probes.nccl.library import ProbePoints, probe_points
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
 from tests.root.caller import Caller
 
 MODES: Final = [

@@ -11,7 +11,7 @@ import pytest
 
 from railscope.agent.config.options import Config
 from railscope.agent.node.daemon.daemon import Daemon
-from railscope.probes.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
 from tests.root.probe_targets import Target
 
 pytestmark = pytest.mark.root

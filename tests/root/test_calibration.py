@@ -10,9 +10,10 @@ from typing import Final
 import capstone
 import pytest
 
-from railscope.probes import calibration
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.calibration import (
+from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.loading import calibration
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.calibration import (
     CODE,
     DEFAULT_TRAP_NS,
     LOOP_OFFSET,
@@ -21,9 +22,8 @@ from railscope.probes.calibration import (
     Source,
     calibrate,
 )
-from railscope.probes.elf import EM_AARCH64, EM_X86_64
-from railscope.probes.links import AttachKind, Links
-from railscope.probes.nccl.prologue import probe_offset
+from railscope.probes.loading.links import AttachKind, Links
+from railscope.probes.nccl.functions.prologue import probe_offset
 
 _DISASSEMBLERS: Final = {
     "x86_64": (capstone.CS_ARCH_X86, capstone.CS_MODE_64),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.maps import Map, Records
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
-from railscope.probes.nccl.cuda_records import CudaStat
-from railscope.probes.nccl.readings import delete_where
+from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
+from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.records.cuda import CudaStat
 from tests.root.caller import MAGIC, Caller, forge_communicator
 from tests.root.cuda_job import (
     CAPTURED_EVENT,
@@ -428,7 +428,7 @@ def test_the_next_communicator_at_an_address_may_come_while_the_last_one_is_forg
             job.run(A, STREAM)
         delete_where(table, chosen)
 
-    monkeypatch.setattr("railscope.probes.nccl.cuda_events.delete_where", delete_later)
+    monkeypatch.setattr("railscope.probes.nccl.programs.cuda.delete_where", delete_later)
     job.cuda.forget_communicators({last})
     job.wait_for(STREAM)
     assert job.proved() == ([1], 2)

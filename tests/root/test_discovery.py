@@ -14,12 +14,12 @@ import pytest
 
 from railscope.agent.node.targets import libraries as discovery
 from railscope.agent.node.targets.libraries import Discovery
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.links import Links
-from railscope.probes.nccl.functions import ENQUEUE_CHECK
-from railscope.probes.nccl.layout import CommLayout
-from railscope.probes.nccl.library import ProbePoints
-from railscope.probes.processes import PROCFS
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links
+from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
+from railscope.probes.nccl.functions.probe_points import ProbePoints
+from railscope.probes.nccl.layouts.layout import CommLayout
+from railscope.probes.processes.processes import PROCFS
 from tests.root.caller import Caller
 from tests.root.nccl_variants import LateCaller, library
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf

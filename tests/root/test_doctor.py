@@ -19,10 +19,10 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.doctor.command import run_doctor
 from railscope.agent.doctor.probes import MODES, trial_settings, try_mode
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.nccl.library import NCCL_VERSION, LibraryMissing, copy_with_another_build_id, nccl_library
@@ -128,7 +128,7 @@ def test_a_version_that_does_not_tell_of_completion_and_a_build_that_is_not_list
     assert "when operations are complete is not seen: it has none of the functions" in of_old["what"]
     assert (of_old["status"], of_old["remedy"]) == ("note", "")
     assert "is known of listed builds only, and it is none of them" in of_stranger["what"]
-    assert "railscope.probes.nccl.dwarf_layouts" in of_stranger["remedy"]
+    assert "railscope.probes.nccl.layouts.dwarf" in of_stranger["remedy"]
 
 
 def test_attaching_is_not_tried_where_it_would_touch_the_job() -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from railscope.probes.elf import Elf
+from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
-from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
-from railscope.probes.nccl.layout import Layouts, Structure
-from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.nccl.layouts.layout import Layouts, Structure
+from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
 from tests.nccl.library import LIBRARIES, nccl_library
 from tests.root.forged_proxy import COUNT, NET, OTHER, PAYLOAD_BYTES, Probed, forged, probed
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from railscope.probes.nccl import internal_records as records
-from railscope.probes.nccl.internals import _COMMUNICATOR_KEY, Internals
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import _COMMUNICATOR_KEY, Internals
+from railscope.probes.nccl.records import internals as records
 
 pytestmark = pytest.mark.root
 

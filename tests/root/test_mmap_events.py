@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.mmap_events import MmapEvent, MmapEvents, MmapEventsError
-from railscope.probes.processes import PROCFS, executable_mappings, open_mapped_file
+from railscope.probes.libraries.mmap_events import MmapEvent, MmapEvents, MmapEventsError
+from railscope.probes.processes.processes import PROCFS, executable_mappings, open_mapped_file
 
 pytestmark = pytest.mark.root
 
@@ -135,7 +135,7 @@ def test_without_privileges_one_line_says_what_is_missing() -> None:
         pytest.skip("kernel.perf_event_paranoid lets everyone watch")
     script = (
         "import os\n"
-        "from railscope.probes.mmap_events import MmapEvents, MmapEventsError\n"
+        "from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "try: MmapEvents.open()\n"
         "except MmapEventsError as error: print(error)\n"

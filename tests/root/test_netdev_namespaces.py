@@ -17,16 +17,16 @@ from pyroute2 import IPRoute
 from railscope.agent.node.rails.selection import decide_rails, netns_labels
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import (
+from railscope.probes.netdev.counters import CounterReading
+from railscope.probes.netdev.events import LinkChange, LinkEvent
+from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.probes.processes.namespaces import (
     NamespaceDenied,
     NetworkNamespace,
     named_namespaces,
     network_namespace,
     run_inside,
 )
-from railscope.probes.netdev.counters import CounterReading
-from railscope.probes.netdev.events import LinkChange, LinkEvent
-from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 
 pytestmark = pytest.mark.root
 

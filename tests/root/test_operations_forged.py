@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.maps import Map
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_records import COMPLETION_EVENT, InternalStat
-from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.records.internals import COMPLETION_EVENT, InternalStat
 from tests.nccl.library import nccl_library
 from tests.root.forged_proxy import (
     IDENTITY,

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.internal_records import NO_NET_DEVICE, InternalStat, NetworkKind
-from railscope.probes.nccl.layout import TABLE, Layouts, comm_layout
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.layouts.layout import TABLE, Layouts, comm_layout
+from railscope.probes.nccl.records.internals import NO_NET_DEVICE, InternalStat, NetworkKind
 from tests.root.forged_proxy import FUNCTIONS, Probed, forged, probed
 from tests.root.probe_targets import all_reduce, assemble, attached, loaded, on_x86_64, target
 

@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 import pytest
 
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import Stat
 from tests.root.probe_targets import (
     FLOAT32,
     GARBAGE,
@@ -242,7 +242,7 @@ def test_more_combinations_than_one_look_up_takes_are_all_read(nccl: Target) -> 
 
 @pytest.mark.nccl
 def test_a_look_up_that_is_too_small_for_a_bucket_grows(nccl: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.probes.maps._BATCH", 1)
+    monkeypatch.setattr("railscope.probes.loading.maps._BATCH", 1)
     with loaded(nccl, aggregate_entries=256) as programs, attached(programs, nccl):
         nccl.caller.sweep("ncclSend", 3, 256, 0, 7, INT64, 0, 0, 0)
         keys, _ = programs.aggregates.read()

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
-from railscope.probes.elf import Elf, Symbol
-from railscope.probes.links import AttachKind
+from railscope.probes.libraries.elf import Elf, Symbol
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
-from railscope.probes.nccl.functions import COLLECTIVE_FUNCTIONS
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.library import ProbePoints, probe_points
-from railscope.probes.nccl.programs import EnqueueTime
-from railscope.probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.nccl.functions.entry_points import COLLECTIVE_FUNCTIONS
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime
+from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 from tests.root.probe_targets import (
     GARBAGE,
     MODES,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind
-from railscope.probes.maps import Records
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import (
     FLOAT32,

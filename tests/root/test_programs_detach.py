@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind, Links
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import AttachKind, Links
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import EnqueueTime
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime
 from tests.nccl.library import REPOSITORY
 from tests.root.probe_targets import (
     FLOAT32,
@@ -110,10 +110,10 @@ def test_a_refusal_halfway_takes_off_what_was_attached(
 
 OBSERVER = """
 import sys, time
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 path, attach = sys.argv[1:]
 programs = NcclPrograms.load(ProgramSettings(attach=AttachKind(attach)))
 with open(path, "rb") as file, Elf.open(file.fileno()) as elf:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.probes.nccl.functions import INIT_FUNCTIONS
-from railscope.probes.nccl.layout import CommLayout, Layouts
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.functions.entry_points import INIT_FUNCTIONS
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.root.caller import MAGIC, forge_communicator
 from tests.root.probe_targets import (
     Target,

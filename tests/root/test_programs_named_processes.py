@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.doctor.libraries import LeashedAttacher
-from railscope.probes.links import AttachKind, tells_processes_apart
+from railscope.probes.loading.links import AttachKind, tells_processes_apart
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import Stat
 from tests.fabric.agent_process import AgentProcess
 from tests.root.probe_targets import FLOAT32, Count, Target, all_reduce_only, attached, counted, target
 

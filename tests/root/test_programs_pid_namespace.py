@@ -16,8 +16,8 @@ pytestmark = pytest.mark.root
 OBSERVER = """
 import json, sys
 from pathlib import Path
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.records.calls import Stat
 from tests.root.probe_targets import FLOAT32, all_reduce, attached, communicators, loaded, target
 with target(Path(sys.argv[1]), Layouts.load()) as to, loaded(to) as programs, attached(programs, to):
     comm, buffer = to.caller.new_communicator(), to.caller.memory(4096)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
-from railscope.probes.nccl.records import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.records.calls import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
 from tests.nccl.library import REPOSITORY
 from tests.root.probe_targets import (
     FLOAT32,

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf
+from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, Op
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import InternalStat, NetworkKind, layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat, NetworkKind, layout_record
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.library import LIBRARIES, nccl_library
 from tests.root.caller import forge_communicator

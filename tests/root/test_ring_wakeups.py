@@ -13,9 +13,9 @@ from railscope.agent.config.options import Config
 from railscope.agent.node.daemon import ring_drain
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.probes.clock import SystemClock
-from railscope.probes.nccl.programs import Loader
-from railscope.probes.ring_wakeups import RingWakeups
-from railscope.probes.slot_rings import SlotRings
+from railscope.probes.nccl.programs.calls import Loader
+from railscope.probes.rings.slots import SlotRings
+from railscope.probes.rings.wakeups import RingWakeups
 from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded, on_processor
 
 RING_BYTES = 64 << 10

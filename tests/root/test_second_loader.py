@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes import bcc_loader
-from railscope.probes.bpf_syscall import KernelRefusal, bpf
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
-from railscope.probes.nccl import programs as programs_module
+from railscope.probes.loading import bcc_loader
+from railscope.probes.loading.bpf_syscall import KernelRefusal, bpf
+from railscope.probes.loading.libbpf import OBJECTS, LoadError
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import DataType
-from railscope.probes.nccl.programs import EnqueueTime, Loader, NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.programs import calls as programs_module
+from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import Stat
 from tests.fabric.agent_process import RAILSCOPE
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded
 
@@ -143,7 +143,7 @@ def what_was_seen(programs: NcclPrograms) -> Seen:
 def test_bcc_serves_where_no_object_fits(
     tmp_path: Path, testbed: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for file in [*programs_module.OBJECTS.glob("*.c"), *programs_module.OBJECTS.glob("*.h")]:
+    for file in [*OBJECTS.glob("*.c"), *OBJECTS.glob("*.h")]:
         shutil.copy(file, tmp_path)
     monkeypatch.setattr(programs_module, "OBJECTS", tmp_path)
     with pytest.raises(LoadError, match="make build"):

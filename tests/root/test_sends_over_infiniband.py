@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import InternalStat, NetworkKind, layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import TABLE, Layouts, Structure
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.layouts.layout import TABLE, Layouts, Structure
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.internals import InternalStat, NetworkKind, layout_record
 from tests.root.caller import Caller
 from tests.root.probe_targets import assemble, loaded, on_x86_64, target
 

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from railscope.probes.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
-from railscope.probes.links import AttachKind
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.loading.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
 from tests.root.probe_targets import MODES
 
 pytestmark = pytest.mark.root

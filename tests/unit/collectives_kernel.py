@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.maps import Records
-from railscope.probes.nccl import records
-from railscope.probes.nccl.records import LifecycleKind, Stat
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.records import calls as records
+from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 
 CPUS = 2
 

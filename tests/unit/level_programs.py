@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from railscope.agent.node.completion.levels import Levels
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf
-from railscope.probes.links import Links
-from railscope.probes.maps import Records
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.error_records import ERROR_EVENT, ErrorLayout
-from railscope.probes.nccl.internal_functions import InternalPoints, Level
-from railscope.probes.nccl.internal_records import DISTRIBUTION, InternalStat
-from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.nccl.functions.internals import InternalPoints, Level
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.records.errors import ERROR_EVENT, ErrorLayout
+from railscope.probes.nccl.records.internals import DISTRIBUTION, InternalStat
+from railscope.probes.processes.processes import ProcessIdentity
 
 BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
 EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")

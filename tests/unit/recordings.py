@@ -8,7 +8,7 @@ import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.recording.format import KINDS, Mark, RecordedCommunicator, RecordedRail, RecordedStall, Recording
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 
 SECOND_NS = 1_000_000_000

@@ -18,10 +18,13 @@ from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.stalls.watchdog import LOOK_NS, StallWatch
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import (
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.calls import CALL_EVENT, COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.nccl.records.internals import (
     CONNECTION,
     CONNECTION_KEY,
     HISTORY,
@@ -30,10 +33,7 @@ from railscope.probes.nccl.internal_records import (
     OPERATION_KEY,
     NetworkKind,
 )
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.proxy_work import ProxyWorkLayout
-from railscope.probes.nccl.records import CALL_EVENT, COMMUNICATOR, COMMUNICATOR_KEY
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.processes import ProcessIdentity
 
 COMM_HASH = 0xABCD
 START_NS = 1_000_000_000_000

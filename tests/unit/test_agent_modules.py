@@ -68,7 +68,11 @@ _UNWANTED = frozenset(
             "railscope.exporters.top.command",
         ),
         # The other loader, which runs a program of its own.
-        *("railscope.probes.bcc_loader", "railscope.probes.bcc_source", "railscope.probes.bcc_helper"),
+        *(
+            "railscope.probes.loading.bcc_loader",
+            "railscope.probes.loading.bcc_source",
+            "railscope.probes.loading.bcc_helper",
+        ),
         # For tests and for other loaders only.
         *("pyroute2", "elftools", "capstone", "prometheus_client", "pynvml", "pyarrow", "asyncio"),
     }

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes import bcc_loader
-from railscope.probes.bcc_helper import NO_BCC
-from railscope.probes.libbpf import LoadError
+from railscope.probes.loading import bcc_loader
+from railscope.probes.loading.bcc_helper import NO_BCC
+from railscope.probes.loading.libbpf import LoadError
 
 SOURCE = """
 char _license[] SEC("license") = "GPL";

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.probes import beats
-from railscope.probes.beats import Asked, BeatThread, FilesQuestion, Heard, TableQuestion
 from railscope.probes.clock import SystemClock
+from railscope.probes.native import beats
+from railscope.probes.native.beats import Asked, BeatThread, FilesQuestion, Heard, TableQuestion
 from railscope.probes.netdev.netlink import NLMSG_DONE, NLMSG_ERROR, NetlinkSocket
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters, parse_alike
 from tests.unit.counter_files import showing

@@ -13,7 +13,7 @@ from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Blame, InFlight
 from railscope.agent.node.stalls.evidence import Elsewhere, Evidence, GonePeer, ProcessFacts, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import blame_for
-from railscope.probes.process_state import Condition
+from railscope.probes.processes.state import Condition
 
 NOW_NS = 10**12
 MIB = 1 << 20

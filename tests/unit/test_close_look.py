@@ -15,9 +15,9 @@ from railscope.agent.node.stalls.inspector import READ_PERIOD_NS, CloseLook
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.connection_state import ConnectionState
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import rail
 from tests.unit.stall_world import SimulatedClock
 from tests.unit.test_connection_state import QUIET

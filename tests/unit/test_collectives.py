@@ -15,11 +15,11 @@ from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.nccl.comm_hash import two_lane_hash
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.records import LifecycleKind
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 

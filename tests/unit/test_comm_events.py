@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.node.collectives.events import CommError, CommEvents, error_name
-from railscope.probes.maps import Records
-from railscope.probes.nccl import error_records
-from railscope.probes.nccl.error_records import (
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.layouts.layout import Structure
+from railscope.probes.nccl.records import errors as error_records
+from railscope.probes.nccl.records.calls import LIFECYCLE_EVENT, NO_OFFSET, LifecycleKind
+from railscope.probes.nccl.records.errors import (
     ERROR_EVENT,
     ErrorSource,
     ErrorStat,
@@ -21,8 +23,6 @@ from railscope.probes.nccl.error_records import (
     error_layout,
     stored_result,
 )
-from railscope.probes.nccl.layout import Structure
-from railscope.probes.nccl.records import LIFECYCLE_EVENT, NO_OFFSET, LifecycleKind
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import compare, constants, enumeration
 

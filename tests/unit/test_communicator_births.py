@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.collectives.communicators import Communicators
-from railscope.probes.nccl.error_records import Result
-from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
+from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
+from railscope.probes.nccl.records.errors import Result
 from tests.unit.collectives_kernel import SimulatedTable
 
 

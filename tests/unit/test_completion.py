@@ -11,12 +11,12 @@ import pytest
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_events import CudaProgress
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import BUCKETS, DISTRIBUTION, InternalStat
-from railscope.probes.nccl.internals import EmptyRun, Progress, Sent
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.programs.cuda import CudaProgress
+from railscope.probes.nccl.programs.internals import EmptyRun, Progress, Sent
+from railscope.probes.nccl.records.internals import BUCKETS, DISTRIBUTION, InternalStat
 from tests.unit.level_programs import SimulatedPrograms
 from tests.unit.test_cuda_completion import SimulatedPrograms as SimulatedCuda
 from tests.unit.test_rail_bytes import RAIL0, SOCKET, Node

@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.completion.cuda import LOOK_AGAIN_AFTER, CudaCompletion
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.links import Links
-from railscope.probes.maps import Records
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links, ProbePoint
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_events import CudaProgress
-from railscope.probes.nccl.cuda_functions import LIBRARY_PROGRAMS, CudaInterface, CudaPoints
-from railscope.probes.nccl.cuda_records import CudaStat
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.library import ProbePoint
-from railscope.probes.processes import PROCFS, ProcessIdentity, identity_of
+from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, CudaInterface, CudaPoints
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.programs.cuda import CudaProgress
+from railscope.probes.nccl.records.cuda import CudaStat
+from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
 PUSH = b"\x55" + b"\xc3" * 15

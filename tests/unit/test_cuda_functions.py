@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.elf import Elf, ElfError
-from railscope.probes.nccl.cuda_functions import (
+from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.nccl.functions.cuda import (
     LIBRARY_PROGRAMS,
     CudaInterface,
     CudaPoints,
     cuda_points,
     library_points,
 )
-from railscope.probes.nccl.cuda_records import CudaKind
+from railscope.probes.nccl.records.cuda import CudaKind
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
 PUSH = b"\x55" + b"\xc3" * 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.probes.nccl.cuda_records import BEHIND, SIZES, CudaKind, CudaStat
+from railscope.probes.nccl.records.cuda import BEHIND, SIZES, CudaKind, CudaStat
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import asserted, compare, constants, enumeration
 

@@ -19,9 +19,9 @@ from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.agent.recording.format import RecordedStall, Recording
-from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.recordings import recording
 from tests.unit.stall_world import SimulatedClock
 

@@ -22,10 +22,10 @@ from railscope.agent.dataset.writer import read_part
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.format import KINDS, Recording
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
-from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 U8 = st.integers(0, 255)

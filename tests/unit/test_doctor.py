@@ -18,12 +18,12 @@ from railscope.agent.doctor.host import CAPABILITIES, devices, kernel, pid_names
 from railscope.agent.doctor.probes import Trial, check_probes, configured_settings
 from railscope.agent.doctor.rails import check_rails
 from railscope.probes.clock import SystemClock
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
-from railscope.probes.mmap_events import MmapEventsError
-from railscope.probes.namespaces import NamespaceDenied
-from railscope.probes.nccl.programs import OBJECTS, EnqueueTime
-from railscope.probes.processes import MappedFileError
+from railscope.probes.libraries.mmap_events import MmapEventsError
+from railscope.probes.loading.libbpf import OBJECTS, LoadError
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime
+from railscope.probes.processes.namespaces import NamespaceDenied
+from railscope.probes.processes.processes import MappedFileError
 
 BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH, DAC_OVERRIDE = 39, 38, 21, 19, 2, 1
 
@@ -199,7 +199,7 @@ def test_objects_that_were_not_built_are_a_problem_with_the_command(tmp_path: Pa
 def test_where_no_object_fits_bcc_is_the_answer(
     version: str | None, status: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("railscope.probes.bcc_loader.installed_version", lambda: version)
+    monkeypatch.setattr("railscope.probes.loading.bcc_loader.installed_version", lambda: version)
     found = {finding.check: finding for finding in check_probes(Config(), tmp_path)}
     assert found["bcc"].status == status
     assert says in found["bcc"].what
@@ -207,7 +207,7 @@ def test_where_no_object_fits_bcc_is_the_answer(
 
 
 def test_where_libbpf_serves_bcc_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.probes.bcc_loader.installed_version", lambda: None)
+    monkeypatch.setattr("railscope.probes.loading.bcc_loader.installed_version", lambda: None)
     found = {finding.check: finding for finding in check_probes(Config(), OBJECTS)}
     assert found["BPF objects"].status == "ok"
     assert (found["bcc"].status, "only needed" in found["bcc"].what) == ("note", True)

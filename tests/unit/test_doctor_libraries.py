@@ -9,9 +9,9 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.doctor.findings import Finding
 from railscope.agent.doctor.libraries import check_libraries
-from railscope.probes.libbpf import LoadError
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.processes import MappedFileError, Mapping, open_mapped_file
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.processes.processes import MappedFileError, Mapping, open_mapped_file
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import SimulatedProcfs
 
@@ -52,7 +52,7 @@ def test_a_library_whose_layout_alone_is_unknown_says_what_is_lost_and_how_to_li
     assert f"{library}: NCCL 2.97.1, in 1 process, " in finding.what
     assert "communicators have no identity" in finding.what
     assert "listed builds only" not in finding.what
-    assert "python -m railscope.probes.nccl.dwarf_layouts LIBRARY" in finding.remedy
+    assert "python -m railscope.probes.nccl.layouts.dwarf LIBRARY" in finding.remedy
 
 
 def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(

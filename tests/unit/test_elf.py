@@ -20,8 +20,8 @@ from elftools.elf.segments import NoteSegment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.probes import elf as elf_module
-from railscope.probes.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
+from railscope.probes.libraries import elf as elf_module
+from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64, Elf, ElfError
 from tests.unit.elf_writer import (
     BASE_ADDRESS,
     STB_LOCAL,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from railscope.probes import elf_variables
-from railscope.probes.elf import Elf, ElfError
-from railscope.probes.elf_variables import Variable, variables
+from railscope.probes.libraries import elf_variables
+from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.libraries.elf_variables import Variable, variables
 from tests.unit.elf_writer import BASE_ADDRESS, STB_LOCAL, STT_FUNC, STT_OBJECT, WantedElf, WantedSymbol, write_elf
 
 Opener = Callable[[bytes], Elf]

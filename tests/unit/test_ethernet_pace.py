@@ -16,9 +16,9 @@ from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace, network_namespace
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.netdev.inventory import SysfsInventory
+from railscope.probes.processes.namespaces import NetworkNamespace, network_namespace
 from tests.unit.netdev_messages import SteppedClock
 
 SECOND_NS = 1_000_000_000

@@ -17,9 +17,9 @@ from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.exporters.series.metric import Family
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_records import BUCKETS, COMPLETION_EVENT
+from railscope.probes.nccl.records.internals import BUCKETS, COMPLETION_EVENT
 from tests.unit.exporters_snapshots import communicator
 from tests.unit.metric_families import labels_of, read_families
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.exit_status import ended_badly, exit_code, exit_status
-from railscope.probes.processes import ProcessIdentity, identity_of
+from railscope.probes.processes.exit_status import ended_badly, exit_code, exit_status
+from railscope.probes.processes.processes import ProcessIdentity, identity_of
 
 PROC = Path("/proc")
 KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])
@@ -86,7 +86,7 @@ def test_a_parent_that_takes_notice_while_it_is_asked_hides_nothing_on_a_new_ker
     def too_late(_procfs: Path, _identity: ProcessIdentity) -> None:
         child.process.wait()
 
-    monkeypatch.setattr("railscope.probes.exit_status._of_zombie", too_late)
+    monkeypatch.setattr("railscope.probes.processes.exit_status._of_zombie", too_late)
     child.leave(3)
     assert child.status() in ({3 << 8} if KERNEL >= (6, 15) else {3 << 8, None})
 

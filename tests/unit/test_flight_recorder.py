@@ -14,8 +14,8 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.recording.format import KINDS, Recording
-from railscope.probes.clock_error import ClockError, clock_error
-from railscope.probes.maps import Records
+from railscope.probes.clock import ClockError, clock_error
+from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape
 from railscope.probes.netdev.inventory import NetworkDevice
 from tests.unit.exporters_snapshots import communicator, rail

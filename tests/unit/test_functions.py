@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.elf import EM_AARCH64, EM_X86_64, Elf
-from railscope.probes.nccl import functions
+from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64, Elf
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.functions import (
+from railscope.probes.nccl.functions import entry_points as functions
+from railscope.probes.nccl.functions.entry_points import (
     COLLECTIVE_FUNCTIONS,
     END_FUNCTIONS,
     INIT_FUNCTIONS,
@@ -24,7 +24,7 @@ from railscope.probes.nccl.functions import (
     EndFunction,
     InitFunction,
 )
-from railscope.probes.nccl.library import ProbePoints, contains_nccl, probe_points
+from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
 from tests.nccl.library import REPOSITORY
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 

@@ -23,9 +23,9 @@ from railscope.agent.node.overhead.governor import (
     Measured,
     available_level,
 )
-from railscope.probes.calibration import Calibration, Source
-from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
-from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.loading.calibration import Calibration, Source
+from railscope.probes.loading.links import ProbePoint
+from railscope.probes.nccl.functions.internals import FUNCTIONS, InternalPoints, Level
 
 CALIBRATION = Calibration(600.0, Source.MEASURED)
 SECOND_NS = 1_000_000_000

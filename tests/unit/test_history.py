@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.node.stalls.baseline import Histories
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY
+from railscope.probes.nccl.records.internals import HISTORY, HISTORY_KEY
 
 SECOND_NS = 1_000_000_000
 MS = 1_000_000

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from railscope.probes.nccl import internal_records
-from railscope.probes.nccl.internal_records import LAYOUT, SIZES, InternalStat, NetworkKind, layout_record
-from railscope.probes.nccl.layout import TABLE, Layouts
-from railscope.probes.nccl.records import NO_OFFSET
+from railscope.probes.nccl.layouts.layout import TABLE, Layouts
+from railscope.probes.nccl.records import internals as internal_records
+from railscope.probes.nccl.records.calls import NO_OFFSET
+from railscope.probes.nccl.records.internals import LAYOUT, SIZES, InternalStat, NetworkKind, layout_record
 from tests.nccl.library import REPOSITORY
 from tests.unit.headers import asserted, compare, enumeration
 

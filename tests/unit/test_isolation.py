@@ -27,8 +27,8 @@ from railscope.exporters.series.families import families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import network_namespace
 from railscope.probes.netdev.inventory import SysfsInventory
+from railscope.probes.processes.namespaces import network_namespace
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree, break_kind, break_open, write
 from tests.unit.golden_metrics import kept
 

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.elf import Elf
-from railscope.probes.nccl import dwarf_layouts, layout
-from railscope.probes.nccl.layout import (
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.layouts import dwarf as dwarf_layouts
+from railscope.probes.nccl.layouts import layout
+from railscope.probes.nccl.layouts.layout import (
     CommLayout,
     Layouts,
     LayoutTableError,
@@ -26,7 +27,7 @@ from railscope.probes.nccl.layout import (
     comm_layout,
     layout_from_answer,
 )
-from railscope.probes.nccl.unknown_build import loaded_offsets
+from railscope.probes.nccl.layouts.unknown_build import loaded_offsets
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
 BUILD_2_27_7 = "401f52e455b9a6bec6a7c04241b464253dd1ef15"
@@ -291,7 +292,7 @@ def test_a_helper_that_does_not_end_means_unknown_until_it_is_asked_again(
 def test_whatever_a_library_holds_the_helper_takes_no_more_than_its_share(resource: str, at_most: int) -> None:
     script = (
         "import resource, sys\n"
-        "from railscope.probes.nccl import unknown_build\n"
+        "from railscope.probes.nccl.layouts import unknown_build\n"
         f"unknown_build.from_debug_information = lambda _: sys.exit(str(resource.getrlimit(resource.{resource})))\n"
         "unknown_build.main(['dwarf', str(sys.stdin.fileno()), 'unknown'])\n"
     )
@@ -423,7 +424,7 @@ def test_commands_that_renew_a_table_at_once_lose_no_build(tmp_path: Path) -> No
     for version in ("2.98.1", "2.98.2", "2.98.3", "2.98.4"):
         (tmp_path / version).mkdir()
         libraries.append(build(tmp_path / version, "-g", version=version))
-    command = [sys.executable, "-m", "railscope.probes.nccl.dwarf_layouts", "--table", str(path)]
+    command = [sys.executable, "-m", "railscope.probes.nccl.layouts.dwarf", "--table", str(path)]
     running = [subprocess.Popen([*command, str(library)], stdout=subprocess.DEVNULL) for library in libraries]
     assert [each.wait(60) for each in running] == [0] * 4
     assert [build["nccl_version"] for build in json.loads(path.read_text())["builds"].values()] == [
@@ -468,8 +469,8 @@ def test_the_daemon_itself_never_loads_the_parsers(tmp_path: Path) -> None:
     library = build(tmp_path, "-g")
     script = (
         "import os, sys\n"
-        "from railscope.probes.elf import Elf\n"
-        "from railscope.probes.nccl.layout import Layouts\n"
+        "from railscope.probes.libraries.elf import Elf\n"
+        "from railscope.probes.nccl.layouts.layout import Layouts\n"
         "with open(sys.argv[1], 'rb') as file, Elf.open(file.fileno()) as elf:\n"
         "    print(Layouts.load().layout_of(elf).source)\n"
         "print(sorted({'elftools', 'capstone'} & sys.modules.keys()))\n"

@@ -14,12 +14,12 @@ import pytest
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.overhead.governor import START
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.calibration import ASSUMED
-from railscope.probes.nccl.internal_functions import InternalPoints, Level
-from railscope.probes.nccl.internal_records import InternalStat
-from railscope.probes.nccl.library import ProbePoint
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.calibration import ASSUMED
+from railscope.probes.loading.links import ProbePoint
+from railscope.probes.nccl.functions.internals import InternalPoints, Level
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat
 from tests.unit.level_programs import BUILD_ID, EVERYTHING, SimulatedLibrary, SimulatedPrograms
 
 SECOND_NS = 1_000_000_000

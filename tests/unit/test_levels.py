@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from railscope.probes.nccl.internal_functions import InternalPoints, Level
-from railscope.probes.nccl.library import ProbePoint
+from railscope.probes.loading.links import ProbePoint
+from railscope.probes.nccl.functions.internals import InternalPoints, Level
 from tests.unit.level_programs import EVERYTHING, SimulatedLibrary, SimulatedPrograms, levels_of
 
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes import mmap_events
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.mmap_events import MmapEvent, MmapEvents, MmapEventsError, online_cpus, parse_records, unwrapped
+from railscope.probes.libraries import mmap_events
+from railscope.probes.libraries.mmap_events import (
+    MmapEvent,
+    MmapEvents,
+    MmapEventsError,
+    online_cpus,
+    parse_records,
+    unwrapped,
+)
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 
 EVENT = MmapEvent(
     pid=10,

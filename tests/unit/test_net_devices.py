@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.elf import Elf, Segment
-from railscope.probes.nccl.internal_records import NetworkKind
-from railscope.probes.nccl.layout import TABLE, Layouts, Structure
-from railscope.probes.nccl.net_devices import (
+from railscope.probes.libraries.elf import Elf, Segment
+from railscope.probes.nccl.layouts.layout import TABLE, Layouts, Structure
+from railscope.probes.nccl.memory.net_devices import (
     DeviceArray,
     DeviceArrays,
     NetDevice,
@@ -31,7 +30,8 @@ from railscope.probes.nccl.net_devices import (
     load_biases,
     net_devices,
 )
-from railscope.probes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
+from railscope.probes.nccl.records.internals import NetworkKind
+from railscope.probes.processes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
 
 PROCFS = Path("/proc")
 PAGE = os.sysconf("SC_PAGE_SIZE")

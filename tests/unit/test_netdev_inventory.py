@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.namespaces import NamespaceError, NamespaceGone, NetworkNamespace, network_namespace, run_inside
 from railscope.probes.netdev.inventory import NetworkDevice, ProcInventory, SysfsInventory
 from railscope.probes.netdev.sources import open_namespace, recorded_sources
+from railscope.probes.processes.namespaces import (
+    NamespaceError,
+    NamespaceGone,
+    NetworkNamespace,
+    network_namespace,
+    run_inside,
+)
 from tests.unit.netdev_messages import SteppedClock
 
 PCI = "devices/pci0000:15/0000:15:01.0/0000:18:00.0"

@@ -18,11 +18,11 @@ from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.stalls.watchdog import StallWatch
 from railscope.probes.clock import SystemClock
-from railscope.probes.nccl.internal_functions import InternalPoints, Level
-from railscope.probes.nccl.library import ProbePoint
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import LifecycleKind
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.loading.links import ProbePoint
+from railscope.probes.nccl.functions.internals import InternalPoints, Level
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 

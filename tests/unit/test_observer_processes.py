@@ -17,10 +17,10 @@ from railscope.agent.facts.snapshot import CommunicatorFacts
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.probes.clock import SystemClock
-from railscope.probes.links import Links
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
-from railscope.probes.nccl.records import LifecycleKind
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.loading.links import Links
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedPrograms
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import SimulatedProcfs

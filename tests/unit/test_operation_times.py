@@ -11,9 +11,9 @@ from railscope.agent.facts.snapshot import CompletedTotal, RankTimes
 from railscope.agent.model.bus_factor import bus_factor
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.operation_times import OperationTimes
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internal_records import HISTORY, HISTORY_KEY, UNKNOWN_SIZE
+from railscope.probes.nccl.records.internals import HISTORY, HISTORY_KEY, UNKNOWN_SIZE
 
 Row = tuple[int, int, int, int, int, int]
 """Instance, op, size bucket, operations, ns, bytes."""

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.node.overhead.cost import BUSY_FACTOR, PROGRAMS, Hits, Interval, Overhead, busy_factor, cost_ns
-from railscope.probes.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
-from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading.calibration import OPERATION_NS, PROGRAM_NS, REFERENCE_TRAP_NS, Calibration, Source
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
 from tests.unit.netdev_messages import SteppedClock
 
 CALIBRATION = Calibration(REFERENCE_TRAP_NS, Source.MEASURED)

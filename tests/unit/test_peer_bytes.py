@@ -19,10 +19,10 @@ from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.peer_bytes import CALL, OTHER, RING, PeerBytes
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.records import LifecycleKind
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 COMM = 0xC0FFEE

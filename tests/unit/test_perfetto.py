@@ -26,7 +26,7 @@ from railscope.agent.trace.options import add_export_arguments
 from railscope.agent.trace.perfetto import write_trace
 from railscope.agent.trace.same_operations import same_operations
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 from tests.unit.traces import ReadTrace, read_trace
 

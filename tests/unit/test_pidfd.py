@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes import processes
-from railscope.probes.processes import PROCFS, ProcessIdentity, identity_of, open_pidfd
+from railscope.probes.processes import processes
+from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of, open_pidfd
 
 
 def test_no_descriptor_leaks_when_the_process_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import program_settings
-from railscope.probes.links import tells_processes_apart
+from railscope.probes.loading.links import tells_processes_apart
 
 
 @pytest.mark.parametrize(

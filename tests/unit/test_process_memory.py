@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.process_memory import read_memory
+from railscope.probes.processes.memory import read_memory
 
 WORDS = ctypes.create_string_buffer(b"here I am", 16)
 

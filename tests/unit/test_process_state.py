@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from railscope.probes.clock import SystemClock
-from railscope.probes.process_state import CGROUPS, Condition, process_state, threads_waiting_for_network
-from railscope.probes.processes import ProcessIdentity, identity_of
+from railscope.probes.processes.processes import ProcessIdentity, identity_of
+from railscope.probes.processes.state import CGROUPS, Condition, process_state, threads_waiting_for_network
 
 PROC = Path("/proc")
 SYSCALLS = {"x86_64": {"recvfrom": 45, "poll": 7, "read": 0}, "aarch64": {"recvfrom": 207, "ppoll": 73, "read": 63}}

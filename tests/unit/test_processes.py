@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes import processes
-from railscope.probes.processes import (
+from railscope.probes.processes import processes
+from railscope.probes.processes.processes import (
     PROCFS,
     FileKey,
     MappedFileError,
@@ -323,7 +323,7 @@ def test_without_privileges_the_missing_capability_is_named(child: subprocess.Po
     mapping = replace(executable_mappings(PROCFS, child.pid)[0], path="/gone/library.so")
     script = (
         "import os\n"
-        "from railscope.probes.processes import *\n"
+        "from railscope.probes.processes.processes import *\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"try: open_mapped_file(PROCFS, {child.pid}, {mapping!r})\n"
         "except MappedFileError as error: print(error, error.gone)\n"

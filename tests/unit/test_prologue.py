@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.elf import EM_AARCH64, EM_X86_64
-from railscope.probes.nccl.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
+from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64
+from railscope.probes.nccl.functions.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
 
 ENDBR64 = "f3 0f 1e fa"
 PUSH_RBP, PUSH_R15 = "55", "41 57"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from railscope.probes.nccl.layout import TABLE, Layouts, Structure
-from railscope.probes.nccl.proxy_work import ProxyWorkLayout, proxy_has_work, proxy_work_layout
+from railscope.probes.nccl.layouts.layout import TABLE, Layouts, Structure
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout, proxy_has_work, proxy_work_layout
 
 LAYOUT = ProxyWorkLayout(comm_proxy_state=16, state_active=8)
 

@@ -13,11 +13,11 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.completion.handed_over import MOST_TRIES, HandedOver, RailBytes, SentRail
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.namespaces import NetworkNamespace
-from railscope.probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.net_devices import NetDevice, NetDeviceError
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.nccl.memory.net_devices import NetDevice, NetDeviceError
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.internals import NO_NET_DEVICE, NetworkKind
+from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.processes import ProcessIdentity
 
 SOCKET, IB = NetworkKind.SOCKET, NetworkKind.IB
 RAIL0, RAIL1 = NetDevice(SOCKET, 0, "rail0", None), NetDevice(SOCKET, 1, "rail1", None)

@@ -17,12 +17,12 @@ from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.netdev_rails import RailWatch
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail
 from railscope.probes.clock import SystemClock
-from railscope.probes.namespaces import NetworkNamespace
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.netdev.events import LinkChange, LinkEvent, LinkEvents
 from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.netdev.sources import DeviceSources
+from railscope.probes.processes.namespaces import NetworkNamespace
 
 NETNS = 7
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.probes.attributes import text_of
 from railscope.probes.netdev.bonds import BondMember
+from railscope.probes.netdev.sysfs import text_of
 from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, parse_rate, read_ports
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, break_kind, break_open, write

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.nccl.records import CALL_EVENT, LIFECYCLE_EVENT
-from railscope.probes.ring import Ring, RingCorrupted
+from railscope.probes.nccl.records.calls import CALL_EVENT, LIFECYCLE_EVENT
+from railscope.probes.rings.ring_buffer import Ring, RingCorrupted
 
 RECORD = np.dtype([("number", "<u8"), ("more", "<u4", (6,))])
 BUSY, DISCARDED = 1 << 31, 1 << 30

@@ -16,9 +16,9 @@ import pytest
 
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
-from railscope.probes import beats
-from railscope.probes.beats import FilesQuestion, Question, TableQuestion
 from railscope.probes.clock import SystemClock
+from railscope.probes.native import beats
+from railscope.probes.native.beats import FilesQuestion, Question, TableQuestion
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
 from railscope.probes.rdma.counters import RdmaCounters

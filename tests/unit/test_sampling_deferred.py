@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
 from railscope.agent.node.sampling.totals import Totals
-from railscope.probes.beats import Answer
+from railscope.probes.native.beats import Answer
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, parse_alike, parse_statistics
 from tests.unit.netdev_messages import SteppedClock, done, message, statistics

@@ -15,10 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.node.collectives.sequences import Reckoning, Sequences
-from railscope.probes.nccl import records
-from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC
-from railscope.probes.nccl.layout import Layouts, Structure
-from railscope.probes.nccl.sequence_numbers import FUNCTIONS, Launched, SequenceLayout, read_launched, sequence_layout
+from railscope.probes.nccl.layouts.layout import Layouts, Structure
+from railscope.probes.nccl.memory.sequence_numbers import (
+    FUNCTIONS,
+    Launched,
+    SequenceLayout,
+    read_launched,
+    sequence_layout,
+)
+from railscope.probes.nccl.records import calls as records
+from railscope.probes.nccl.records.errors import COMMUNICATOR_MAGIC
 from tests.unit.collectives_kernel import SimulatedTable
 
 LAYOUT = SequenceLayout(

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from railscope.agent.node.daemon import ring_drain
 from railscope.agent.node.daemon.ring_pace import AIM
-from railscope.probes.ring import Ring
-from railscope.probes.slot_rings import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
+from railscope.probes.rings.ring_buffer import Ring
+from railscope.probes.rings.slots import MOST_BYTES, MOST_RINGS, RING_ENTRY_BYTES, SlotRings, rings_for
 
 RECORD = np.dtype([("time_ns", "<u8"), ("number", "<u8"), ("more", "<u8", (5,))])
 SLOT_BYTES = 64
@@ -152,8 +152,8 @@ def test_what_comes_between_the_two_looks_holds_up_what_may_follow_it() -> None:
 
 
 def test_writers_that_were_preempted_before_they_took_a_slot_hold_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.probes.slot_rings.MOST_AT_ONCE", 2)
-    monkeypatch.setattr("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1)
+    monkeypatch.setattr("railscope.probes.rings.slots.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("railscope.probes.rings.slots._FEWEST_OF_A_RING", 1)
     with opened() as (writers, reader):
         for time_ns in (13, 12, 11, 10):
             writers.write(0, time_ns, time_ns)
@@ -214,8 +214,8 @@ def test_whenever_threads_stop_and_wherever_they_go_on_what_each_did_is_read_onc
     taken: list[int] = []
     with (
         opened(4, position=position) as (writers, reader),
-        patch("railscope.probes.slot_rings.MOST_AT_ONCE", most),
-        patch("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1),
+        patch("railscope.probes.rings.slots.MOST_AT_ONCE", most),
+        patch("railscope.probes.rings.slots._FEWEST_OF_A_RING", 1),
     ):
         for now_ns, (thread, ring) in enumerate(steps, start=1):
             if thread == len(threads):
@@ -233,8 +233,8 @@ def test_whenever_threads_stop_and_wherever_they_go_on_what_each_did_is_read_onc
 
 
 def test_the_agent_goes_on_reading_while_much_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.probes.slot_rings.MOST_AT_ONCE", 8)
-    monkeypatch.setattr("railscope.probes.slot_rings._FEWEST_OF_A_RING", 1)
+    monkeypatch.setattr("railscope.probes.rings.slots.MOST_AT_ONCE", 8)
+    monkeypatch.setattr("railscope.probes.rings.slots._FEWEST_OF_A_RING", 1)
     taken: list[int] = []
     recorded: list[int] = []
     with opened() as (writers, reader):

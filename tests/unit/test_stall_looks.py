@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from railscope.agent.node.stalls.watchdog import LOOK_NS
-from railscope.probes.bpf_syscall import KernelRefusal
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 from tests.unit.stall_world import (
     AFTER_S,
     LOOK_S,

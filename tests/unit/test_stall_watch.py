@@ -13,7 +13,7 @@ import pytest
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.records import CALL_EVENT
+from railscope.probes.nccl.records.calls import CALL_EVENT
 from tests.unit.stall_world import (
     AFTER_S,
     COMM_HASH,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.collectives.stored_errors import StoredErrors
-from railscope.probes.maps import Records
-from railscope.probes.nccl.error_records import COMMUNICATOR_MAGIC, ErrorLayout
-from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
+from railscope.probes.nccl.records.errors import COMMUNICATOR_MAGIC, ErrorLayout
 
 LAYOUT = ErrorLayout(comm_async_result=8, comm_proxy_state=None, state_async_result=None)
 KNOWN, STRANGE = 3, 4

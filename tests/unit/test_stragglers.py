@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from railscope.agent.facts.snapshot import RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.stragglers import WINDOW, Stragglers
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.records import CALL_EVENT
+from railscope.probes.nccl.records.calls import CALL_EVENT
 
 Call = tuple[int, int, int]
 """Instance, number, time in ns."""

@@ -35,7 +35,7 @@ from railscope.probes.netdev.tcp_info import (
     question,
     read_table,
 )
-from railscope.probes.socket_owners import SocketOwners, socket_inodes
+from railscope.probes.processes.socket_owners import SocketOwners, socket_inodes
 from tests.unit.netdev_messages import SteppedClock, attribute, done, message
 from tests.unit.tcp_reference import OFFSETS, TcpInfo
 

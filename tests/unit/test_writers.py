@@ -15,7 +15,7 @@ import pytest
 
 from railscope.agent.facts.snapshot import Snapshot, WritingRank
 from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Writers
-from railscope.probes.process_state import written_bytes
+from railscope.probes.processes.state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 
 WRITES = replace(RUNNING, written_bytes=3 * MIB // 2)

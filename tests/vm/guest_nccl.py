@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from railscope.agent.node.completion.handed_over import RailBytes
-from railscope.probes.elf import Elf
-from railscope.probes.nccl.internal_functions import Level, internal_points
-from railscope.probes.nccl.internal_records import layout_record
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.library import probe_points
-from railscope.probes.nccl.net_devices import device_arrays
-from railscope.probes.nccl.programs import NcclPrograms, ProgramSettings
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.functions.probe_points import probe_points
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.memory.net_devices import device_arrays
+from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.internals import layout_record
 from railscope.testbed.hosts import Host
 from tests.nccl.build import built
 from tests.nccl.job import Job, RankReport

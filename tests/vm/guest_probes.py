@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.layout import Layouts
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
 from railscope.testbed.job import LIBRARY
 from tests.root.probe_targets import Target, all_reduce, attached, counted, loaded, target
 

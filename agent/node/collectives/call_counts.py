@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 
 
 class Table(Protocol):
-    """What is needed of the kernel's table (probes/maps.py)."""
+    """What is needed of the kernel's table (probes/loading/maps.py)."""
 
     def read(self) -> tuple[Records, Records]: ...
 

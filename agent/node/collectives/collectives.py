@@ -27,9 +27,9 @@ from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.collectives.stored_errors import StoredErrors
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.maps import Records
-from railscope.probes.namespaces import named_namespaces
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
+from railscope.probes.processes.namespaces import named_namespaces
 
 _log = logging.getLogger("railscope.collectives")
 

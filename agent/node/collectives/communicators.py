@@ -17,10 +17,10 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.model.edge_share import Placement, placement_of
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.events import error_name
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.comm_hash import comm_hash
-from railscope.probes.nccl.error_records import NO_ERRORS, Result
-from railscope.probes.nccl.records import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
+from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
+from railscope.probes.nccl.records.errors import NO_ERRORS, Result
 
 _log = logging.getLogger("railscope.communicators")
 

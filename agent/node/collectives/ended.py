@@ -17,7 +17,7 @@ from railscope.agent.node.collectives.communicators import Communicator, text
 from railscope.agent.node.completion.completion import CommunicatorProgress
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import op_name
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.processes import ProcessIdentity
 
 _Ops = defaultdict[int, list[int]]
 """Calls and payload bytes by op."""

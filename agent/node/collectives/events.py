@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.probes.maps import Records
-from railscope.probes.nccl.error_records import NO_ERRORS, ErrorSource, Result
-from railscope.probes.nccl.records import LifecycleKind
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorSource, Result
 
 _EVENTS: Final = {
     LifecycleKind.INIT: "init",

@@ -14,10 +14,10 @@ from railscope.agent.facts.snapshot import Histogram, OpHistogram
 from railscope.agent.node.collectives.call_counts import Accounting, CallCount, Table
 from railscope.agent.node.collectives.communicators import Communicators
 from railscope.agent.node.collectives.sequences import CommunicatorRows
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.maps import Records
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import op_name
-from railscope.probes.nccl.records import Stat
+from railscope.probes.nccl.records.calls import Stat
 
 _log = logging.getLogger("railscope.observer")
 
@@ -39,13 +39,13 @@ Reading = TypeVar("Reading")
 
 
 class Events(Protocol):
-    """A ring of events (probes/ring.py)."""
+    """A ring of events (probes/rings/ring_buffer.py)."""
 
     def read(self) -> Records: ...
 
 
 class CountingPrograms(Protocol):
-    """What is read of the loaded programs (probes/nccl/programs.py)."""
+    """What is read of the loaded programs (probes/nccl/programs/calls.py)."""
 
     @property
     def aggregates(self) -> Table: ...

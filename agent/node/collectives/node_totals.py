@@ -12,7 +12,7 @@ from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, CollectiveTotal, Histogram, OpHistogram
 from railscope.agent.node.collectives.call_counts import CallCount
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import data_type_name, op_name
 
 SIZE_BOUNDS: Final = tuple(float(1 << bucket) for bucket in range(40))

@@ -19,9 +19,9 @@ from typing import Final
 from railscope.agent.facts.snapshot import UNKNOWN, CompletedTotal, RankTimes
 from railscope.agent.model.bus_factor import bus_factor
 from railscope.agent.node.collectives.communicators import Communicator, text
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.internal_records import UNKNOWN_SIZE
+from railscope.probes.nccl.records.internals import UNKNOWN_SIZE
 
 _NOTHING: Final = (0, 0, 0)
 

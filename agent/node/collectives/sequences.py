@@ -1,10 +1,10 @@
 """Where each rank's end of a communicator stands, on the scale that NCCL itself keeps: whenever the agent came.
 
-An agent that came late counts calls from then on.  NCCL counts collectives since the communicator was made, in a
-number that lies in the process's memory (probes/nccl/sequence_numbers.py): the distance between the two is learnt,
-and the position is the agent's own count and that distance.  It compares with that of any other rank, also of one that
-was seen from its first call on, because what NCCL does not count (point to point, captured graphs, collectives without
-an element) is taken out on all sides: each such call shortens the distance.
+An agent that came late counts calls from then on.  NCCL counts collectives since the communicator was made, in a number
+that lies in the process's memory (probes/nccl/memory/sequence_numbers.py): the distance between the two is learnt, and
+the position is the agent's own count and that distance.  It compares with that of any other rank, also of one that was
+seen from its first call on, because what NCCL does not count (point to point, captured graphs, collectives without an
+element) is taken out on all sides: each such call shortens the distance.
 
 So a distance is believed once it was found at two different calls, and never of a communicator that stands still in
 the middle of a call, or behind one that changed it.  What cannot be known is not said.
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.node.collectives.call_counts import Table
-from railscope.probes.maps import Records
-from railscope.probes.nccl.sequence_numbers import SequenceLayout, read_launched
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, read_launched
 
 _log = logging.getLogger("railscope.sequences")
 
@@ -39,7 +39,7 @@ _ENOUGH: Final = 2
 
 
 class CommunicatorRows(Table, Protocol):
-    """The table of communicators (probes/nccl/tables.py), of which every row can also be asked for by itself."""
+    """The table of communicators (probes/nccl/programs/tables.py); each row can also be asked for by itself."""
 
     def calls_of(self, key: bytes, instance: int) -> int | None: ...
 

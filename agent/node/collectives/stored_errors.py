@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.maps import Records
-from railscope.probes.nccl.error_records import NO_ERRORS, ErrorLayout, stored_result
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorLayout, stored_result
 
 _log = logging.getLogger("railscope.errors")
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from railscope.agent.facts.snapshot import UNKNOWN, RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator, text
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 
 WINDOW: Final = 1024

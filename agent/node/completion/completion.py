@@ -17,13 +17,13 @@ from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.completion.levels import LevelPrograms, Levels, ObservedLibrary
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.maps import Records
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import ALGORITHMS, PROTOCOLS, InternalStat
-from railscope.probes.nccl.internals import EmptyRun, Launch, Progress, Sent
-from railscope.probes.nccl.layout import Layouts
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, InternalStat
 
 _log = logging.getLogger("railscope.completion")
 
@@ -38,7 +38,7 @@ class MappedLibrary(ObservedLibrary, CudaLibrary, Protocol):
 
 
 class InternalPrograms(LevelPrograms, Protocol):
-    """What is needed of the loaded programs (probes/nccl/internals.py)."""
+    """What is needed of the loaded programs (probes/nccl/programs/internals.py)."""
 
     def progress(self) -> dict[int, Progress]: ...
     def empty_runs(self) -> dict[int, EmptyRun]: ...

@@ -17,25 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.library_file import FileStamp, file_stamp, library_key, same_library
-from railscope.probes.links import Links, close_together
-from railscope.probes.maps import Records
+from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
+from railscope.probes.libraries.same_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links, ProbePoint, close_together
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.cuda_events import CudaProgress
-from railscope.probes.nccl.cuda_functions import CudaInterface, CudaPoints, cuda_points, library_points
-from railscope.probes.nccl.cuda_records import CudaStat
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.library import ProbePoint
-from railscope.probes.processes import (
+from railscope.probes.nccl.functions.cuda import CudaInterface, CudaPoints, cuda_points, library_points
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.programs.cuda import CudaProgress
+from railscope.probes.nccl.records.cuda import CudaStat
+from railscope.probes.processes.processes import (
     FileKey,
     MappedFileError,
     ProcessIdentity,
     executable_mappings,
     open_mapped_file,
 )
-from railscope.probes.processes import Mapping as MappedFile
+from railscope.probes.processes.processes import Mapping as MappedFile
 
 _log = logging.getLogger("railscope.cuda")
 
@@ -60,7 +59,7 @@ class CudaLibrary(Protocol):
 
 
 class CudaPrograms(Protocol):
-    """What is needed of the loaded programs (probes/nccl/cuda_events.py)."""
+    """What is needed of the loaded programs (probes/nccl/programs/cuda.py)."""
 
     def attach_library(self, path: str, points: Mapping[str, ProbePoint]) -> Links: ...
     def attach_cuda(self, path: str, points: CudaPoints) -> Links: ...

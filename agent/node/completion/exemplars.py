@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.internal_records import BUCKETS
+from railscope.probes.nccl.records.internals import BUCKETS
 
 _FIRST_BOUND_NS: Final = 1 << 10
 _BOUNDS_NS: Final = _FIRST_BOUND_NS << np.arange(BUCKETS - 1, dtype=np.uint64)

@@ -18,9 +18,9 @@ from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.targets.processes import ProcessOf
-from railscope.probes.nccl.internal_records import NO_NET_DEVICE, NetworkKind
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.net_devices import NetDevice, NetDeviceError
+from railscope.probes.nccl.memory.net_devices import NetDevice, NetDeviceError
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.internals import NO_NET_DEVICE, NetworkKind
 
 _log = logging.getLogger("railscope.rail_bytes")
 
@@ -28,7 +28,7 @@ MOST_TRIES: Final = 8
 """How many readings with new bytes of an unnamed device may ask its process; each takes the agent about 1 ms."""
 
 DevicesOf = Callable[[int, int], Collection[NetDevice]]
-"""The devices of a process, by its pid and the number of its NCCL library (probes/nccl/net_devices.py).
+"""The devices of a process, by its pid and the number of its NCCL library (probes/nccl/memory/net_devices.py).
 
 It raises NetDeviceError where they cannot be read, and answers with none where the library does not tell.
 """

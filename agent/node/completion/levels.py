@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import ProbeLevel
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf, ElfError
-from railscope.probes.links import Links, close_together
-from railscope.probes.maps import Records
-from railscope.probes.nccl.error_records import ErrorLayout, error_layout
-from railscope.probes.nccl.internal_functions import InternalPoints, Level, internal_points
-from railscope.probes.nccl.internal_records import layout_record
-from railscope.probes.nccl.layout import Structure
-from railscope.probes.nccl.net_devices import DeviceArrays, device_arrays
-from railscope.probes.nccl.proxy_work import ProxyWorkLayout, proxy_work_layout
-from railscope.probes.nccl.sequence_numbers import SequenceLayout, sequence_layout
+from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links, close_together
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.functions.internals import InternalPoints, Level, internal_points
+from railscope.probes.nccl.layouts.layout import Structure
+from railscope.probes.nccl.memory.net_devices import DeviceArrays, device_arrays
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout, proxy_work_layout
+from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, sequence_layout
+from railscope.probes.nccl.records.errors import ErrorLayout, error_layout
+from railscope.probes.nccl.records.internals import layout_record
 
 UNLISTED: Final = "what lies below its communicators is known of listed builds only, and it is none of them"
 _log = logging.getLogger("railscope.levels")
@@ -47,7 +47,7 @@ class ObservedLibrary(Protocol):
 
 
 class LevelPrograms(Protocol):
-    """What levels need of the loaded programs (probes/nccl/internals.py)."""
+    """What levels need of the loaded programs (probes/nccl/programs/internals.py)."""
 
     def describe(self, library: int, layout: Records | None) -> None: ...
     def attach(self, path: str, points: InternalPoints, level: Level) -> Links: ...

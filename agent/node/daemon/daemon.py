@@ -42,17 +42,17 @@ from railscope.agent.recording.format import RecordedStall, Recording
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http import MetricsServer, ServerSettings
-from railscope.probes.calibration import calibrate
 from railscope.probes.clock import Clock
-from railscope.probes.exit_status import exit_status
-from railscope.probes.libbpf import LoadError
-from railscope.probes.links import AttachKind
-from railscope.probes.mmap_events import MmapEvents, MmapEventsError
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.programs import EnqueueTime, NcclPrograms
+from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
+from railscope.probes.loading.calibration import calibrate
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes import ProcessIdentity, open_pidfd
-from railscope.probes.ring_wakeups import RingWakeups, WakingRing
+from railscope.probes.processes.exit_status import exit_status
+from railscope.probes.processes.processes import ProcessIdentity, open_pidfd
+from railscope.probes.rings.wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 

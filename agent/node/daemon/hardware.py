@@ -21,8 +21,8 @@ from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NamespaceError, NetworkNamespace, network_namespace
 from railscope.probes.netdev.events import LinkEvents
+from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, network_namespace
 
 _log = logging.getLogger("railscope.hardware")
 

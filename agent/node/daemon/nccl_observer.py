@@ -34,14 +34,14 @@ from railscope.agent.node.targets.jobs import job_facts
 from railscope.agent.node.targets.libraries import Discovery, Library
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
-from railscope.probes.maps import Records
-from railscope.probes.namespaces import NamespaceError, network_namespace
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.net_devices import NetDevice, net_devices
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.nccl.proxy_work import ProxyWorkLayout
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.memory.net_devices import NetDevice, net_devices
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
+from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
+from railscope.probes.processes.namespaces import NamespaceError, network_namespace
+from railscope.probes.processes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
 

@@ -21,9 +21,9 @@ from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.watchdog import REST_NS, StallWatch
 from railscope.probes.clock import Clock
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.processes import ProcessIdentity
 
 
 class Observer:

@@ -9,11 +9,11 @@ from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.ring_pace import AIM, LONGEST_NS, pause_ns
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.probes.clock import Clock
-from railscope.probes.maps import Records
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.ring import Ring
-from railscope.probes.slot_rings import SlotRings
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.rings.ring_buffer import Ring
+from railscope.probes.rings.slots import SlotRings
 
 _MOST_BATCHES: Final = 64
 """Of one ring, before other things have their turn."""

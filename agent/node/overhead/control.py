@@ -13,19 +13,19 @@ from typing import Protocol
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.overhead.cost import Overhead, busy_factor
 from railscope.agent.node.overhead.governor import LEVELS, Governor, Measured, name_of
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.calibration import Calibration
 from railscope.probes.clock import Clock
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import InternalStat
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.calibration import Calibration
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat
 
 _log = logging.getLogger("railscope.levels")
 
 
 class CountedHits(Protocol):
-    """What is needed of the programs that count calls (probes/nccl/programs.py)."""
+    """What is needed of the programs that count calls (probes/nccl/programs/calls.py)."""
 
     def stats(self) -> Mapping[Stat, int]: ...
 

@@ -1,8 +1,8 @@
 """What the probes cost the processes that run into them.
 
 The programs count the hits of observed processes in the kernel (others, where there are any, pay for theirs, and that
-is not known here); what one hit costs is measured when the agent starts (probes/calibration.py).  The product is
-published as `overhead_seconds_total` and governs how much is observed (agent/node/overhead/governor.py).  Hits are
+is not known here); what one hit costs is measured when the agent starts (probes/loading/calibration.py).  The product
+is published as `overhead_seconds_total` and governs how much is observed (agent/node/overhead/governor.py).  Hits are
 counted by program, not by library or process.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, TypeVar
 
-from railscope.probes.calibration import Calibration
 from railscope.probes.clock import Clock
-from railscope.probes.nccl.internal_records import InternalStat, NetworkKind
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading.calibration import Calibration
+from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
 
 _Slot = TypeVar("_Slot", Stat, InternalStat)
 

@@ -1,7 +1,7 @@
 """How much is observed, within a budget of the observed threads' time.
 
 Every hit of a probe takes time of the thread that runs into it.  Calls are always counted; what is observed beyond
-that, level by level (probes/nccl/internal_functions.py), stays attached as long as it costs less than the budget.
+that, level by level (probes/nccl/functions/internals.py), stays attached as long as it costs less than the budget.
 
 What is compared: the cost of all hits since the last tick (agent/node/overhead/cost.py), over the wall time of the
 threads that took them.  A process of a job has two kinds of those: threads that call NCCL, and the proxy's, which
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.node.overhead.cost import Interval, cost_ns
-from railscope.probes.calibration import Calibration
-from railscope.probes.nccl.internal_functions import FUNCTIONS, InternalPoints, Level
+from railscope.probes.loading.calibration import Calibration
+from railscope.probes.nccl.functions.internals import FUNCTIONS, InternalPoints, Level
 
 DEFAULT_BUDGET_RATIO: Final = 0.01
 LEVELS: Final[Mapping[str, Level | None]] = {"auto": None, **{level.name.lower(): level for level in Level}}

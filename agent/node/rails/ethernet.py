@@ -32,12 +32,12 @@ from railscope.agent.node.rails.ethernet_rules import use_of
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, on_one_line
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from railscope.probes.netdev.connection_accounts import ConnectionAccounts
 from railscope.probes.netdev.counters import CounterReading, CounterSource
 from railscope.probes.netdev.ethtool_stats import EthtoolStatistics
 from railscope.probes.netdev.qdisc import QueueCounters
 from railscope.probes.netdev.tcp_counters import TcpCounters
+from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, run_inside
 
 _log = logging.getLogger("railscope.ethernet")
 

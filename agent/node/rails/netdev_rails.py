@@ -35,11 +35,11 @@ from railscope.agent.node.sampling.state import SamplerState, SourceResult, on_o
 from railscope.agent.node.sampling.totals import FORGET_NS
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
 from railscope.probes.netdev.events import LinkChange, LinkEvents
 from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
+from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
 
 _log = logging.getLogger("railscope.rails")
 

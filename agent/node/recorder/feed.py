@@ -18,13 +18,13 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import recorded_stall
 from railscope.agent.recording.format import RecordedStall, Recording
-from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.clock import Clock
-from railscope.probes.maps import Records
-from railscope.probes.nccl.internal_records import InternalStat
-from railscope.probes.nccl.internals import Internals
-from railscope.probes.nccl.programs import NcclPrograms
-from railscope.probes.nccl.records import Stat
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.internals import InternalStat
 
 _MOST_UNTAKEN: Final = 0.5
 """Of the recorder's memory: events are taken no later than when so much of it is filled."""

@@ -33,10 +33,10 @@ from railscope.agent.recording.format import (
     Recording,
 )
 from railscope.probes.clock import Clock
-from railscope.probes.maps import Records
-from railscope.probes.namespaces import NamespaceError, named_namespaces, network_namespace
+from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.processes.namespaces import NamespaceError, named_namespaces, network_namespace
 
 _SHARES: Final = {"calls": 0.62, "completions": 0.2, "rail_samples": 0.14, "lifecycle": 0.04}
 """Of the memory; what else there is takes little."""

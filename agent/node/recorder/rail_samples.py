@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.agent.recording.format import RAIL_SAMPLE
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 
 

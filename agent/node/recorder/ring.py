@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 
 
 class RecordRing:

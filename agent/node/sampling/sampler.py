@@ -11,8 +11,8 @@ The rules:
 * A beat that was missed is counted, not made up for; the schedule does not drift.
 * Where a source can do so, answers are only taken at the beat, and understood many at a time: that is most of the work,
   and most of that is the same for one answer and for fifty.  Whoever asks for the state gets all that was answered.
-* Such sources are asked by a thread that needs no interpreter (probes/beats.py), whatever else computes; the thread
-  here comes for the answers.  Whatever is not as usual, it looks at by itself.
+* Such sources are asked by a thread that needs no interpreter (probes/native/beats.py), whatever else computes; the
+  thread here comes for the answers.  Whatever is not as usual, it looks at by itself.
 * A source that fails shows in its own result, is tried again after a growing pause, and comes back by itself.  A
   source whose reads take long is read less often: it never gets more than a third of the time.
 """
@@ -27,9 +27,9 @@ from typing import Final
 
 from railscope.agent.node.sampling.source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, words
 from railscope.agent.node.sampling.state import SamplerState
-from railscope.probes import beats
-from railscope.probes.beats import BeatThread
 from railscope.probes.clock import Clock
+from railscope.probes.native import beats
+from railscope.probes.native.beats import BeatThread
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterSource
 
 _log = logging.getLogger("railscope.sampling")

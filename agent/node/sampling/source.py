@@ -8,7 +8,7 @@ from typing import Final
 from railscope.agent.node.sampling.shaped_totals import totals_for
 from railscope.agent.node.sampling.state import Frame, SourceResult
 from railscope.agent.node.sampling.totals import Totals
-from railscope.probes.beats import Answer, Asked
+from railscope.probes.native.beats import Answer, Asked
 from railscope.probes.netdev.counters import CounterReading, CounterSource, DeferringSource, DeviceFailure
 
 OTHER_THINGS: Final = "the source counts other things than before"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.stall import OwnHistory
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 
 SLOWER_THAN_USUAL: Final = 1.75
 """Where only calls are seen, the pauses between them are part of it: a rail at a tenth of its speed may show as little

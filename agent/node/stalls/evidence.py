@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.facts.stall import InFlight, OwnHistory
-from railscope.probes.process_state import Condition
+from railscope.probes.processes.state import Condition
 
 LEAST_WRITTEN_BYTES: Final = 1 << 20
 """To storage, within about a second: less is a log, and no checkpoint."""

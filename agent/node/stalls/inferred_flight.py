@@ -22,7 +22,7 @@ from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns, RankFa
 from railscope.agent.node.stalls.sources import Known, Look
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.proxy_work import proxy_has_work
+from railscope.probes.nccl.memory.proxy_work import proxy_has_work
 
 _PERIOD_NS: Final = 800_000_000
 """Once a second: no look that comes a moment early waits for the next."""

@@ -18,10 +18,10 @@ from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
-from railscope.probes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from railscope.probes.netdev.connection_state import ConnectionState, ProcessConnections
 from railscope.probes.netdev.netlink import MalformedNetlink
-from railscope.probes.process_state import (
+from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.processes.state import (
     ProcessState,
     process_state,
     thread_times,

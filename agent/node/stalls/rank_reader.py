@@ -25,10 +25,10 @@ from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.inferred_flight import Described, Place, Signs
 from railscope.agent.node.stalls.sources import InFlightTables, Known, Look
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.maps import Records
+from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internal_records import UNKNOWN_BYTES, UNKNOWN_SIZE
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.records.internals import UNKNOWN_BYTES, UNKNOWN_SIZE
 
 IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""

@@ -8,10 +8,10 @@ from typing import Protocol
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.maps import Records
-from railscope.probes.nccl.internal_functions import Level
-from railscope.probes.nccl.internals import Sent
-from railscope.probes.nccl.proxy_work import ProxyWorkLayout
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.functions.internals import Level
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
+from railscope.probes.nccl.programs.internals import Sent
 
 
 class Look(Protocol):
@@ -31,7 +31,7 @@ class Look(Protocol):
 
 
 class InFlightTables(Protocol):
-    """What is needed of the programs below the entry points (probes/nccl/internals.py)."""
+    """What is needed of the programs below the entry points (probes/nccl/programs/internals.py)."""
 
     def operations(self) -> tuple[Records, Records]: ...
     def connections(self) -> tuple[Records, Records]: ...

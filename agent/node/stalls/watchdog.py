@@ -31,10 +31,10 @@ from railscope.agent.node.stalls.inspector import CloseLook, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.sources import InFlightTables, Known, Look
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.bpf_syscall import KernelRefusal
 from railscope.probes.clock import Clock
-from railscope.probes.exit_status import ended_badly, exit_code
-from railscope.probes.maps import Records
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.maps import Records
+from railscope.probes.processes.exit_status import ended_badly, exit_code
 
 _log = logging.getLogger("railscope.stalls")
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe
-from railscope.probes.bpf_syscall import KernelRefusal
-from railscope.probes.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.file_changes import FileChanges
-from railscope.probes.library_file import FileStamp, file_stamp, library_key, same_library
-from railscope.probes.links import Links, close_together
-from railscope.probes.nccl.layout import CommLayout, Layouts
-from railscope.probes.nccl.library import ProbePoints, contains_nccl, probe_points
-from railscope.probes.nccl.programs import MOST_LIBRARIES
-from railscope.probes.processes import (
+from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
+from railscope.probes.libraries.file_changes import FileChanges
+from railscope.probes.libraries.same_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.links import Links, close_together
+from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
+from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.programs.calls import MOST_LIBRARIES
+from railscope.probes.processes.processes import (
     FileKey,
     MappedFileError,
     MappedFiles,
@@ -38,7 +38,7 @@ from railscope.probes.processes import (
     mapping_paths,
     open_mapped_file,
 )
-from railscope.probes.processes import Mapping as MappedFile
+from railscope.probes.processes.processes import Mapping as MappedFile
 
 _log = logging.getLogger("railscope.discovery")
 
@@ -51,7 +51,7 @@ class _NoNumberError(Exception):
 
 
 class Attacher(Protocol):
-    """What discovery needs of the loaded programs (probes/nccl/programs.py)."""
+    """What discovery needs of the loaded programs (probes/nccl/programs/calls.py)."""
 
     def attach(
         self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from railscope.agent.node.targets.jobs import JobFacts
-from railscope.probes.namespaces import NetworkNamespace
-from railscope.probes.processes import ProcessIdentity
+from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.processes import ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ObservedProcess:
     """The job's NCCL_SOCKET_IFNAME; empty where it has none."""
     nccl_version: str
     program: int | None = None
-    """Which program it runs, by `railscope.probes.processes.program_mark`."""
+    """Which program it runs, by `railscope.probes.processes.processes.program_mark`."""
     ended_ns: int | None = None
 
 

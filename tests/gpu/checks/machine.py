@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from railscope.probes.calibration import CalibrationError, measure_trap_ns
-from railscope.probes.links import AttachKind
+from railscope.probes.loading.calibration import CalibrationError, measure_trap_ns
+from railscope.probes.loading.links import AttachKind
 from tests.gpu.lane import Lane, agent_command
 from tests.gpu.rails import two_hosts
 from tests.gpu.table import Verdict

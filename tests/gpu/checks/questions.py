@@ -19,13 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from railscope.probes import libbpf
-from railscope.probes.elf import Elf
-from railscope.probes.links import AttachKind, Links
-from railscope.probes.nccl.library import ProbePoint
-from railscope.probes.nccl.programs import ARCHITECTURES, OBJECTS, plain_attach_type
-from railscope.probes.nccl.prologue import PROLOGUE_BYTES, probe_offset
-from railscope.probes.processes import PROCFS, executable_mappings, open_mapped_file
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading import libbpf
+from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
+from railscope.probes.loading.links import AttachKind, Links, ProbePoint, plain_attach_type
+from railscope.probes.nccl.functions.prologue import PROLOGUE_BYTES, probe_offset
+from railscope.probes.processes.processes import PROCFS, executable_mappings, open_mapped_file
 from tests.bench.run_times import counted, run_times
 from tests.gpu.lane import Lane
 from tests.gpu.rails import TwoHosts, two_hosts

@@ -1,0 +1,1 @@
+"""Mapped libraries: who maps which file, whether two are one, their functions and variables."""

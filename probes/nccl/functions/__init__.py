@@ -1,0 +1,1 @@
+"""Which functions of NCCL and CUDA are probed, and at which instruction."""

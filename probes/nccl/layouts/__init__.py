@@ -1,0 +1,1 @@
+"""Where the fields of NCCL's own structures are, build by build."""

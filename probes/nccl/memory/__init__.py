@@ -1,0 +1,1 @@
+"""What NCCL's own memory tells, read from outside without a probe."""

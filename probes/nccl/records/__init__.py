@@ -1,0 +1,1 @@
+"""What BPF programs and this process share, as numpy dtypes."""

@@ -1,0 +1,1 @@
+"""Processes as /proc shows them: what they map, their state, memory, sockets, namespaces and end."""

@@ -1,0 +1,1 @@
+"""Rings that BPF programs write and this process reads."""
