@@ -113,6 +113,8 @@ class Stalls:
         """By instance, while it is slow: whether its process was found stopped in the last looks."""
         self._gone: dict[int, int] = {}
         """Those of them whose process ended, and when: nobody is left who could tell that they end."""
+        self._gone_by_comm: dict[str, dict[int, None]] = {}
+        """The same, by the communicator's name, in the order in which they ended."""
 
     @property
     def current(self) -> tuple[Stall, ...]:
@@ -168,17 +170,18 @@ class Stalls:
             stall = replace(stall, since_ns=before.since_ns, realtime_offset_ns=before.realtime_offset_ns)
         self._current[rank.instance] = stall
         self._gone[rank.instance] = now_ns
+        self._gone_by_comm.setdefault(rank.comm, {})[rank.instance] = None
         return stall if before is None else None
 
     @property
     def broken(self) -> frozenset[str]:
         """Names of communicators that lost a rank whose process has ended."""
-        return frozenset(self._current[instance].comm for instance in self._gone) - {UNKNOWN}
+        return frozenset(self._gone_by_comm) - {UNKNOWN}
 
     def gone_of(self, comm: str) -> tuple[Stall, ...]:
         """The stalls of the ranks of a communicator whose processes have ended, in the order in which they did."""
-        stalls = (self._current[instance] for instance in self._gone)
-        return tuple(one for one in stalls if one.comm == comm != UNKNOWN)
+        instances = self._gone_by_comm.get(comm, ()) if comm != UNKNOWN else ()
+        return tuple(self._current[instance] for instance in instances)
 
     def _of_nobody(self, now_ns: int) -> list[Stall]:
         """End what stalls for nobody: a communicator's ranks are gone, or left it, and it was said for long enough."""
@@ -229,7 +232,11 @@ class Stalls:
     def _end(self, stall: Stall, now_ns: int) -> Stall:
         self._insisted.pop(stall.instance, None)
         del self._current[stall.instance]
-        self._gone.pop(stall.instance, None)
+        if self._gone.pop(stall.instance, None) is not None:
+            gone = self._gone_by_comm[stall.comm]
+            del gone[stall.instance]
+            if not gone:
+                del self._gone_by_comm[stall.comm]
         return replace(stall, ended_ns=now_ns)
 
     def _judge(self, now_ns: int, rank: RankFacts, evidence_of: Callable[[RankFacts], Evidence]) -> Stall | None:

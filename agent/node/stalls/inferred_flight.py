@@ -10,9 +10,12 @@ differ, NCCL's proxy works for it, or a rank of this host waits in it for a proc
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from heapq import nsmallest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -114,17 +117,19 @@ class Signs:
 
     def _ask(self, now_ns: int, suspects: Sequence[RankFacts], look: _OneLook) -> None:
         """Find out what is in flight where that is due."""
-        due = []
+        due: defaultdict[_Stage, list[RankFacts]] = defaultdict(list)
         for rank in suspects:
             known = self._seen.get(rank.instance)
-            look.flights[rank.instance] = None if known is None else known.flight
+            look.record(rank, None if known is None else known.flight)
             if known is None or known.due(now_ns, rank) or (known.flight is not None and look.depends_on_others(rank)):
-                due.append(rank)
+                due[look.stage(rank)].append(rank)
         # Whether others wait for a process is known once they have been looked at.
-        for rank in sorted(due, key=look.depends_on_others):
-            flight = self._flight(now_ns, rank, look.of(rank), look.described)
-            look.flights[rank.instance] = flight
-            self._seen[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
+        for stage in _Stage:
+            look.begin_stage()
+            for rank in due[stage]:
+                flight = self._flight(now_ns, rank, look.of(rank), look.described)
+                look.record(rank, flight)
+                self._seen[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
 
     def _flight(self, now_ns: int, rank: RankFacts, found: _Found | None, described: Described) -> InFlight | None:
         if found is None:
@@ -144,8 +149,63 @@ class Signs:
         )
 
 
+class _Stage(IntEnum):
+    """In which order ranks are judged: whoever depends on others comes after them."""
+
+    ALONE = 0
+    UNREAD = 1
+    """Peers sent it what it does not read: which communicator that is shows where they wait for it."""
+    HELD = 2
+    """Its process may not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Ranks of this host that are in an operation of one communicator."""
+
+    counts: Mapping[int, int]
+    """How many, by pid."""
+    total: int
+    first: tuple[tuple[RankFacts, InFlight], ...]
+    """Of each of the two processes that have waited longest, the rank that has waited longest."""
+
+    def without(self, pid: int) -> int:
+        """How many are not of this process."""
+        return self.total - self.counts.get(pid, 0)
+
+    def longest_without(self, pid: int) -> tuple[RankFacts, InFlight] | None:
+        """Who has waited longest among other processes; None: nobody waits there."""
+        return next((one for one in self.first if one[0].pid != pid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a process that may not run leaves undone."""
+
+    needed: Mapping[int, _Found]
+    """Communicators in which ranks of this host wait for it, by instance."""
+    perhaps: int
+    """Communicators in whose last operation it may be."""
+    last: int | None
+    """Of those, the instance that it called last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lead:
+    """Operations that ranks ahead of others called last, in one communicator."""
+
+    entered: Sequence[int]
+    """How often ranks entered, each number once, ascending."""
+    ops: Sequence[frozenset[str]]
+    """By place in `entered`: what those with more calls than so many called last."""
+
+
 class _OneLook:
-    """All ranks of this host at one moment."""
+    """All ranks of this host at one moment.
+
+    A process may have thousands of communicators, each of which asks the same of it: whatever is true of a process or
+    of a communicator as a whole is worked out once, so that a look takes time in proportion to the ranks.
+    """
 
     def __init__(
         self, known: Known, look: Look, procfs: Path, every: tuple[RankFacts, ...], described: Described
@@ -154,17 +214,50 @@ class _OneLook:
         self._look = look
         self._procfs = procfs
         self.described: Final = described
-        self.flights: dict[int, InFlight | None] = {rank.instance: rank.in_flight for rank in every}
+        self._flights: dict[int, InFlight | None] = {}
         """By instance: of those without an operation, once they have been judged."""
+        self._flying: defaultdict[int, int] = defaultdict(int)
+        """How many of them are in flight, by pid."""
         self._of_process: defaultdict[int, list[RankFacts]] = defaultdict(list)
         self._of_comm: defaultdict[str, list[RankFacts]] = defaultdict(list)
         for rank in every:
+            self.record(rank, rank.in_flight)
             self._of_process[rank.pid].append(rank)
             if rank.comm != UNKNOWN:
                 self._of_comm[rank.comm].append(rank)
         self._entered = {comm: _compared(ranks) for comm, ranks in self._of_comm.items()}
+        self._last = {pid: max(ranks, key=_last_call).instance for pid, ranks in self._of_process.items()}
         self._works: dict[int, bool | None] = {}
         self._in: dict[int, Mapping[int, str]] = {}
+        self._likely_in: dict[int, frozenset[int]] = {}
+        self._processes: dict[int, ProcessFacts] = {}
+        self._ways: dict[int, tuple[RailSigns, ...]] = {}
+        self._leads: dict[str, _Lead] = {}
+        self._unsettled: dict[str, frozenset[int] | None] = {}
+        self._unexcused: dict[int, bool] = {}
+        # As of this stage:
+        self._waits: dict[str, _Waiting] = {}
+        self._missed: dict[int, frozenset[int]] = {}
+        self._holds: dict[int, _Held] = {}
+
+    def record(self, rank: RankFacts, flight: InFlight | None) -> None:
+        """What a rank is in."""
+        before = self._flights.get(rank.instance)
+        self._flying[rank.pid] += (flight is not None) - (before is not None)
+        self._flights[rank.instance] = flight
+
+    def begin_stage(self) -> None:
+        """What ranks of earlier stages are in is known from now on, and none of this stage counts as waiting."""
+        self._waits.clear()
+        self._missed.clear()
+        self._holds.clear()
+
+    def stage(self, rank: RankFacts) -> _Stage:
+        """When to judge a rank."""
+        if self.is_held(rank):
+            return _Stage.HELD
+        several = len(self._of_process[rank.pid]) > 1
+        return _Stage.UNREAD if several and not self._lead(rank) and self.depends_on_others(rank) else _Stage.ALONE
 
     def depends_on_others(self, rank: RankFacts) -> bool:
         """Whether what a rank is in shows where others wait for it: its own process does not tell."""
@@ -179,79 +272,116 @@ class _OneLook:
         return self._of_held(rank) if self.is_held(rank) else self._of_running(rank)
 
     def _of_held(self, rank: RankFacts) -> _Found | None:
-        held = f"its process is {self._facts(rank).condition}"
-        needed = self._needed(rank, held)
+        held = self._held(rank)
+        needed = held.needed.get(rank.instance)
         if needed is not None:
             return needed
-        own = self._of_process[rank.pid]
-        others = [one for one in own if one.instance != rank.instance]
-        if any(self.flights[one.instance] is not None or self._needed(one, held) is not None for one in others):
+        others = self._flying[rank.pid] - (self._flights[rank.instance] is not None)
+        if held.needed or others or held.last != rank.instance:
             return None
-        perhaps = [one for one in own if one.enqueued and not self._is_through(one)]
-        if not perhaps or max(perhaps, key=_last_call).instance != rank.instance:
-            return None
-        op = UNKNOWN if len(perhaps) > 1 else self.described.op(rank.instance)
-        return _Found(f"{held} in the middle of its calls", op, one_of=len(perhaps))
+        op = UNKNOWN if held.perhaps > 1 else self.described.op(rank.instance)
+        return _Found(f"{self._why_held(rank)} in the middle of its calls", op, one_of=held.perhaps)
+
+    def _why_held(self, rank: RankFacts) -> str:
+        return f"its process is {self._facts(rank).condition}"
+
+    def _held(self, rank: RankFacts) -> _Held:
+        if rank.pid not in self._holds:
+            own, why = self._of_process[rank.pid], self._why_held(rank)
+            needed = {one.instance: found for one in own if (found := self._needed(one, why)) is not None}
+            perhaps = [one for one in own if one.enqueued and not self._is_through(one)]
+            last = max(perhaps, key=_last_call).instance if perhaps else None
+            self._holds[rank.pid] = _Held(needed, len(perhaps), last)
+        return self._holds[rank.pid]
 
     def _needed(self, rank: RankFacts, held: str) -> _Found | None:
         """Why a rank of this host must be waiting in a communicator for a process that is stopped."""
         if self._lead(rank):
             return _Found(f"{self._lead_sentence(rank)}, and {held}", self._op_of_lead(rank))
-        waiting = self._waiting(rank)
-        return self._awaited(waiting, held) if waiting else None
+        return self._awaited(rank, held)
 
-    def _waiting(self, rank: RankFacts) -> list[tuple[RankFacts, InFlight]]:
-        """Peers that are in an operation of the communicator, as far as one knows, and what they are in."""
-        return [
-            (one, flight)
-            for one in self._of_comm.get(rank.comm, ())
-            if one.pid != rank.pid and not self.is_held(one) and (flight := self.flights[one.instance]) is not None
-            if flight.one_of == 1 and not flight.missing
-        ]
+    def _waiting(self, comm: str) -> _Waiting:
+        """Ranks that are in an operation of a communicator, as far as one knows."""
+        if comm not in self._waits:
+            counts: defaultdict[int, int] = defaultdict(int)
+            longest: dict[int, tuple[RankFacts, InFlight]] = {}
+            for one in self._of_comm.get(comm, ()):
+                flight = self._flights[one.instance]
+                if flight is None or flight.one_of != 1 or flight.missing or self.is_held(one):
+                    continue
+                counts[one.pid] += 1
+                if one.pid not in longest or flight.since_ns < longest[one.pid][1].since_ns:
+                    longest[one.pid] = one, flight
+            first = tuple(nsmallest(2, longest.values(), key=lambda entry: entry[1].since_ns))
+            self._waits[comm] = _Waiting(counts, sum(counts.values()), first)
+        return self._waits[comm]
 
-    def _awaited(self, waiting: list[tuple[RankFacts, InFlight]], why: str) -> _Found:
-        peer, flight = min(waiting, key=lambda entry: entry[1].since_ns)
+    def _awaited(self, rank: RankFacts, why: str) -> _Found | None:
+        """Which rank of another process waits for this one; None: none does."""
+        longest = self._waiting(rank.comm).longest_without(rank.pid)
+        if longest is None:
+            return None
+        peer, flight = longest
         # Of two ranks that talk one sends what the other receives: which of its calls is missing is not seen.
         op = UNKNOWN if flight.op in _POINT_TO_POINT else flight.op
         return _Found(f"rank {peer.name} of this host waits in it, and {why}", op, since_ns=flight.since_ns)
 
     def _sleeps_unexcused(self, rank: RankFacts) -> bool:
         """Whether its process neither reads what it is sent nor computes, and no call of it can have failed."""
-        if not self._unread(rank) or self._facts(rank).computing or self._lost_a_peer(rank):
-            return False
-        return not any(one.comm in self.described.broken or self._lead(one) for one in self._of_process[rank.pid])
+        pid = rank.pid
+        if pid not in self._unexcused:
+            asleep = self._unread(rank) > 0 and not self._facts(rank).computing and not self._lost_a_peer(rank)
+            self._unexcused[pid] = asleep and not any(
+                one.comm in self.described.broken or self._lead(one) for one in self._of_process[pid]
+            )
+        return self._unexcused[pid]
 
-    def _alone_is_missing(self, rank: RankFacts) -> bool:
-        """Whether all ranks of a communicator are on this host, and all others are in an operation of it."""
-        return rank.nranks is not None and len(self._waiting(rank)) == rank.nranks - 1
+    def _alone_missing(self, pid: int) -> frozenset[int]:
+        """Communicators, by instance, whose ranks are all here and all in an operation, but for one of this process."""
+        if pid not in self._missed:
+            self._missed[pid] = frozenset(
+                one.instance
+                for one in self._of_process[pid]
+                if one.nranks is not None and self._waiting(one.comm).without(pid) == one.nranks - 1
+            )
+        return self._missed[pid]
 
     def _is_through(self, rank: RankFacts) -> bool:
         """Whether the last operation of a communicator is surely complete: all ranks made it, and went on to others."""
-        ranks = self._of_comm.get(rank.comm, [])
-        if len(ranks) != rank.nranks or not all(one.comparable and one.entered == rank.entered for one in ranks):
-            return False
-        return all(
-            one.instance == rank.instance
-            or (one.completed is not None and one.completed >= one.enqueued)
-            or (not self.is_held(one) and max(self._of_process[one.pid], key=_last_call).instance != one.instance)
+        if rank.comm not in self._unsettled:
+            self._unsettled[rank.comm] = self._not_through(self._of_comm.get(rank.comm, []))
+        left = self._unsettled[rank.comm]
+        return left is not None and left <= {rank.instance}
+
+    def _not_through(self, ranks: Sequence[RankFacts]) -> frozenset[int] | None:
+        """Those of a communicator's ranks that may be in its last operation; None: not all made it, or are here."""
+        first = ranks[0] if ranks else None
+        if first is None or len(ranks) != first.nranks:
+            return None
+        if not all(one.comparable and one.entered == first.entered for one in ranks):
+            return None
+        return frozenset(
+            one.instance
             for one in ranks
+            if (one.completed is None or one.completed < one.enqueued)
+            and (self.is_held(one) or self._last[one.pid] == one.instance)
         )
 
     def _of_running(self, rank: RankFacts) -> _Found | None:
         several = len(self._of_process[rank.pid]) > 1
         at_work = self._at_work(rank.pid) if several else {}
-        elsewhere = at_work.keys() - {rank.instance}
+        elsewhere = len(at_work) > (rank.instance in at_work)
         op = self.described.op(rank.instance)
         if self._lead(rank) and not elsewhere and not (several and self._lost_a_peer(rank)):
             return _Found(self._lead_sentence(rank), self._op_of_lead(rank))
         if rank.instance in at_work:
             return _Found(at_work[rank.instance], op)
         if several and not elsewhere and self._sleeps_unexcused(rank):
-            awaited = [one for one in self._of_process[rank.pid] if self._alone_is_missing(one)]
-            if rank in awaited:
-                found = self._awaited(self._waiting(rank), "its process does not read what peers sent it")
+            missed = self._alone_missing(rank.pid)
+            found = self._awaited(rank, "its process does not read what peers sent it")
+            if rank.instance in missed and found is not None:
                 return replace(found, missing=True)
-            if awaited:
+            if missed:
                 return None
         if several and (elsewhere or rank.instance not in self._likely(rank.pid)):
             return None
@@ -291,9 +421,11 @@ class _OneLook:
 
     def _likely(self, pid: int) -> frozenset[int]:
         """Where a process is if it is anywhere: in what it called last, or where others of this host are missing."""
-        ranks = self._of_process[pid]
-        alone = {rank.instance for rank in ranks if rank.comparable and rank.entered > self._least(rank)}
-        return frozenset({max(ranks, key=_last_call).instance, *alone})
+        if pid not in self._likely_in:
+            ranks = self._of_process[pid]
+            alone = {rank.instance for rank in ranks if rank.comparable and rank.entered > self._least(rank)}
+            self._likely_in[pid] = frozenset({self._last[pid], *alone})
+        return self._likely_in[pid]
 
     def _least(self, rank: RankFacts) -> int:
         return self._entered[rank.comm][0] if rank.comm in self._entered else rank.entered
@@ -309,14 +441,31 @@ class _OneLook:
 
     def _op_of_lead(self, rank: RankFacts) -> str:
         """The operation that a rank did not enter: the last one of who is ahead by one, or what all they do."""
-        ahead = [one for one in self._of_comm[rank.comm] if one.comparable and one.entered > rank.entered]
-        ops = {self.described.op(one.instance) for one in ahead}
+        if rank.comm not in self._leads:
+            self._leads[rank.comm] = self._lead_of(self._of_comm[rank.comm])
+        lead = self._leads[rank.comm]
+        ops = set(lead.ops[bisect_left(lead.entered, rank.entered)])
         if self._lead(rank) > 1:
             ops.add(self.described.op(rank.instance))
         return ops.pop() if len(ops) == 1 else UNKNOWN
 
+    def _lead_of(self, ranks: Iterable[RankFacts]) -> _Lead:
+        called: defaultdict[int, set[str]] = defaultdict(set)
+        for rank in ranks:
+            if rank.comparable:
+                called[rank.entered].add(self.described.op(rank.instance))
+        entered = sorted(called)
+        ops: list[frozenset[str]] = []
+        ahead: frozenset[str] = frozenset()
+        for count in reversed(entered):
+            ops.append(ahead)
+            ahead |= called[count]
+        return _Lead(entered, ops[::-1])
+
     def _facts(self, rank: RankFacts) -> ProcessFacts:
-        return self._look.process(self.described.place(rank.instance).process)
+        if rank.pid not in self._processes:
+            self._processes[rank.pid] = self._look.process(self.described.place(rank.instance).process)
+        return self._processes[rank.pid]
 
     def _threads_wait(self, rank: RankFacts) -> str:
         waiting = self._look.waits_for_network(self.described.place(rank.instance).process)
@@ -327,7 +476,9 @@ class _OneLook:
         return any(rail.peer_closed for rail in self._rails(rank))
 
     def _rails(self, rank: RankFacts) -> tuple[RailSigns, ...]:
-        return self._look.rails(self.described.place(rank.instance).process, frozenset())
+        if rank.pid not in self._ways:
+            self._ways[rank.pid] = self._look.rails(self.described.place(rank.instance).process, frozenset())
+        return self._ways[rank.pid]
 
     def _unread(self, rank: RankFacts) -> int:
         """Bytes that lie unread in its process."""

@@ -24,7 +24,7 @@ from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.stalls.checkpoints import Writers
-from railscope.agent.node.stalls.dependencies import Ranks, waiting_elsewhere
+from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
 from railscope.agent.node.stalls.detector import StallLimits, Stalls
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
 from railscope.agent.node.stalls.inspector import CloseLook, RailsOf
@@ -76,8 +76,10 @@ class StallWatch:
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
         """Whether one of them was not before."""
-        self._peers: dict[str, list[RankFacts]] | None = None
-        """Ranks as of the last look, by communicator, of those that have a name; None: nobody asked."""
+        self._ranks: Ranks | None = None
+        """Ranks as of the last look; None: nobody asked."""
+        self._dependencies: Dependencies | None = None
+        """Of those."""
         self._processes: dict[int, ProcessFacts] = {}
         """By pid, those that this look has asked about: suspects of one communicator share their peers."""
         self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -125,7 +127,7 @@ class StallWatch:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
             return LOOK_NS
         self._processes.clear()
-        self._peers = None
+        self._ranks = self._dependencies = None
         resting = frozenset(rank.instance for rank in ranks)
         self._come_to_rest, self._resting = bool(resting - self._resting), resting
         if self._reader.learnt:
@@ -153,11 +155,12 @@ class StallWatch:
         self._reader.forget_process(pid)
         self.take_times()
         ranks = self._reader.of_process(pid)
+        never_called = not any(one.enqueued for one in ranks)
         for rank in ranks:
             communicator = self._known.communicator(rank.instance)
             destroyed = communicator is not None and communicator.ended_ns is not None
             # Most jobs have a communicator of all ranks that they split and never call.
-            called = rank.enqueued > 0 or not any(one.enqueued for one in ranks)
+            called = rank.enqueued > 0 or never_called
             in_use = rank.in_flight is not None or (called and now_ns - rank.last_call_ns < IDLE_NS)
             if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
                 continue
@@ -178,7 +181,7 @@ class StallWatch:
             self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
         except KernelRefusal as refusal:
             _log.error("what ranks are at cannot be read: %s", refusal.strerror)
-        self._peers = None
+        self._ranks = self._dependencies = None
 
     def take_times(self) -> None:
         """Learn now how long operations took: the kernel is about to forget some of them."""
@@ -268,11 +271,14 @@ class StallWatch:
         process = self._known.process(rank.pid)
         if process is None:
             return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
+        ranks = self._every()
         devices, waits_for = self._reader.ways(rank)
-        peers = tuple(peer for peer in self._peers_of(rank.comm) if peer.instance != rank.instance)
+        peers = tuple(peer for peer in ranks.by_comm.get(rank.comm, ()) if peer.instance != rank.instance)
         processes = tuple((peer.pid, facts) for peer in peers if (facts := self._facts_of(peer.pid)) is not None)
         rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
         sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
+        if self._dependencies is None:
+            self._dependencies = Dependencies(ranks)
         return Evidence(
             process=self._process(process),
             rails=rails,
@@ -281,11 +287,8 @@ class StallWatch:
             waits_for=waits_for,
             hidden=hidden,
             gone=self._gone_of(rank.comm),
-            others=len(self._reader.of_process(rank.pid)) - 1,
-            elsewhere=waiting_elsewhere(
-                peers,
-                Ranks(self._peers_of, self._reader.of_process, self._facts_of, self._gone_of, self._lost_a_peer),
-            ),
+            others=len(ranks.by_process.get(rank.pid, ())) - 1,
+            elsewhere=self._dependencies.waiting_elsewhere(peers),
             sends=sends,
         )
 
@@ -305,13 +308,17 @@ class StallWatch:
         owner = self._known.process(pid)
         return None if owner is None else self._process(owner)
 
-    def _peers_of(self, comm: str) -> list[RankFacts]:
-        if self._peers is None:
-            self._peers = {}
+    def _every(self) -> Ranks:
+        """All ranks as of the last look."""
+        if self._ranks is None:
+            by_comm: defaultdict[str, list[RankFacts]] = defaultdict(list)
+            by_process: defaultdict[int, list[RankFacts]] = defaultdict(list)
             for rank in self._reader.every():
+                by_process[rank.pid].append(rank)
                 if rank.comm != UNKNOWN:
-                    self._peers.setdefault(rank.comm, []).append(rank)
-        return self._peers.get(comm, [])
+                    by_comm[rank.comm].append(rank)
+            self._ranks = Ranks(dict(by_comm), dict(by_process), self._facts_of, self._gone_of, self._lost_a_peer)
+        return self._ranks
 
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid
