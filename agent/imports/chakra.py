@@ -26,10 +26,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.imports.chakra_messages import (
+    BrokenMessage,
+    attribute_values,
+    decode_metadata,
+    decode_node,
+    split_messages,
+)
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import JsonStream, text, whole_number
 from railscope.agent.imports.kineto import NO_HOST, rank_of_name
-from railscope.agent.imports.protobuf import BrokenMessage, Value, double, fields, messages, signed, zigzag
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import kernel_name
@@ -292,66 +298,31 @@ def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
 def _of_messages(source: Source, stream: Any, problems: Problems) -> Iterator[ChakraNode]:
     number = 0
     try:
-        for number, message in enumerate(messages(stream), 1):
+        for number, message in enumerate(split_messages(stream), 1):
             try:
                 yield _description(message) if number == 1 else _of_message(number, message)
-            except (BrokenMessage, UnicodeDecodeError) as error:
+            except BrokenMessage as error:
                 problems.skip(source.name, number, f"a node that is none: {error}")
     except BrokenMessage as error:
         problems.skip(source.name, number + 1, f"{error}: the rest is left out")
 
 
 def _description(message: bytes) -> ChakraNode:
-    """GlobalMetadata, which stands in front of the nodes: a version, and attributes."""
-    attributes: dict[str, Any] = {}
-    for field, value in fields(message):
-        if field == 2 and isinstance(value, bytes):
-            attributes.update(_named(value))
-    return ChakraNode(1, _DESCRIPTION, "", None, 0, attributes)
-
-
-def _named(attribute: bytes) -> dict[str, Any]:
-    """An attribute by its name."""
-    said = dict(fields(attribute))
-    label = said.pop(1, b"")
-    if not isinstance(label, bytes):
-        return {}
-    return {label.decode(): _attribute(kind, one) for kind, one in said.items() if kind != 2}
+    """GlobalMetadata, which stands in front of the nodes."""
+    return ChakraNode(1, _DESCRIPTION, "", None, 0, attribute_values(decode_metadata(message).attr))
 
 
 def _of_message(number: int, message: bytes) -> ChakraNode:
-    numbers: dict[int, int] = {}
-    name = ""
-    attributes: dict[str, Any] = {}
-    for field, value in fields(message):
-        if isinstance(value, int):
-            numbers[field] = value
-        elif field == 2:
-            name = value.decode()
-        elif field == 10:
-            attributes.update(_named(value))
-    start_us = numbers.get(6, 0)
+    node = decode_node(message)
+    start_us = node.start_time_micros
     return ChakraNode(
         number=number,
-        kind=numbers.get(3, 0),
-        name=name,
+        kind=node.type,
+        name=node.name,
         start_us=start_us if 0 < start_us < _MOST_MICROSECONDS else None,
-        duration_us=min(numbers.get(7, 0), _MOST_MICROSECONDS),
-        attributes=attributes,
+        duration_us=min(node.duration_micros, _MOST_MICROSECONDS),
+        attributes=attribute_values(node.attr),
     )
-
-
-def _attribute(kind: int, value: Value) -> int | float | str | bool | None:
-    """The value of an attribute, by the number of its field; None: a list, or another that nobody here asks for."""
-    if isinstance(value, bytes):
-        return value.decode() if kind == 29 else None
-    if kind == 27:
-        return bool(value)
-    if kind in (7, 9):
-        return signed(value)
-    if kind in (15, 17):
-        return zigzag(value)
-    return double(value) if kind == 3 else value
 
 
 def _of_json(line: int, node: Mapping[str, Any]) -> ChakraNode:

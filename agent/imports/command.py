@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
 AUTO: Final = "auto"
-_NEEDS: Final = "railscope import: needs pyarrow: install railscope[analysis]"
+_DISTRIBUTIONS: Final = {"google": "protobuf"}
+"""What to install, where it has another name than the module."""
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +48,11 @@ def run_import(parsed: Any, out: TextIO) -> int:
         from railscope.agent.dataset.files import DatasetError
         from railscope.agent.imports.runner import import_paths
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "railscope":
+        module = (error.name or "").split(".")[0]
+        if module == "railscope":
             raise
-        print(_NEEDS, file=sys.stderr)
+        package = _DISTRIBUTIONS.get(module, module)
+        print(f"railscope import: needs {package}: install railscope[analysis]", file=sys.stderr)
         return COULD_NOT_RUN
     try:
         chosen = None if parsed.format == AUTO else parsed.format

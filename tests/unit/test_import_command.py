@@ -127,13 +127,14 @@ def test_an_import_that_fails_leaves_no_rows_behind(tmp_path: Path, monkeypatch:
     assert [one for one in (tmp_path / "d").rglob("*") if one.is_file()] == []
 
 
-def test_without_pyarrow_it_says_what_to_install_and_help_needs_none() -> None:
+@pytest.mark.parametrize(("module", "package"), [("pyarrow", "pyarrow"), ("google.protobuf", "protobuf")])
+def test_without_a_library_it_says_what_to_install_and_help_needs_none(module: str, package: str) -> None:
     script = (
-        "import sys; sys.modules['pyarrow'] = None; sys.modules['ibis'] = None\n"
+        f"import sys; sys.modules['{module}'] = None\n"
         "import argparse; from railscope.agent.imports.command import add_import_arguments, run_import\n"
         "parser = argparse.ArgumentParser(); add_import_arguments(parser); parser.format_help()\n"
         "sys.exit(run_import(parser.parse_args(['x', '-o', 'y']), sys.stdout))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "railscope import: needs pyarrow: install railscope[analysis]\n"
+    assert done.stderr == f"railscope import: needs {package}: install railscope[analysis]\n"

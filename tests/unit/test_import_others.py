@@ -6,18 +6,21 @@ import contextlib
 import copy
 import json
 import random
+import struct
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.imports import target
+from railscope.agent.imports import chakra_messages, target
+from railscope.agent.imports.chakra_messages import BrokenMessage, attribute_values, decode_metadata, decode_node
 from railscope.agent.imports.deepspeed import ranks_of_bandwidths
 from railscope.agent.imports.facts import ImportFailure
-from railscope.agent.imports.protobuf import BrokenMessage, fields, signed, zigzag
 from railscope.agent.recording.file import write_recording
 from tests.unit.importing import SAMPLES, imported, written
 from tests.unit.recordings import recording
@@ -71,17 +74,86 @@ def test_a_broken_message_is_counted_with_its_number(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=60))
 def test_no_bytes_make_the_reader_of_messages_fail_otherwise(message: bytes) -> None:
-    try:
-        read = list(fields(message))
-    except BrokenMessage:
-        return
-    assert all(number > 0 for number, _ in read)
+    for decode in (decode_node, decode_metadata):
+        try:
+            attribute_values(decode(message).attr)
+        except BrokenMessage:
+            continue
 
 
-def test_numbers_of_messages() -> None:
-    assert list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]))) == [(1, 150), (2, b"hi")]
-    assert signed((1 << 64) - 1) == -1
-    assert [zigzag(number) for number in (0, 1, 2, 3)] == [0, -1, 1, -2]
+MINUS_ONE: Final = b"\xff" * 9 + b"\x01"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"\x19" + struct.pack("<d", 0.5), 0.5),
+        (b"\x2d" + struct.pack("<f", 0.25), 0.25),
+        (b"\x38" + MINUS_ONE, -1),
+        (b"\x48" + MINUS_ONE, -1),
+        (b"\x58\x96\x01", 150),
+        (b"\x68" + MINUS_ONE, (1 << 64) - 1),
+        (b"\x78\x03", -2),
+        (b"\x88\x01\x01", -1),
+        (b"\x9d\x01" + struct.pack("<I", 7), 7),
+        (b"\xa9\x01" + struct.pack("<Q", 1 << 63), 1 << 63),
+        (b"\xbd\x01" + struct.pack("<i", -7), -7),
+        (b"\xc9\x01" + struct.pack("<q", -7), -7),
+        (b"\xd8\x01\x00", False),
+        (b"\xea\x01\x02hi", "hi"),
+        (b"\x52\x02\x01\x02", None),  # a list of int64
+        (b"\xfa\x01\x02hi", None),  # bytes
+    ],
+    ids="double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64 bool string list bytes"
+    .split(),
+)  # fmt: skip
+def test_attributes_of_every_kind_are_read_as_the_encoding_guide_has_them(value: bytes, expected: object) -> None:
+    attribute = b"\x0a\x01a" + value
+    for decode, field in ((decode_node, b"\x52"), (decode_metadata, b"\x12")):
+        found = attribute_values(decode(field + bytes([len(attribute)]) + attribute).attr)
+        assert found == ({} if expected is None else {"a": expected})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(b"\x12\x02\xff\xfe", id="a name that is no text"),
+        pytest.param(b"\x12\x7f", id="a text that is cut"),
+        pytest.param(b"\x30" + b"\xff" * 11, id="a number that is too long"),
+        pytest.param(b"\xa3\x06" * 500_000, id="groups within groups"),
+        pytest.param(b"\x52\x05\x0a\x01a\x49\x01", id="an attribute that is cut"),
+    ],
+)
+def test_a_message_that_is_none_is_told_from_one(message: bytes) -> None:
+    with pytest.raises(BrokenMessage):
+        decode_node(message)
+
+
+def test_a_length_of_any_size_takes_no_memory(tmp_path: Path) -> None:
+    content = TRACES[0].read_bytes()
+    for length, reason in (
+        (b"\xff" * 9 + b"\x01", f"a message of {(1 << 64) - 1} bytes"),
+        (b"\x81\x80\x80\x08", f"a message of {chakra_messages.LARGEST_MESSAGE_BYTES + 1} bytes"),
+        (b"\xff" * 11, "a length that is none"),
+        (b"\x80", "the file ends in the middle of a length"),
+    ):
+        result = imported(tmp_path / str(len(length)), written(tmp_path, "long.0.et", content + length))
+        assert len(result.calls()) == 4
+        assert [one for _, one in result.skipped] == [f"{reason}: the rest is left out"]
+
+
+def test_a_node_of_nothing_but_attributes_is_read_in_bounded_memory() -> None:
+    # In a process of its own: the most memory that one ever had is never given back.
+    script = (
+        "import resource\n"
+        "from railscope.agent.imports import chakra_messages as messages\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "node = messages.decode_node(b'\\x52\\x00' * (messages.LARGEST_MESSAGE_BYTES // 8))\n"
+        "assert messages.attribute_values(node.attr) == {}\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 50 * chakra_messages.LARGEST_MESSAGE_BYTES // 4
 
 
 def test_the_inspectors_lines_give_operations_and_calls(tmp_path: Path) -> None:
