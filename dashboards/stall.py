@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Cause
 from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
@@ -92,7 +93,8 @@ def _summary() -> list[AnyPanel]:
         table(
             "What the hosts say",
             "A rank a row: the cause as its host sees it, and whom it blames; empty: nothing of the kind.  "
-            "A rank that only waits says rank_behind; process_stopped, process_gone and rail_* name the reason.",
+            f"A rank that only waits says {Cause.RANK_BEHIND}; {Cause.PROCESS_STOPPED}, {Cause.PROCESS_GONE} and "
+            "rail_* name the reason.",
             "comm rank instance cause strength blamed_rank rail device netns",
             catalogue.COMM_STALL_INFO.where(COMM),
             links={"instance": page.TO_HOST},

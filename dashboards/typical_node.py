@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
     AttachedProbe,
     CollectiveTotal,
@@ -140,7 +141,7 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
         rank_times=tuple(RankTimes(comm, rank, 1, 1.0) for comm, rank in ends),
         arrivals=tuple(RankArrivals(comm, rank, 1, 1.0) for comm, rank in ends),
         comm_events=dict.fromkeys(("init", "finalize", "destroy", "abort", "revoke"), 0),
-        stall_totals=(StallTotal("AllReduce", "rank_behind", 1),),
+        stall_totals=(StallTotal("AllReduce", Cause.RANK_BEHIND, 1),),
         rails=(
             *(rail for number in range(GPUS) for rail in _port(str(number))),
             _device(str(GPUS), "eth0", rdma=False),

@@ -1,46 +1,46 @@
-"""Causes of a stall: the one table from which verdicts and recording rules take their order.
+"""Causes of a stall: the one table that everything which speaks of a cause is made of.
+
+`railscope diagnose` takes its sentences and its next steps from here; the recording rule that grades causes and the
+sections of the runbook page are written from here (`python -m railscope.dashboards.evidence`, `python -m
+railscope.dashboards.runbook`).  A cause is added by a member of `Cause` and an entry of `CAUSES`; tests name what is
+missing.  What detects a cause stands elsewhere: on a host in agent/node/stalls, over all hosts in
+agent/cluster/verdict/culprits.py.
 
 Causes stand in the order of their evidence, best first: how little each leaves open.  A host speaks of its own ranks
 only, so what it calls `rank_behind` says no more than that its rank waits; that a rank did not enter the operation that
 the others wait in shows where the sequences of all ranks are compared, in `railscope diagnose` and in the recording
 rules, and is better evidence than a GPU that does not progress.
+
+Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
+rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{missing}` ranks that nobody
+sees, `{last_seen}` where they were.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`,
+`{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over
+`{window}` journalctl's options for its time, `{period}` from when to when.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
 from typing import Final
 
 
 class Cause(StrEnum):
-    """Why an operation stalls, best evidence first."""
+    """Why an operation stalls, best evidence first; `CAUSES` says what each means."""
 
     PROCESS_GONE = "process_gone"
-    """A process of the communicator has ended."""
     PROCESS_STOPPED = "process_stopped"
-    """A process is stopped, by SIGSTOP or a debugger."""
     RAIL_DOWN = "rail_down"
-    """A rail has no carrier, or is switched off."""
     RAIL_FILTERED = "rail_filtered"
-    """Packets on a rail are dropped on the way or at its other end."""
     RAIL_LOSSY = "rail_lossy"
-    """A rail loses packets."""
     RAIL_SLOW = "rail_slow"
-    """A rail is slow beside its siblings."""
     WRITING = "writing"
-    """The others wait for a rank that writes to storage: no fault."""
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
-    """A rank's GPU has not begun with the operation."""
     RANK_BEHIND = "rank_behind"
-    """A rank has not entered the operation that the others wait in."""
     RANK_MISSING = "rank_missing"
-    """No agent sees a rank of the communicator."""
     UNSEEN = "unseen"
-    """Operations run that railscope does not see."""
     UNKNOWN = "unknown"
-    """Nothing stands out."""
 
 
 class Tier(IntEnum):
@@ -60,30 +60,331 @@ class Tier(IntEnum):
     UNKNOWN = 8
 
 
+class Severity(StrEnum):
+    """How soon somebody is wanted, as the alerting rules label it."""
+
+    CRITICAL = "critical"
+    """Now."""
+    WARNING = "warning"
+    """In working hours."""
+    NONE = "none"
+    """No alert tells of it."""
+
+
+class About(Enum):
+    """What a cause is found in, and its steps look at."""
+
+    RANK = "the blamed ranks"
+    RAIL = "the blamed rail"
+    HOST = "hosts of ranks that nobody sees"
+    STALLED = "hosts of ranks that are stalled: nobody is blamed"
+
+
+class Where(Enum):
+    """Where a step is done."""
+
+    HOST = "on the host in question; without one there is no such step"
+    ONE_HOST = "on the first host in question whose process is known"
+    ANYWHERE = "on any host"
+    UNPLACED = "on any host, and only if nobody knows where some of the ranks are"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One thing to do, with placeholders."""
+
+    command: str
+    """Empty: there is none to type."""
+    why: str
+    where: Where = Where.HOST
+
+
 @dataclass(frozen=True, slots=True)
 class CauseFacts:
-    """How good the evidence for a cause is, and who tells of it."""
+    """How good the evidence for a cause is, who tells of it, what is said of it and what is done about it."""
 
     tier: Tier
     """Of the cause as a host tells of it; for the fleet's own causes, as the fleet shows it."""
+    severity: Severity
+    """Of the alert on a stall with this cause."""
     by_host: bool
     """A host tells of it (`comm_stalled`); else only `railscope diagnose` does, which sees all hosts."""
+    about: About
+    meaning: str
+    """A sentence for documentation."""
+    words: str
+    """A clause of the verdict."""
+    now: tuple[StepFacts, ...]
+    """What to check while it is on, most telling first."""
+    after: tuple[StepFacts, ...]
+    """What to look at once it is over: what kept its traces.  Empty: only the recording did."""
+    remedy: str
+    """What ends it as a rule, as a clause."""
+    runbook: str = "CollectiveStalled"
+    """The page of dashboards/runbooks that says most of it; CollectiveStalled has a section on every cause."""
+    words_by: Mapping[str, str] = field(default_factory=dict)
+    """Other clauses, by the basis of the verdict (`host`, `idle`, …); `back`: the blamed rail is up again; `one_of`:
+    one of several missing ranks is to blame."""
 
+
+def _anywhere(why: str) -> StepFacts:
+    return StepFacts("", why, Where.ANYWHERE)
+
+
+_DOCTOR: Final = StepFacts("railscope doctor", "what is not observed there, and why")
 
 CAUSES: Final[Mapping[Cause, CauseFacts]] = {
-    Cause.PROCESS_GONE: CauseFacts(Tier.PLAIN, True),
-    Cause.PROCESS_STOPPED: CauseFacts(Tier.PLAIN, True),
-    Cause.RAIL_DOWN: CauseFacts(Tier.PLAIN, True),
-    Cause.RAIL_FILTERED: CauseFacts(Tier.RAIL, True),
-    Cause.RAIL_LOSSY: CauseFacts(Tier.RAIL, True),
-    Cause.RAIL_SLOW: CauseFacts(Tier.RAIL, True),
-    Cause.WRITING: CauseFacts(Tier.WRITING, False),
-    Cause.GPU_NOT_PROGRESSING: CauseFacts(Tier.GPU, True),
-    Cause.RANK_BEHIND: CauseFacts(Tier.HINT, True),
-    Cause.RANK_MISSING: CauseFacts(Tier.MISSING, False),
-    Cause.UNSEEN: CauseFacts(Tier.UNSEEN, True),
-    Cause.UNKNOWN: CauseFacts(Tier.UNKNOWN, True),
+    Cause.PROCESS_GONE: CauseFacts(
+        Tier.PLAIN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A process of the communicator has ended.",
+        words="{who} {is} gone: the process ended",
+        words_by={
+            "absence": "{who} {is} gone: the process ended (a peer's did, and only this rank is seen by nobody)",
+            "one_of": "a peer is gone; it may be one of {missing}{last_seen}, which nobody sees",
+        },
+        now=(
+            StepFacts("dmesg --ctime | tail -50", "the OOM killer, a GPU's Xid or a signal that ended it"),
+            _anywhere("the job's log of rank {rank}: why it left; the others wait until they are ended too"),
+        ),
+        after=(
+            StepFacts("journalctl -k {window}", "the OOM killer, a GPU's Xid or a signal that ended it"),
+            _anywhere("the job's log of rank {rank}, {period}: why it left"),
+        ),
+        remedy="end the job: the others wait until their own time-out",
+    ),
+    Cause.PROCESS_STOPPED: CauseFacts(
+        Tier.PLAIN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A process is stopped, by SIGSTOP or a debugger.",
+        words="{who} {is} stopped (SIGSTOP or a debugger)",
+        now=(
+            StepFacts("grep -E 'State|TracerPid' /proc/{pid}/status", "T: stopped; a TracerPid: a debugger holds it"),
+            StepFacts("kill -CONT {pid}", "lets it go on, once you know who stopped it"),
+        ),
+        after=(
+            StepFacts(
+                "journalctl {window}",
+                "who stopped process {pid} and let it go on: a batch system that suspends jobs, a debugger, somebody "
+                "logged in",
+            ),
+            _anywhere("the job's log of rank {rank}, {period}: whether it tells of a signal"),
+        ),
+        remedy="let it go on with `kill -CONT`, or detach the debugger",
+    ),
+    Cause.RAIL_DOWN: CauseFacts(
+        Tier.PLAIN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RAIL,
+        meaning="A rail has no carrier, or is switched off.",
+        words="{rail} is down{unnamed}",
+        words_by={"back": "{rail} went down and is back"},
+        now=(
+            StepFacts("{inside}ip -s link show {device}", "NO-CARRIER: cable, module, switch; DOWN: somebody did it"),
+            StepFacts("{inside}ethtool {device}", "whether a link is detected, and the module's state"),
+            _anywhere("the switch port at the other end, and what was changed there"),
+        ),
+        after=(
+            StepFacts("journalctl -k {window}", "when {device} lost its link and got it back, and how often"),
+            StepFacts("{inside}ethtool {device}", "whether it came back as fast as it was"),
+            _anywhere("the log of the switch port at the other end, {period}, and what was changed there"),
+        ),
+        remedy="mend the link; NCCL does not go on by itself on every transport",
+        runbook="RailDownUnderLoad",
+    ),
+    Cause.RAIL_FILTERED: CauseFacts(
+        Tier.RAIL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RAIL,
+        meaning="Packets on a rail are dropped on the way or at its other end.",
+        words="packets on {rail} are dropped on the way or at its other end{unnamed}",
+        now=(
+            _anywhere("whether the link at the other end of this rail is up: from here both look alike"),
+            StepFacts("{inside}nft list ruleset", "a rule that drops the job's packets; also at the other end"),
+            StepFacts("{inside}tc -s filter show dev {device} ingress", "the same, in traffic control"),
+            _anywhere("access lists on the way between the hosts"),
+        ),
+        after=(
+            _anywhere("whether the link at the other end of this rail was up: from here both look alike"),
+            StepFacts("{inside}nft list ruleset", "whether a rule that dropped packets is still there"),
+            _anywhere("what was changed in rules and access lists on the way, {period}"),
+        ),
+        remedy="take the rule away",
+    ),
+    Cause.RAIL_LOSSY: CauseFacts(
+        Tier.RAIL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RAIL,
+        meaning="A rail loses packets.",
+        words="{rail} loses packets{unnamed}",
+        now=(
+            StepFacts(
+                "{inside}ethtool -S {device}", "which error or discard counter grows (CRC, FEC: cable or module)"
+            ),
+            StepFacts("{inside}tc -s qdisc show dev {device}", "drops on this host"),
+            _anywhere("discards and errors of the switch port at the other end"),
+        ),
+        after=(
+            StepFacts(
+                "{inside}ethtool -S {device}",
+                "which error or discard counter has counted something (CRC, FEC: the cable)",
+            ),
+            StepFacts("{inside}tc -s qdisc show dev {device}", "what this host dropped so far"),
+            _anywhere("discards and errors of the switch port at the other end, {period}"),
+        ),
+        remedy="take the host or the rail out of the job",
+        runbook="RailLossy",
+    ),
+    Cause.RAIL_SLOW: CauseFacts(
+        Tier.RAIL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RAIL,
+        meaning="A rail is slow beside its siblings.",
+        words="{rail} is slow{unnamed}",
+        now=(
+            StepFacts("{inside}tc -s qdisc show dev {device}", "a shaper, and how much waits in it"),
+            StepFacts("{inside}ethtool {device}", "whether the link came up slower than it should"),
+            StepFacts("{inside}ethtool -S {device}", "pauses and congestion marks: the network holds it back"),
+        ),
+        after=(
+            StepFacts(
+                "{inside}ethtool -S {device}",
+                "pauses and congestion marks that were counted: the network held it back",
+            ),
+            StepFacts("{inside}tc -s qdisc show dev {device}", "whether a shaper is there, and what it dropped so far"),
+            _anywhere("what else the port sent and received, {period}: the Node dashboard shows it"),
+        ),
+        remedy="take the host or the rail out of the job",
+        runbook="RailSlowerThanSiblings",
+    ),
+    Cause.WRITING: CauseFacts(
+        Tier.WRITING,
+        Severity.NONE,
+        by_host=False,
+        about=About.RANK,
+        meaning="The others wait for a rank that writes to storage: no fault.",
+        words="{who} write{s} to storage, as for a checkpoint",
+        now=(StepFacts("grep write_bytes /proc/{pid}/io", "how fast it writes"),),
+        after=(
+            _anywhere("the job's log of rank {rank}, {period}: whether it made a checkpoint, and how long it took"),
+        ),
+        remedy="none: it goes on when the checkpoint is written",
+    ),
+    Cause.GPU_NOT_PROGRESSING: CauseFacts(
+        Tier.GPU,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A rank's GPU has not begun with the operation.",
+        words="the GPU of {who} does not progress",
+        now=(
+            StepFacts("dmesg --ctime | grep -i xid", "a GPU that failed says so as an Xid"),
+            StepFacts("nvidia-smi -i {gpu} -q -d ECC,PERFORMANCE,TEMPERATURE", "errors and throttling"),
+            StepFacts("systemctl status nvidia-fabricmanager", "NVLink needs it on systems with NVSwitch"),
+        ),
+        after=(
+            StepFacts("journalctl -k {window} | grep -i xid", "a GPU that failed said so as an Xid"),
+            StepFacts("nvidia-smi -i {gpu} -q -d ECC", "errors that were counted"),
+        ),
+        remedy="drain the host",
+    ),
+    Cause.RANK_BEHIND: CauseFacts(
+        Tier.HINT,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A rank has not entered the operation that the others wait in.",
+        words="{who} did not enter the operation that the others wait in",
+        words_by={
+            "host": "{who} keep{s} the others waiting",
+            "idle": "{who} {is} not inside any operation while the others wait",
+        },
+        now=(
+            StepFacts("py-spy dump --pid {pid}", "where in the program it is instead of the collective"),
+            StepFacts("cat /proc/{pid}/stack", "what it waits for in the kernel: disk, a lock, nothing"),
+            StepFacts("top -H -b -n 1 -p {pid}", "busy, or kept from the CPU by others"),
+            _anywhere("the job's log of rank {rank}: an exception, a checkpoint, a branch the others do not take"),
+        ),
+        after=(
+            _anywhere(
+                "the job's log of rank {rank}, {period}: an exception, a checkpoint, a branch the others did not take"
+            ),
+            StepFacts("journalctl {window}", "what kept it: a disk, memory, something else that ran on the host"),
+        ),
+        remedy="mend the program, or what it waits for",
+        runbook="RankBehindCommunicator",
+    ),
+    Cause.RANK_MISSING: CauseFacts(
+        Tier.MISSING,
+        Severity.CRITICAL,
+        by_host=False,
+        about=About.HOST,
+        meaning="No agent sees a rank of the communicator.",
+        words="cannot tell: {missing} cannot be seen{last_seen}",
+        now=(
+            StepFacts("ping -c 3 {host}", "whether the host is there at all", Where.ANYWHERE),
+            StepFacts("systemctl status railscope", "why the agent says nothing"),
+            StepFacts("", "on which hosts the job runs, and that Prometheus scrapes each of them", Where.UNPLACED),
+        ),
+        after=(
+            StepFacts("journalctl -u railscope {window}", "why the agent said nothing"),
+            StepFacts("journalctl -k {window}", "what happened to the host or to its processes"),
+        ),
+        remedy="bring the host or its agent back, and ask again",
+        runbook="AgentSilent",
+    ),
+    Cause.UNSEEN: CauseFacts(
+        Tier.UNSEEN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="Operations run that railscope does not see.",
+        words="cannot tell: operations run that railscope does not see",
+        now=(_DOCTOR,),
+        after=(),
+        remedy="none, if the program is known to do what railscope does not observe",
+    ),
+    Cause.UNKNOWN: CauseFacts(
+        Tier.UNKNOWN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.STALLED,
+        meaning="No host finds a rank, a rail or a GPU that stands out.",
+        words="the cause is not known; no rank, rail or host stands out",
+        words_by={"completion": "data does not reach {who}: the others completed more"},
+        now=(_DOCTOR, StepFacts("py-spy dump --pid {pid}", "where the program waits", Where.ONE_HOST)),
+        after=(),
+        remedy="compare where the programs of all ranks wait",
+    ),
 }
+
+RAIL_CAUSES: Final = tuple(cause for cause, facts in CAUSES.items() if facts.about is About.RAIL)
+OF_A_PROCESS: Final = tuple(
+    cause for cause, facts in CAUSES.items() if facts.tier is Tier.PLAIN and facts.about is About.RANK
+)
+"""Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
+ONLY_WAITS: Final = tuple(cause for cause, facts in CAUSES.items() if facts.by_host and facts.tier >= Tier.HINT)
+"""With these a host says that its rank waits, and finds no reason."""
+
+
+def facts_of(cause: str) -> CauseFacts:
+    """The facts of a cause; of one that is not in the table, as of a newer agent, those of `unknown`.
+
+    Args:
+        cause: a value of `Cause`.
+    """
+    try:
+        return CAUSES[Cause(cause)]
+    except ValueError:
+        return CAUSES[Cause.UNKNOWN]
 
 
 def tier_of(cause: str, *, by_sequence: bool = False) -> Tier:
@@ -95,7 +396,4 @@ def tier_of(cause: str, *, by_sequence: bool = False) -> Tier:
     """
     if by_sequence and cause == Cause.RANK_BEHIND:
         return Tier.SEQUENCE
-    try:
-        return CAUSES[Cause(cause)].tier
-    except ValueError:
-        return Tier.UNKNOWN
+    return facts_of(cause).tier

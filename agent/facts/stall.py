@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from railscope.agent.facts.causes import Cause
 
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
-
-
-OF_A_PROCESS: Final[frozenset[str]] = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED})
-"""Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
 
 
 def rail_name(rail: str, device: str, netns: str) -> str:

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from railscope.agent.facts.stall import OF_A_PROCESS, rail_name
+from railscope.agent.facts.causes import OF_A_PROCESS
+from railscope.agent.facts.stall import rail_name
 from railscope.exporters.top.columns import (
     GPU_COLUMNS,
     METER_WIDTH,

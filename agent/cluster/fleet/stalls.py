@@ -17,7 +17,7 @@ from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
 from railscope.agent.cluster.fleet.sequences import RankKey
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.causes import tier_of
+from railscope.agent.facts.causes import ONLY_WAITS, tier_of
 from railscope.agent.facts.snapshot import UNKNOWN
 
 _GAP: Final = 1.5
@@ -38,7 +38,7 @@ def stalls_now(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKe
         if labels is not None:
             stall = with_details(stall, labels)
         # Of two for one rank the one that names somebody.
-        if key not in found or found[key].cause in ("unknown", "unseen", "rank_behind"):
+        if key not in found or found[key].cause in ONLY_WAITS:
             found[key] = stall
     return found
 

@@ -1,13 +1,25 @@
-"""What to check next, by cause: commands for the host in question, most telling first."""
+"""What to check next: steps of the table of causes (agent/facts/causes.py), for the ranks, rails and hosts in question.
+
+Once a stall is over nothing is left to be stopped, let go or looked at as it happens: logs of that time, counters that
+keep what they counted, and the recording that the agent made when the stall began tell why it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Rail, Rank
+from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.verdict import StalledCommunicator
-from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.causes import CAUSES, About, Cause, CauseFacts, StepFacts, Where, facts_of
+
+_MOST_SUBJECTS: Final = 2
+_BEFORE_SECONDS: Final = 120.0
+"""A cause comes before its stall, which hosts tell of after some seconds and scrapes show later still."""
+_AFTER_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,55 +33,110 @@ class Step:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Period:
+    """When it was stalled, seconds since the Unix epoch."""
+
+    began: float
+    ended: float
+
+    @property
+    def window(self) -> str:
+        """journalctl's options for the time in which its cause is to be looked for."""
+        return f"--since '{_moment(self.began - _BEFORE_SECONDS)}' --until '{_moment(self.ended + _AFTER_SECONDS)}'"
+
+    @property
+    def text(self) -> str:
+        return f"from {_moment(self.began)} to {_moment(self.ended)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What one step is about."""
+
+    host: str
+    values: Mapping[str, str]
+    """Of the placeholders."""
+    running: bool = False
+    """Its process is known."""
+
+
 def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
-    """What a person should look at next."""
+    """What a person should look at next, while it is stalled."""
+    facts = _facts(stalled.culprit)
+    nobody = CAUSES[Cause.UNKNOWN]
+    steps = _steps(facts.now, facts, stalled, {}) or _steps(nobody.now, nobody, stalled, {})
+    return tuple(dict.fromkeys(steps))
+
+
+def past_steps(stalled: StalledCommunicator, period: Period) -> tuple[Step, ...]:
+    """What a person should look at who wants to know why it was stalled."""
+    facts = _facts(stalled.culprit)
+    steps = _steps(facts.after, facts, stalled, {"window": period.window, "period": period.text})
+    hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks if rank.stall))[:_MOST_SUBJECTS]
+    unseen = [step for host in hosts for step in _filled(CAUSES[Cause.UNSEEN].now, _Subject(host, {}))]
+    return tuple(dict.fromkeys([*steps, *_recordings(hosts, period), *(() if steps else unseen)]))
+
+
+def _facts(culprit: Culprit) -> CauseFacts:
+    """Of the cause whose steps are asked for: where nobody knows which of several is gone, that they are missing."""
+    return CAUSES[Cause.RANK_MISSING] if culprit.one_of else facts_of(culprit.cause)
+
+
+def _steps(
+    steps: Sequence[StepFacts], facts: CauseFacts, stalled: StalledCommunicator, values: Mapping[str, str]
+) -> list[Step]:
+    subjects = [_Subject(one.host, {**one.values, **values}, one.running) for one in _subjects(facts.about, stalled)]
+    if facts.about in (About.RANK, About.RAIL):
+        return [step for subject in subjects for step in _filled(steps, subject)]
+    # Hosts of which one step is enough where it tells: the same on each before the next.
+    found = []
+    for step in steps:
+        if step.where is Where.UNPLACED:
+            culprit = stalled.culprit
+            placed = [rank for rank in culprit.ranks if rank.host]
+            found += [Step("", step.command, step.why)] if len(placed) < len(culprit.missing) else []
+        elif step.where is Where.ONE_HOST:
+            found += [made for subject in subjects if subject.running for made in _filled([step], subject)][:1]
+        else:
+            found += [made for subject in subjects for made in _filled([step], subject)]
+    return found
+
+
+def _filled(steps: Iterable[StepFacts], subject: _Subject) -> Iterable[Step]:
+    for step in steps:
+        if step.where is Where.ANYWHERE or subject.host:
+            host = "" if step.where is Where.ANYWHERE else subject.host
+            yield Step(host, step.command.format(**subject.values), step.why.format(**subject.values))
+
+
+def _subjects(about: About, stalled: StalledCommunicator) -> list[_Subject]:
     culprit = stalled.culprit
-    steps: list[Step] = []
-    if culprit.one_of:
-        steps = _missing([rank for rank in culprit.ranks if rank.host], culprit.missing)
-    elif culprit.cause in ("process_stopped", "process_gone"):
-        steps = [step for rank in culprit.ranks[:2] for step in _process(culprit.cause, rank)]
-    elif culprit.cause.startswith("rail_"):
-        steps = [
-            step for rail in culprit.rails[:1] for step in _rail(culprit.cause, rail, inside_namespace(rail, stalled))
+    if about is About.RANK:
+        return [_of_rank(rank) for rank in culprit.ranks[:_MOST_SUBJECTS]]
+    if about is About.RAIL:
+        return [
+            _Subject(rail.host, {"device": rail.device or "DEVICE", "inside": _inside_namespace(rail, stalled)})
+            for rail in culprit.rails[:1]
         ]
-        steps += [] if culprit.rails else _every_host(stalled)
-    elif culprit.cause == "rank_behind":
-        steps = [step for rank in culprit.ranks[:2] for step in _behind(rank)]
-    elif culprit.cause == "gpu_not_progressing":
-        steps = [step for rank in culprit.ranks[:2] for step in _gpu(rank)]
-    elif culprit.cause == Cause.RANK_MISSING:
-        steps = _missing(culprit.ranks, culprit.missing)
-    elif culprit.cause == "unseen":
-        steps = [
-            Step(rank.host, "railscope doctor", "what is not observed there, and why") for rank in culprit.ranks[:2]
-        ]
-    return tuple(dict.fromkeys(steps or _every_host(stalled)))
+    if about is About.HOST:
+        hosts = list(dict.fromkeys(rank.host for rank in culprit.ranks if rank.host))
+        return [_Subject(host, {"host": host}) for host in hosts[:_MOST_SUBJECTS]]
+    present = [rank for rank in stalled.ranks if rank.present]
+    by_host: dict[str, Rank] = {}
+    for rank in present:
+        if rank.host not in by_host or (rank.pid and not by_host[rank.host].pid):
+            by_host[rank.host] = rank
+    return [_of_rank(rank) for rank in list(by_host.values())[:_MOST_SUBJECTS]]
 
 
-def _process(cause: str, rank: Rank) -> Iterable[Step]:
-    if cause == "process_gone":
-        if rank.host:
-            yield Step(rank.host, "dmesg --ctime | tail -50", "the OOM killer, a GPU's Xid or a signal that ended it")
-        yield Step(
-            "",
-            "",
-            f"the job's log of rank {number_in_logs(rank)}: why it left; the others wait until they are ended too",
-        )
-        return
-    pid = rank.pid or "PID"
-    yield Step(
-        rank.host, f"grep -E 'State|TracerPid' /proc/{pid}/status", "T: stopped; a TracerPid: a debugger holds it"
-    )
-    yield Step(rank.host, f"kill -CONT {pid}", "lets it go on, once you know who stopped it")
+def _of_rank(rank: Rank) -> _Subject:
+    # The number that the job's logs have.
+    values = {"rank": rank.world_rank or rank.rank, "pid": rank.pid or "PID", "gpu": rank.gpu or "GPU"}
+    return _Subject(rank.host, values, running=bool(rank.pid))
 
 
-def number_in_logs(rank: Rank) -> str:
-    """The number that a job's logs have."""
-    return rank.world_rank or rank.rank
-
-
-def inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
+def _inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
     """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
     if not rail.netns:
         return ""
@@ -78,66 +145,17 @@ def inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
     return f"nsenter -t {next(there, 'PID')} -n "
 
 
-def _rail(cause: str, rail: Rail, inside: str) -> Iterable[Step]:
-    """`inside`: enters the namespace that the rail is in."""
-    device = rail.device or "DEVICE"
-    if cause == "rail_down":
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _recordings(hosts: Sequence[str], period: Period) -> Iterable[Step]:
+    """Where agents recorded it: on the hosts that called it stalled."""
+    for host in hosts:
         yield Step(
-            rail.host, f"{inside}ip -s link show {device}", "NO-CARRIER: cable, module, switch; DOWN: somebody did it"
+            host,
+            "ls -l /var/lib/railscope/recordings",
+            f"what was recorded as it began, about {_moment(period.began)}: 'railscope export --perfetto' shows it",
         )
-        yield Step(rail.host, f"{inside}ethtool {device}", "whether a link is detected, and the module's state")
-        yield Step("", "", "the switch port at the other end, and what was changed there")
-    elif cause == "rail_filtered":
-        yield Step("", "", "whether the link at the other end of this rail is up: from here both look alike")
-        yield Step(rail.host, f"{inside}nft list ruleset", "a rule that drops the job's packets; also at the other end")
-        yield Step(rail.host, f"{inside}tc -s filter show dev {device} ingress", "the same, in traffic control")
-        yield Step("", "", "access lists on the way between the hosts")
-    elif cause == "rail_lossy":
-        yield Step(
-            rail.host,
-            f"{inside}ethtool -S {device}",
-            "which error or discard counter grows (CRC, FEC: cable or module)",
-        )
-        yield Step(rail.host, f"{inside}tc -s qdisc show dev {device}", "drops on this host")
-        yield Step("", "", "discards and errors of the switch port at the other end")
-    else:
-        yield Step(rail.host, f"{inside}tc -s qdisc show dev {device}", "a shaper, and how much waits in it")
-        yield Step(rail.host, f"{inside}ethtool {device}", "whether the link came up slower than it should")
-        yield Step(rail.host, f"{inside}ethtool -S {device}", "pauses and congestion marks: the network holds it back")
-
-
-def _behind(rank: Rank) -> Iterable[Step]:
-    pid = rank.pid or "PID"
-    yield Step(rank.host, f"py-spy dump --pid {pid}", "where in the program it is instead of the collective")
-    yield Step(rank.host, f"cat /proc/{pid}/stack", "what it waits for in the kernel: disk, a lock, nothing")
-    yield Step(rank.host, f"top -H -b -n 1 -p {pid}", "busy, or kept from the CPU by others")
-    yield Step(
-        "",
-        "",
-        f"the job's log of rank {number_in_logs(rank)}: an exception, a checkpoint, a branch the others do not take",
-    )
-
-
-def _gpu(rank: Rank) -> Iterable[Step]:
-    yield Step(rank.host, "dmesg --ctime | grep -i xid", "a GPU that failed says so as an Xid")
-    yield Step(
-        rank.host, f"nvidia-smi -i {rank.gpu or 'GPU'} -q -d ECC,PERFORMANCE,TEMPERATURE", "errors and throttling"
-    )
-    yield Step(rank.host, "systemctl status nvidia-fabricmanager", "NVLink needs it on systems with NVSwitch")
-
-
-def _missing(known: Sequence[Rank], missing: Sequence[str]) -> list[Step]:
-    hosts = list(dict.fromkeys(rank.host for rank in known))
-    steps = [Step("", f"ping -c 3 {host}", "whether the host is there at all") for host in hosts[:2]]
-    steps += [Step(host, "systemctl status railscope", "why the agent says nothing") for host in hosts[:2]]
-    if len(known) < len(missing):
-        steps.append(Step("", "", "on which hosts the job runs, and that Prometheus scrapes each of them"))
-    return steps
-
-
-def _every_host(stalled: StalledCommunicator) -> list[Step]:
-    hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks if rank.present))
-    steps = [Step(host, "railscope doctor", "what is not observed there, and why") for host in hosts[:2]]
-    pids = [rank for rank in stalled.ranks if rank.pid and rank.present][:1]
-    steps += [Step(rank.host, f"py-spy dump --pid {rank.pid}", "where the program waits") for rank in pids]
-    return steps
+    for host in hosts[:1]:
+        yield Step(host, f"journalctl -u railscope {period.window}", "what the agent said of it, and when")

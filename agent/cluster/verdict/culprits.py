@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
-from railscope.agent.facts.causes import Cause, Tier, tier_of
+from railscope.agent.facts.causes import OF_A_PROCESS, RAIL_CAUSES, Cause, Tier, tier_of
 
 _SETTLED_SECONDS: Final = 1.0
 """A rank scraped sooner after the stall began may only be a moment late."""
@@ -57,7 +57,7 @@ class Culprit:
     @property
     def one_of(self) -> bool:
         """Whether only one of its ranks is to blame, and nobody knows which."""
-        return self.cause == "process_gone" and len(self.missing) > 1
+        return self.cause == Cause.PROCESS_GONE and len(self.missing) > 1
 
 
 def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
@@ -132,7 +132,7 @@ def is_gone(rank: Rank) -> bool:
     ended is not told: there, who waits has something in flight, and the host tells for how long, or it follows from
     other signs, and the stall is weak.
     """
-    if rank.stall is None or rank.stall.cause != "process_gone":
+    if rank.stall is None or rank.stall.cause != Cause.PROCESS_GONE:
         return False
     if rank.stall.blamed_rank == rank.rank:
         return True
@@ -142,7 +142,7 @@ def is_gone(rank: Rank) -> bool:
 def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     """What hosts say of processes: of their own, or of a peer that closed its connections and may not be known."""
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
-    for cause in ("process_gone", "process_stopped"):
+    for cause in OF_A_PROCESS:
         said = [rank for rank in ranks if rank.stall and rank.stall.cause == cause]
         if not said:
             continue
@@ -162,7 +162,7 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     if rank.stall is None:
         return None
     # Only a host's own processes are seen to be stopped, and without details nothing else can be meant.
-    own = rank.stall.cause == "process_stopped" or rank.stall.strength == "unknown"
+    own = rank.stall.cause == Cause.PROCESS_STOPPED or rank.stall.strength == "unknown"
     number = rank.stall.blamed_rank or (rank.rank if own else "")
     if number not in ("", "unknown") and rank.comm != "unknown":
         return by_number.get(number) or Rank(rank.comm, number, "", present=False)
@@ -178,7 +178,7 @@ def identified(rank: Rank) -> bool:
 def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
     """What hosts say of rails of theirs."""
     known = {(rail.host, rail.device, rail.netns): rail for rail in rails}
-    for cause in ("rail_down", "rail_filtered", "rail_lossy", "rail_slow"):
+    for cause in RAIL_CAUSES:
         said = [rank for rank in present if rank.stall and rank.stall.cause == cause]
         strong: dict[tuple[str, str, str], bool] = {}
         blamed: dict[tuple[str, str, str], Rail] = {}
@@ -206,7 +206,7 @@ def _badness(rail: Rail, cause: str) -> tuple[float, ...]:
         rail.up is not False,
         not rail.mute,
         # Behind a slow rail both ends send again, what was late is taken for lost; only the slow one has a queue.
-        *((backlog, retransmitted) if cause == "rail_slow" else (retransmitted, backlog)),
+        *((backlog, retransmitted) if cause == Cause.RAIL_SLOW else (retransmitted, backlog)),
         -(rail.unacknowledged_segments or 0.0),
         -(rail.round_trip_seconds or 0.0),
     )
@@ -219,7 +219,7 @@ def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culp
         rail for rail in rails if rail.host in hosts and rail.up is False and (rail.usual_transmit or 0.0) > _CARRIED
     ]
     if down:
-        yield Culprit("rail_down", rails=tuple(down), basis="rail state", strength="weak")
+        yield Culprit(Cause.RAIL_DOWN, rails=tuple(down), basis="rail state", strength="weak")
 
 
 def incomparable(ranks: Sequence[Rank]) -> str:
@@ -273,10 +273,10 @@ def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     # The host of such a rank may know better why.
     causes = {rank.stall.cause if rank.stall else "" for rank in last}
     strength = "weak" if any(at.learnt for _, at in placed) else "strong"
-    if causes == {"gpu_not_progressing"}:
-        yield Culprit("gpu_not_progressing", tuple(last), basis="sequence", strength=strength)
+    if causes == {Cause.GPU_NOT_PROGRESSING}:
+        yield Culprit(Cause.GPU_NOT_PROGRESSING, tuple(last), basis="sequence", strength=strength)
     else:
-        yield Culprit("rank_behind", tuple(last), basis="sequence", strength=strength)
+        yield Culprit(Cause.RANK_BEHIND, tuple(last), basis="sequence", strength=strength)
 
 
 def _writing(
@@ -302,7 +302,7 @@ def _has_come(rank: Rank, foremost: int | None) -> bool:
 
 def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[Culprit]:
     """Ranks that somebody waits for; who waits for others himself, or has come as far as anybody, is not to blame."""
-    said = [rank for rank in present if rank.stall and rank.stall.cause == "rank_behind" and rank.stall.blamed_rank]
+    said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.RANK_BEHIND and rank.stall.blamed_rank]
     hosts_of: defaultdict[str, set[str]] = defaultdict(set)
     for rank in said:
         if rank.stall:
@@ -316,7 +316,7 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
         for rank in by_number[number]
         if (
             rank.stall.blamed_rank == number
-            if rank.stall is not None and rank.stall.cause == "rank_behind"
+            if rank.stall is not None and rank.stall.cause == Cause.RANK_BEHIND
             else identified(rank)
         )
         # A host that guesses at another's rank cannot know how far that came.
@@ -325,7 +325,7 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
     if blamed:
         named = {rank.rank for rank in blamed}
         because = [rank for rank in said if rank.stall and rank.stall.blamed_rank in named]
-        yield Culprit("rank_behind", tuple(blamed), basis="host", strength=_strength(because))
+        yield Culprit(Cause.RANK_BEHIND, tuple(blamed), basis="host", strength=_strength(because))
 
 
 def _foremost(present: Sequence[Rank]) -> int | None:
@@ -342,16 +342,16 @@ def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     idle = [rank for rank in ranks if rank.stall is None and rank.inflight_seconds == 0 and rank.enqueued]
     vague = any(rank.position is None or rank.position.learnt for rank in (*waiting, *idle))
     if waiting and idle and vague and not incomparable(ranks):
-        yield Culprit("rank_behind", tuple(idle), basis="idle", strength="weak")
+        yield Culprit(Cause.RANK_BEHIND, tuple(idle), basis="idle", strength="weak")
 
 
 def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
-    said = [rank for rank in present if rank.stall and rank.stall.cause == "gpu_not_progressing"]
+    said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.GPU_NOT_PROGRESSING]
     if said:
         numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
         own = [rank for rank in said if not identified(rank)]
         blamed = (*(rank for rank in present if rank.rank in numbers and identified(rank)), *own) or tuple(said)
-        yield Culprit("gpu_not_progressing", blamed, basis="host", strength=_strength(said))
+        yield Culprit(Cause.GPU_NOT_PROGRESSING, blamed, basis="host", strength=_strength(said))
 
 
 def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
@@ -368,7 +368,7 @@ def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[
     last = [rank for rank, completed in counted if completed == least]
     if len(last) * 2 <= len(counted):
         # None of them is behind: all entered it.
-        yield Culprit("unknown", tuple(last), basis="completion", strength="weak")
+        yield Culprit(Cause.UNKNOWN, tuple(last), basis="completion", strength="weak")
 
 
 def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
@@ -377,9 +377,9 @@ def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culp
         said = rank.last_said
         if rank.present or said is None or rank.rank not in missing:
             continue
-        if said.cause in ("process_gone", "process_stopped") and said.blamed_rank in ("", rank.rank):
+        if said.cause in OF_A_PROCESS and said.blamed_rank in ("", rank.rank):
             yield Culprit(said.cause, (rank,), basis="history", strength="weak")
-        elif said.cause.startswith("rail_") and said.device:
+        elif said.cause in RAIL_CAUSES and said.device:
             rail = Rail(rank.host, said.rail, said.device, said.netns)
             yield Culprit(said.cause, rails=(rail,), basis="history", strength="weak")
 
@@ -393,10 +393,10 @@ def _absent(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
 
 def _the_rest(present: Sequence[Rank]) -> Iterable[Culprit]:
     """Something stands still and nobody can be named."""
-    unseen = [rank for rank in present if rank.stall and rank.stall.cause == "unseen"]
+    unseen = [rank for rank in present if rank.stall and rank.stall.cause == Cause.UNSEEN]
     if unseen:
-        yield Culprit("unseen", tuple(unseen), basis="host", strength=_strength(unseen))
-    yield Culprit("unknown")
+        yield Culprit(Cause.UNSEEN, tuple(unseen), basis="host", strength=_strength(unseen))
+    yield Culprit(Cause.UNKNOWN)
 
 
 def _strength(said: Iterable[Rank]) -> str:

@@ -16,12 +16,12 @@ from typing import Final
 from railscope.agent.cluster.fleet.facts import Fleet, Stall, StallHistory
 from railscope.agent.cluster.verdict.quantities import duration
 from railscope.agent.cluster.verdict.verdict import RootCause, has_ended, root_causes
+from railscope.agent.facts.causes import ONLY_WAITS, Cause
 from railscope.agent.facts.stall import rail_name
 
 _MOST_MOMENTS: Final = 3
 """Each takes as many questions as the verdict on now."""
 _MOST_LINES: Final = 4
-_WAITS: Final = frozenset({"rank_behind", "unseen", "unknown"})
 _PAST: Final = {
     "is": "was",
     "are": "were",
@@ -172,13 +172,13 @@ def _told_by_the_silent(history: StallHistory, fleet: Fleet) -> bool:
 
 def _state_of(history: StallHistory) -> str:
     """What a stall that is over was, as far as one knows without the verdict of then."""
-    waited = history.wrote and all(stall.cause in _WAITS for _, _, stall in history.said)
+    waited = history.wrote and all(stall.cause in ONLY_WAITS for _, _, stall in history.said)
     return "waited, while one of its ranks wrote to storage," if waited else "was stalled"
 
 
 def _left_without_a_word(history: StallHistory) -> bool:
     """Whether it was called stalled only because its processes ended, as at the end of a job that is killed."""
-    return all(stall.cause == "process_gone" for _, _, stall in history.said)
+    return all(stall.cause == Cause.PROCESS_GONE for _, _, stall in history.said)
 
 
 def _saying(host: str, rank: str, stall: Stall) -> str:

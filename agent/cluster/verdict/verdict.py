@@ -108,7 +108,7 @@ def is_idle(ranks: Sequence[Rank]) -> bool:
     stalls = [rank.stall for rank in here if rank.stall]
     if not stalls or missing_ranks(ranks) or size_of(ranks) != len(here) or not all(map(identified, ranks)):
         return False
-    if any(stall.cause != "process_stopped" or stall.strength != "weak" for stall in stalls):
+    if any(stall.cause != Cause.PROCESS_STOPPED or stall.strength != "weak" for stall in stalls):
         return False
     if not all(stall.op for stall in stalls):
         return False  # others may wait for it in another communicator: its host could not tell in which it was
@@ -211,7 +211,7 @@ def _within_jobs(
             continue
         if one.culprit.tier >= Tier.UNSEEN:
             found[one.comm] = _Link(root, "other communicators of the same job connect them")
-        elif one.culprit.cause == "process_gone":
+        elif one.culprit.cause == Cause.PROCESS_GONE:
             ended = _blamed(one.culprit)
             found[one.comm] = _Link(
                 root, f"{_process_text(ended) if ended else 'a process of the same job'} ended then, or soon after"
@@ -287,7 +287,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     clearer = its.tier < mine.tier or (mine.tier >= Tier.UNSEEN and _clearest(other) < _clearest(one))
     if clearer and (shared := here & _processes(other.ranks)):
         return _Link(other.comm, f"both have {_process_text(shared)}")
-    if its.cause == "gpu_not_progressing" and (gpus := _gpus(one.ranks) & _gpus(other.ranks)):
+    if its.cause == Cause.GPU_NOT_PROGRESSING and (gpus := _gpus(one.ranks) & _gpus(other.ranks)):
         host, gpu = min(gpus)
         return _Link(other.comm, f"both use GPU {gpu} of {host}")
     return None

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
-from railscope.agent.cluster.verdict.advice import Step, next_steps
+from railscope.agent.cluster.verdict.advice import Period, Step, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, incomparable, is_gone
 from railscope.agent.cluster.verdict.names import hosts_text, last_places, named, rail_text, ranks_and_hosts
-from railscope.agent.cluster.verdict.past_advice import Period, past_steps
 from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text, rate_text
 from railscope.agent.cluster.verdict.recent import (
     RecentCause,
@@ -24,8 +23,7 @@ from railscope.agent.cluster.verdict.recent import (
     when,
 )
 from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
-from railscope.agent.facts.causes import Cause, Tier
-from railscope.agent.facts.stall import OF_A_PROCESS
+from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
@@ -184,7 +182,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
-        headline=f"{_length(stalled)}: {_what(cause)}.",
+        headline=f"{_length(stalled)}: {what_of(cause)}.",
         evidence=tuple(evidence),
         healthy=tuple(_healthy(stalled, fleet)),
         waiting=tuple(Waiting(one.stalled.comm, one.why) for one in cause.dependents),
@@ -202,7 +200,7 @@ def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
     return replace(
         as_it_was,
         seconds=length_of(history, fleet, recent.then),
-        headline=f"{when(recent, fleet)}: {past(_what(recent.cause))}.",
+        headline=f"{when(recent, fleet)}: {past(what_of(recent.cause))}.",
         evidence=(state_now(recent, fleet), *as_it_was.evidence),
         next_steps=past_steps(recent.cause.stalled, period) if is_over(recent, fleet) else as_it_was.next_steps,
         now=False,
@@ -215,7 +213,7 @@ def _length(stalled: StalledCommunicator) -> str:
     return "STALLED" + (f" for {duration(stalled.seconds)}" if stalled.seconds is not None else "")
 
 
-def _what(cause: RootCause) -> str:
+def what_of(cause: RootCause) -> str:
     """What stalls, and what is to blame."""
     stalled, culprit = cause.stalled, cause.stalled.culprit
     said = _blame(culprit)
@@ -229,41 +227,27 @@ def _what(cause: RootCause) -> str:
 
 
 def _blame(culprit: Culprit) -> str:
+    """Who is to blame, and for what, in the words of the table of causes."""
     ranks, rails = culprit.ranks, culprit.rails
-    who = named(ranks) or "a peer that its host does not know"
-    verb = "is" if len(ranks) < 2 else "are"
-    rail = rail_text(rails[0]) if rails else "a rail"
-    where = "" if rails else ", which its host does not name"
-    words = {
-        "process_gone": f"{who} {verb} gone: the process ended",
-        "process_stopped": f"{who} {verb} stopped (SIGSTOP or a debugger)",
-        "rail_down": f"{rail} went down and is back" if rails and rails[0].up else f"{rail} is down{where}",
-        "rail_filtered": f"packets on {rail} are dropped on the way or at its other end{where}",
-        "rail_lossy": f"{rail} loses packets{where}",
-        "rail_slow": f"{rail} is slow{where}",
-        Cause.WRITING: f"{who} write{'s' if len(ranks) == 1 else ''} to storage, as for a checkpoint",
-        "rank_behind": f"{who} did not enter the operation that the others wait in",
-        "gpu_not_progressing": f"the GPU of {who} does not progress",
-        Cause.RANK_MISSING: f"cannot tell: {ranks_text(culprit.missing)} cannot be seen" + last_places(ranks),
-        "unseen": "cannot tell: operations run that railscope does not see",
+    facts = facts_of(culprit.cause)
+    values = {
+        "who": named(ranks) or "a peer that its host does not know",
+        "is": "is" if len(ranks) < 2 else "are",
+        "s": "s" if len(ranks) == 1 else "",
+        "rail": rail_text(rails[0]) if rails else "a rail",
+        "unnamed": "" if rails else ", which its host does not name",
+        "missing": ranks_text(culprit.missing),
+        "last_seen": last_places(ranks),
     }
-    if len({entry.host for entry in rails}) > 1 and culprit.cause != "rail_down":
+    is_back = bool(rails and rails[0].up)
+    plain = (facts.words_by.get("back", facts.words) if is_back else facts.words).format(**values)
+    if len({entry.host for entry in rails}) > 1 and culprit.cause != Cause.RAIL_DOWN:
         also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
-        rail_words = words[culprit.cause]
-        return f"{rail_words} (seen from {also} too)"
-    if culprit.one_of:
-        return f"a peer is gone; it may be one of {ranks_text(culprit.missing)}{last_places(ranks)}, which nobody sees"
-    if culprit.cause == "process_gone" and culprit.basis == "absence":
-        return f"{words[culprit.cause]} (a peer's did, and only this rank is seen by nobody)"
-    if culprit.basis == "history":
-        return f"when its host last told of it, {past(words[culprit.cause])}"
-    if culprit.cause == "rank_behind" and culprit.basis == "host":
-        return f"{who} keep{'s' if len(ranks) == 1 else ''} the others waiting"
-    if culprit.basis == "idle":
-        return f"{who} {verb} not inside any operation while the others wait"
-    if culprit.basis == "completion":
-        return f"data does not reach {who}: the others completed more"
-    return words.get(culprit.cause, "the cause is not known; no rank, rail or host stands out")
+        return f"{plain} (seen from {also} too)"
+    if culprit.basis == "history" and not culprit.one_of:
+        return f"when its host last told of it, {past(plain)}"
+    basis = "one_of" if culprit.one_of else culprit.basis
+    return facts.words_by[basis].format(**values) if basis in facts.words_by else plain
 
 
 def _evidence(cause: RootCause) -> Iterable[str]:
@@ -285,14 +269,14 @@ def _evidence(cause: RootCause) -> Iterable[str]:
             "another order on some ranks"
         )
     for rank in culprit.ranks[:_MOST_LINES]:
-        if culprit.cause == "rank_behind" and culprit.basis == "sequence" and rank.present:
+        if culprit.cause == Cause.RANK_BEHIND and culprit.basis == "sequence" and rank.present:
             if rank.stall is None and not rank.inflight_seconds:
                 yield f"rank {rank.rank} has no operation under way: its program is elsewhere"
             else:
                 yield f"rank {rank.rank} waits in an earlier operation: it may have skipped a collective"
     for rail in culprit.rails[:_MOST_LINES]:
         yield _rail_state(rail)
-    if waiting and culprit.cause not in ("rank_behind", "unknown") and (culprit.ranks or culprit.rails):
+    if waiting and culprit.cause not in (Cause.RANK_BEHIND, Cause.UNKNOWN) and (culprit.ranks or culprit.rails):
         yield f"{ranks_text(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
     for other in stalled.others[:2]:
         if set(other.ranks) - blamed or set(other.rails) - set(culprit.rails):

@@ -1,0 +1,161 @@
+"""The table of causes is whole, and whatever speaks of a cause says what the table says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from string import Formatter
+from typing import Final
+
+import pytest
+
+from railscope.agent.cluster.fleet.facts import Rail, Rank
+from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
+from railscope.agent.cluster.verdict.culprits import Culprit
+from railscope.agent.cluster.verdict.recent import past
+from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator
+from railscope.agent.cluster.verdict.words import what_of
+from railscope.agent.facts.causes import CAUSES, About, Cause, Severity, Tier, facts_of
+from railscope.dashboards import rules_files, runbook
+from tests.nccl.library import REPOSITORY
+
+OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen"}
+OF_STEPS: Final = {
+    About.RANK: {"rank", "pid", "gpu"},
+    About.RAIL: {"device", "inside"},
+    About.HOST: {"host"},
+    About.STALLED: {"rank", "pid", "gpu"},
+}
+OF_THE_PAST: Final = {"window", "period"}
+OCCASIONS: Final = {"host", "sequence", "idle", "completion", "rail state", "absence", "history", "back", "one_of"}
+SAID: Final = [cause for cause, facts in CAUSES.items() if facts.by_host]
+COMMON_WORDS: Final = {Cause.UNKNOWN, Cause.UNSEEN, Cause.WRITING}
+"""Of other things too: what is not known, bytes of no observed collective, a column."""
+_MATCHER: Final = re.compile(r'\bcause ?(?:=~|!~|!=|=) ?"([^"$.*]+)"|\.cause "(\w+)"', re.IGNORECASE)
+
+
+def placeholders(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_cause_has_words_steps_and_a_remedy(cause: Cause) -> None:
+    facts = CAUSES[cause]
+    assert re.fullmatch(r"[A-Z].*\.", facts.meaning)
+    assert facts.words
+    assert facts.remedy
+    assert not facts.remedy.endswith(".")
+    assert facts.now
+    assert all(step.why for step in (*facts.now, *facts.after))
+    assert facts.after or facts.tier >= Tier.UNSEEN, "what kept traces of it?"
+    assert (runbook.FOLDER / f"{facts.runbook}.md").is_file()
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_placeholders_are_those_that_diagnose_fills(cause: Cause) -> None:
+    facts = CAUSES[cause]
+    for clause in (facts.words, *facts.words_by.values()):
+        assert placeholders(clause) <= OF_CLAUSES
+    assert facts.words_by.keys() <= OCCASIONS
+    for more, steps in ((set[str](), facts.now), (OF_THE_PAST, facts.after)):
+        for step in steps:
+            assert placeholders(step.command + step.why) <= OF_STEPS[facts.about] | more
+
+
+@pytest.mark.parametrize("cause", [cause for cause, facts in CAUSES.items() if facts.tier < Tier.MISSING])
+def test_what_is_said_of_now_can_be_said_of_then(cause: Cause) -> None:
+    values = dict.fromkeys(OF_CLAUSES, "") | {"who": "rank 1", "is": "is", "s": "s", "rail": "rail 0"}
+    clause = CAUSES[cause].words.format(**values)
+    assert past(clause) != clause, "recent._PAST lacks its verb"
+
+
+def blamed(cause: Cause, basis: str = "host") -> StalledCommunicator:
+    """A communicator of two ranks; rank 1 on host1 and its rail are to blame, or nobody sees it."""
+    facts = CAUSES[cause]
+    ranks = tuple(Rank("aa", str(number), f"host{number}", pid=f"10{number}", gpu="3") for number in (0, 1))
+    rails = (Rail("host1", "0", "eth7"),) if facts.about is About.RAIL else ()
+    missing = ("1",) if facts.about is About.HOST else ()
+    of_ranks = () if facts.about is About.RAIL else ranks[1:]
+    culprit = Culprit(cause, of_ranks, missing, rails, basis, "strong")
+    return StalledCommunicator("aa", ranks, culprit, (), missing, 2, "AllReduce", 40.0, ())
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_diagnose_says_what_the_table_says_and_of_whom(cause: Cause) -> None:
+    facts, stalled = CAUSES[cause], blamed(cause)
+    said = what_of(RootCause(stalled))
+    plain = [part for part in re.split(r"\{\w+\}", facts.words_by.get("host", facts.words)) if part]
+    assert all(part in said for part in plain)
+    assert "{" not in said
+    steps = next_steps(stalled)
+    assert steps[0].why.startswith(facts.now[0].why.partition("{")[0])
+    assert any("10" in step.command for step in steps) == any("{pid}" in one.command for one in facts.now)
+    assert any("eth7" in step.command for step in steps) == (facts.about is About.RAIL)
+    over = past_steps(stalled, Period(1000.0, 1010.0))
+    assert [step.why for step in over if "{" in step.command + step.why] == []
+    if facts.after:
+        assert over[0].why.startswith(facts.after[0].why.partition("{")[0])
+
+
+def test_a_step_on_a_host_that_nobody_knows_is_left_out() -> None:
+    lost = Rank("aa", "1", "", present=False)
+    gone = Culprit(Cause.PROCESS_GONE, (lost,), basis="host")
+    steps = next_steps(StalledCommunicator("aa", (lost,), gone, (), (), 2, "AllReduce", 40.0, ()))
+    assert [(step.host, step.command) for step in steps] == [("", "")]
+    assert steps[0].why.startswith("the job's log of rank 1")
+
+
+def test_a_cause_of_a_newer_agent_is_nothing_that_is_known() -> None:
+    assert facts_of("some_new_cause") is CAUSES[Cause.UNKNOWN]
+
+
+def test_the_runbook_page_is_made_of_the_table() -> None:
+    page = runbook.FILE.read_text()
+    assert runbook.written(page) == page, "run 'python -m railscope.dashboards.runbook'"
+    assert re.findall(r"^### (\w+)$", page, re.MULTILINE) == list(Cause)
+    assert re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", page, re.MULTILINE) == [(cause, cause) for cause in Cause]
+    for facts in CAUSES.values():
+        assert facts.meaning in page
+        assert f"Remedy: {facts.remedy}." in page
+    with pytest.raises(ValueError, match="has no lines"):
+        runbook.written(page.replace(runbook.END, ""))
+
+
+def test_the_alert_on_a_stall_is_as_severe_as_its_causes() -> None:
+    (alert,) = (one for one in rules_files.alerts() if one.name == runbook.FILE.stem)
+    assert {CAUSES[cause].severity for cause in SAID} == {Severity(dict(alert.labels)["severity"])}
+    assert CAUSES[Cause.WRITING].severity is Severity.NONE
+
+
+def test_rules_and_pages_name_no_cause_that_the_table_lacks() -> None:
+    files = [path for folder in ("dashboards", "deploy", "docs") for path in (REPOSITORY / folder).rglob("*.*")]
+    named = {
+        cause
+        for path in (*files, *REPOSITORY.glob("*.md"))
+        if path.suffix in (".md", ".yml") and path.parent.name != "tests"  # there are causes of newer agents
+        for found in _MATCHER.findall(path.read_text())
+        for cause in (found[0] or found[1]).split("|")
+    }
+    assert named - set(Cause) == set()
+    assert named >= {Cause.PROCESS_GONE, Cause.RANK_BEHIND, Cause.UNSEEN}, "the search finds nothing"
+
+
+def test_the_front_page_lists_what_hosts_tell_of() -> None:
+    page = (REPOSITORY / "README.md").read_text()
+    (listed,) = re.findall(r"Causes \(.*?\): ((?:`\w+`(?:, )?)+)\.", page)
+    assert re.findall(r"\w+", listed) == SAID
+    (table,) = re.findall(r"\| Fault \| Named \|.*\n((?:\|.*\n)+)", page)
+    assert set(re.findall(r"^\| [^|]* \| `(\w+)` \|", table, re.MULTILINE)) <= set(SAID)
+
+
+def test_no_module_but_the_table_writes_a_causes_name() -> None:
+    names = {str(cause) for cause in Cause} - COMMON_WORDS
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{one.lineno}"
+        for folder in ("agent", "dashboards", "exporters", "probes", "testbed")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if path != REPOSITORY / "agent/facts/causes.py"
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in names
+    ]
+    assert found == []
