@@ -38,6 +38,16 @@ uint64_t hash_bytes(const void *data, size_t bytes, uint64_t seed) {
     return hash != 0 ? hash : 1; /* zero would read as "not set yet" */
 }
 
+/* NCCL_HOSTID as NCCL reads it, else the host's name. */
+uint64_t host_hash(void) {
+    char name[256] = "";
+    const char *given = getenv("NCCL_HOSTID");
+    if (given != NULL && *given != '\0')
+        return hash_bytes(given, strlen(given), 1);
+    gethostname(name, sizeof name - 1);
+    return hash_bytes(name, strlen(name), 0);
+}
+
 /* Accept one rank.  A stranger's connection is closed; a rank that disagrees about the number ends the meeting. */
 static ncclResult_t greet(const struct meeting *meeting, struct rank_record **records, int **sockets, int *nranks,
                           int *present) {

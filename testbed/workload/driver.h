@@ -3,6 +3,7 @@
  *   driver.c           options, meeting the other ranks, the loop, the end
  *   driver_patterns.c  what training and inference jobs call
  *   driver_gpt.c       what a GPT on pipeline stages, tensor ranks and replicas calls
+ *   driver_job.c       what both share: buffers, communicators, results that wait to be checked
  *   driver_gpt_shape.c how much that is, and in which order
  *   driver_moments.c   what happens between calls: pauses, checkpoints, warm-up, a call left out
  *   driver_data.c      data whose right results are known without a second computation
@@ -86,7 +87,7 @@ const void *data_of(const struct data *data, int rank, uint64_t iteration); /* w
 const void *data_combined(const struct data *data, uint64_t iteration);     /* reduced over all ranks */
 uint64_t mix(uint64_t a, uint64_t b);
 
-/* ---- driver_patterns.c ---- */
+/* ---- driver_job.c ---- */
 
 struct job {
     const struct options *options;
@@ -98,17 +99,7 @@ struct job {
     uint64_t iteration; /* of the pattern, from 0 */
 };
 
-struct pattern {
-    const char *name;
-    void (*prepare)(struct job *job);
-    void (*iterate)(struct job *job, uint64_t iteration);
-    void (*finish)(struct job *job);
-    bool has_all_reduce; /* outside of groups: a rank can leave one out */
-};
-
-const struct pattern *pattern_named(const char *name); /* NULL: there is none */
-
-/* What patterns share.  Results are checked when they are settled, so that their buffers must stay until then. */
+/* Results are checked when they are settled, so that their buffers must stay until then. */
 enum { PENDING = 256 }; /* results that can wait */
 void expect(const struct job *job, const void *received, const void *expected, size_t bytes, const char *what);
 void settle(const struct job *job);
@@ -125,5 +116,17 @@ const char *gpt_problem(const struct options *options); /* reads the shape; NULL
 void gpt_prepare(struct job *job);
 void gpt_iterate(struct job *job, uint64_t iteration);
 void gpt_finish(struct job *job);
+
+/* ---- driver_patterns.c ---- */
+
+struct pattern {
+    const char *name;
+    void (*prepare)(struct job *job);
+    void (*iterate)(struct job *job, uint64_t iteration);
+    void (*finish)(struct job *job);
+    bool has_all_reduce; /* outside of groups: a rank can leave one out */
+};
+
+const struct pattern *pattern_named(const char *name); /* NULL: there is none */
 
 #endif

@@ -6,7 +6,7 @@
  *   exchange.c   moves a set of messages at once over the peers' links
  *   reduce.c     arithmetic on elements
  *   comm.c       communicators: create, split, destroy, ask
- *   bootstrap.c  the unique id and the meeting of ranks that it names
+ *   bootstrap.c  the unique id and the meeting of ranks that it names, and which of them share a host
  *   network.c    rails, sockets, links between ranks
  *   errors.c     result codes and their texts */
 #ifndef RAILSCOPE_INTERNAL_H
@@ -172,7 +172,6 @@ bool can_reduce(ncclDataType_t type);
 ncclResult_t rails_find(void); /* once a process; later calls return at once */
 int rails_count(void);
 void rails_add_bytes(int rail, size_t transmit_bytes, size_t receive_bytes);
-uint64_t host_hash(void);
 ncclResult_t socket_listen(const struct sockaddr_in *address, int *fd, struct sockaddr_in *bound);
 ncclResult_t socket_connect(const struct sockaddr_in *from, const struct sockaddr_in *to, int *fd);
 ncclResult_t socket_accept(int listener, int *fd);
@@ -187,6 +186,7 @@ void peers_shut_down(ncclComm_t comm);
 
 /* bootstrap.c */
 uint64_t hash_bytes(const void *data, size_t bytes, uint64_t seed);
+uint64_t host_hash(void);
 ncclResult_t bootstrap_create(ncclUniqueId *id);
 ncclResult_t bootstrap_meet(const ncclUniqueId *id, int nranks, const struct rank_record *mine,
                             struct rank_record *all);

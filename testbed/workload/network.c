@@ -108,16 +108,6 @@ int workload_rails(struct workload_rail *out, int capacity) {
     return rail_total;
 }
 
-/* NCCL_HOSTID as NCCL reads it, else the host's name. */
-uint64_t host_hash(void) {
-    char name[256] = "";
-    const char *given = getenv("NCCL_HOSTID");
-    if (given != NULL && *given != '\0')
-        return hash_bytes(given, strlen(given), 1);
-    gethostname(name, sizeof name - 1);
-    return hash_bytes(name, strlen(name), 0);
-}
-
 /* ---- plain sockets: connection set-up, not the data path ---- */
 
 static ncclResult_t system_error(const char *what) {

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.unit.house import CONTRIBUTING, REPOSITORY, contracts, contributing, floors, folder, sentence
 
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+WORKLOAD = REPOSITORY / "testbed/workload"
+HEADING = re.compile(r"^/\* (?:---- )?(\w+)\.c (?:---- )?\*/$")
+DECLARED = re.compile(r"^[a-z][\w ]*[ *](\w+)\(")
 
 
 def test_no_room_imports_from_its_own_floor_or_above() -> None:
@@ -37,6 +43,25 @@ def test_every_room_has_a_floor_and_says_in_one_sentence_what_it_is() -> None:
 
 def test_contributing_shows_the_map_of_the_contract() -> None:
     assert CONTRIBUTING.read_text() == contributing(), "run 'python -m tests.unit.house'"
+
+
+def test_no_two_sources_of_the_workload_call_each_other() -> None:
+    """Their headers say which source has a function; whoever names it in a source uses that one."""
+    home: dict[str, str] = {}
+    for header in WORKLOAD.glob("*.h"):
+        source = header.stem
+        for line in header.read_text().splitlines():
+            if heading := HEADING.match(line):
+                source = heading[1]
+            elif declared := DECLARED.match(line):
+                home[declared[1]] = source
+    uses: defaultdict[str, set[str]] = defaultdict(set)
+    for file in WORKLOAD.glob("*.c"):
+        named = set(re.findall(r"(?<![.>])\b\w+", file.read_text())) & home.keys()
+        uses[file.stem] = {home[name] for name in named} - {file.stem}
+    assert uses["driver_patterns"] >= {"driver_job", "driver_gpt"}
+    assert uses["network"] == {"errors"}
+    TopologicalSorter(uses).prepare()  # raises where there is a circle
 
 
 def _flat(ordered: list[list[str]]) -> list[str]:
