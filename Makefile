@@ -37,7 +37,7 @@ packages-vm:
 	@./install-packages $(PACKAGES_VM)
 
 # The folders under their import names, for who imports them without an installation: mypy, other Pythons, other roots.
-FOLDERS := agent dashboards exporters probes testbed
+FOLDERS := $(filter-out tests,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 TREE := $(VENV)/tree/railscope
 $(STAMPS)/venv: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)

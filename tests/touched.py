@@ -17,8 +17,8 @@ from typing import Final
 
 import grimp
 
-REPOSITORY: Final = Path(__file__).resolve().parents[1]
-PACKAGES: Final = tuple(f"railscope.{name}" for name in ("agent", "dashboards", "exporters", "probes", "testbed"))
+from tests.unit.house import REPOSITORY, root_packages
+
 _ALWAYS: Final = "tests/unit/test_house.py"
 _EVERYTHING: Final = ("tests/unit",)
 
@@ -57,7 +57,7 @@ def _changed() -> list[str]:
 
 def _users() -> dict[str, set[str]]:
     sys.path[:0] = [str(REPOSITORY / ".venv/tree"), str(REPOSITORY)]
-    graph = grimp.build_graph(*PACKAGES, "tests", cache_dir=None)
+    graph = grimp.build_graph(*root_packages(), "tests", cache_dir=None)
     return {module: graph.find_downstream_modules(module) for module in graph.modules}
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.probes.nccl.layouts.dwarf import structures_in
-from tests.gpu.unpack import MANIFEST, PRODUCT, source_digest
+from tests.gpu.unpack import MANIFEST, product_folders, source_digest
 from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 
 KIT: Final = REPOSITORY / ".gpu"
@@ -98,7 +98,7 @@ def _built(repository: Path) -> Iterable[Path]:
 
 def project_wheel(repository: Path, source: Path, wheels: Path) -> None:
     """Build the wheel from a copy: a folder `build` of former builds would bring back modules that are gone."""
-    for name in PRODUCT:
+    for name in product_folders(repository):
         shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(repository / name, source)

@@ -26,6 +26,7 @@ def checkout(tmp_path: Path) -> Path:
     source = tmp_path / "checkout/agent/module.py"
     source.parent.mkdir(parents=True)
     source.write_text("print()\n")
+    source.with_name("__init__.py").touch()
     return tmp_path / "checkout"
 
 

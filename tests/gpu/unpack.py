@@ -19,8 +19,7 @@ import zipfile
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-PRODUCT = ("agent", "dashboards", "exporters", "probes", "testbed")
-"""The folders that the project's wheel is built from."""
+_TESTS = "tests"
 _SOURCES = frozenset({".py", ".c", ".h", ".json", ".yml", ".md"})
 _TOOLS = ("ip", "tc")
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -30,10 +29,15 @@ class UnpackError(RuntimeError):
     """The kit cannot be used; one line says what to do."""
 
 
+def product_folders(repository: Path) -> list[str]:
+    """The folders that the project's wheel is built from, as setup.py finds them."""
+    return sorted({file.parent.name for file in repository.glob("*/__init__.py")} - {_TESTS})
+
+
 def source_digest(repository: Path) -> str:
     """A digest of the names and contents of the product's sources."""
     digest = hashlib.sha256()
-    for top in PRODUCT:
+    for top in product_folders(repository):
         for path in sorted((repository / top).rglob("*")):
             if path.suffix in _SOURCES and path.is_file():
                 digest.update(f"{path.relative_to(repository)}\0".encode() + path.read_bytes() + b"\0")

@@ -20,8 +20,17 @@ _PREFIX: Final = "railscope."
 
 def contracts() -> dict[str, dict[str, Any]]:
     """The contracts of pyproject.toml, by id."""
-    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    return {contract["id"]: contract for contract in settings["tool"]["importlinter"]["contracts"]}
+    return {contract["id"]: contract for contract in _import_linter()["contracts"]}
+
+
+def root_packages() -> list[str]:
+    """The packages that the contracts are about: all of the product."""
+    return list(_import_linter()["root_packages"])
+
+
+def _import_linter() -> dict[str, Any]:
+    settings: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return settings
 
 
 def floors(contract: dict[str, Any]) -> list[list[str]]:

@@ -9,7 +9,8 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from tests.unit.house import CONTRIBUTING, REPOSITORY, contracts, contributing, floors, folder, sentence
+from tests.gpu.unpack import product_folders
+from tests.unit.house import CONTRIBUTING, REPOSITORY, contracts, contributing, floors, folder, root_packages, sentence
 
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 WORKLOAD = REPOSITORY / "testbed/workload"
@@ -28,6 +29,10 @@ def test_no_room_imports_from_its_own_floor_or_above() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(contracts())} kept, 0 broken" in done.stdout
+
+
+def test_the_contract_is_about_all_that_is_installed() -> None:
+    assert sorted(root_packages()) == [f"railscope.{name}" for name in product_folders(REPOSITORY)]
 
 
 def test_every_room_has_a_floor_and_says_in_one_sentence_what_it_is() -> None:
