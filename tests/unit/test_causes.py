@@ -109,20 +109,35 @@ def test_a_cause_of_a_newer_agent_is_nothing_that_is_known() -> None:
     assert facts_of("some_new_cause") is CAUSES[Cause.UNKNOWN]
 
 
-def test_the_runbook_page_is_made_of_the_table() -> None:
-    page = runbook.FILE.read_text()
-    assert runbook.written(page) == page, "run 'python -m railscope.dashboards.runbook'"
+@pytest.mark.parametrize("name", runbook.pages())
+def test_runbook_pages_have_what_the_table_says(name: str) -> None:
+    page = (runbook.FOLDER / f"{name}.md").read_text()
+    assert runbook.written(name, page) == page, "run 'python -m railscope.dashboards.runbook'"
+    with pytest.raises(ValueError, match=f"{name}.md has no part"):
+        runbook.written(name, page.replace(runbook.END, ""))
+
+
+def test_the_page_on_stalls_has_a_row_and_a_section_for_each_cause_and_no_other() -> None:
+    page = (runbook.FOLDER / f"{runbook.OF_ALL}.md").read_text()
     assert re.findall(r"^### (\w+)$", page, re.MULTILINE) == list(Cause)
     assert re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", page, re.MULTILINE) == [(cause, cause) for cause in Cause]
     for facts in CAUSES.values():
         assert facts.meaning in page
         assert f"Remedy: {facts.remedy}." in page
-    with pytest.raises(ValueError, match="has no lines"):
-        runbook.written(page.replace(runbook.END, ""))
+
+
+def test_steps_of_a_cause_stand_on_the_page_that_says_most_of_it_and_on_no_other() -> None:
+    for file in runbook.FOLDER.glob("*.md"):
+        own = [cause for cause, facts in CAUSES.items() if facts.runbook == file.stem]
+        page = file.read_text()
+        marked = re.findall(r"^<!-- (\w+): written", page, re.MULTILINE)
+        assert marked == (["causes"] if file.stem == runbook.OF_ALL else own)
+        steps = [step for cause in own for step in CAUSES[cause].now]
+        assert [step.why for step in steps if step.command and step.why.partition("{")[0] not in page] == []
 
 
 def test_the_alert_on_a_stall_is_as_severe_as_its_causes() -> None:
-    (alert,) = (one for one in rules_files.alerts() if one.name == runbook.FILE.stem)
+    (alert,) = (one for one in rules_files.alerts() if one.name == runbook.OF_ALL)
     assert {CAUSES[cause].severity for cause in SAID} == {Severity(dict(alert.labels)["severity"])}
     assert CAUSES[Cause.WRITING].severity is Severity.NONE
 
