@@ -14,6 +14,7 @@ from typing import Final
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
+    AgentHealth,
     AttachedProbe,
     CollectiveTotal,
     CollectorResult,
@@ -23,9 +24,15 @@ from railscope.agent.facts.snapshot import (
     GpuFacts,
     Histogram,
     LaunchTotal,
+    NodeCollectives,
+    NodeCompletion,
+    NodeGpus,
+    NodeStalls,
+    NodeTimes,
     NvlinkFacts,
     OpHistogram,
     OwnProcessFacts,
+    ProbeHealth,
     ProbeLevel,
     RailFacts,
     RailLedger,
@@ -111,10 +118,53 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
     ends = [(f"{number:016x}", str(number % 64)) for number in numbers]
     return Snapshot(
         realtime_ns=1,
-        started_realtime_ns=1,
         version="1.0.0",
         kernel="6.8.0",
-        processes_observed=GPUS,
+        collectives=NodeCollectives(
+            totals=tuple(
+                CollectiveTotal(op, dtype, str(gpu), 1, 1)
+                for op in _OPS
+                for dtype in _DTYPES.get(op, ("bfloat16",))
+                for gpu in range(GPUS)
+            ),
+            sizes=_of_each_operation(SIZE_BOUNDS),
+            enqueue_times=_of_each_operation(ENQUEUE_BOUNDS),
+            communicators=tuple(
+                _communicator(comm, rank, gpu=number % GPUS) for number, (comm, rank) in zip(numbers, ends, strict=True)
+            ),
+            events=dict.fromkeys(("init", "finalize", "destroy", "abort", "revoke"), 0),
+            completion=NodeCompletion(
+                durations=_of_each_operation(DURATION_BOUNDS),
+                bandwidths=_of_each_operation(BANDWIDTH_BOUNDS),
+                launches=tuple(LaunchTotal(op, *way, 1) for op in _OPS[:3] for way in _WAYS),
+            ),
+            times=NodeTimes(
+                by_rank=tuple(RankTimes(comm, rank, 1, 1.0) for comm, rank in ends),
+                by_size=tuple(CompletedTotal(op, 1 << at, 1, 1, 1, 1.0) for op in _OPS for at in range(_SIZES[op])),
+                arrivals=tuple(RankArrivals(comm, rank, 1, 1.0) for comm, rank in ends),
+            ),
+        ),
+        rails=(
+            *(rail for number in range(GPUS) for rail in _port(str(number))),
+            _device(str(GPUS), "eth0", rdma=False),
+        ),
+        gpus=NodeGpus(
+            tuple(
+                GpuFacts(str(gpu), f"GPU-{gpu}", f"0000:{gpu:02x}:00.0", "GPU", "0", "completed", (), 1, 1, 0.1)
+                for gpu in range(GPUS)
+            ),
+            tuple(_nvlink(str(gpu), str(link)) for gpu in range(GPUS) for link in range(NVLINKS_OF_A_GPU)),
+        ),
+        stalls=NodeStalls(totals=(StallTotal("AllReduce", Cause.RANK_BEHIND, 1),)),
+        health=_health(),
+    )
+
+
+def _health() -> AgentHealth:
+    results = (("stall", "written"), ("stall", "failed"), ("signal", "written"), ("signal", "failed"))
+    programs = ("calls", "communicators", "completion", "proxy", "rails", "launches", "errors", "events")
+    return AgentHealth(
+        started_realtime_ns=1,
         own_process=OwnProcessFacts(
             cpu_seconds=12.5,
             resident_bytes=44 << 20,
@@ -123,34 +173,6 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
             most_descriptors=1 << 20,
             start_seconds=1_700_000_000.5,
         ),
-        collectives=tuple(
-            CollectiveTotal(op, dtype, str(gpu), 1, 1)
-            for op in _OPS
-            for dtype in _DTYPES.get(op, ("bfloat16",))
-            for gpu in range(GPUS)
-        ),
-        sizes=_of_each_operation(SIZE_BOUNDS),
-        enqueue_times=_of_each_operation(ENQUEUE_BOUNDS),
-        durations=_of_each_operation(DURATION_BOUNDS),
-        bandwidths=_of_each_operation(BANDWIDTH_BOUNDS),
-        launches=tuple(LaunchTotal(op, *way, 1) for op in _OPS[:3] for way in _WAYS),
-        completed=tuple(CompletedTotal(op, 1 << at, 1, 1, 1, 1.0) for op in _OPS for at in range(_SIZES[op])),
-        communicators=tuple(
-            _communicator(comm, rank, gpu=number % GPUS) for number, (comm, rank) in zip(numbers, ends, strict=True)
-        ),
-        rank_times=tuple(RankTimes(comm, rank, 1, 1.0) for comm, rank in ends),
-        arrivals=tuple(RankArrivals(comm, rank, 1, 1.0) for comm, rank in ends),
-        comm_events=dict.fromkeys(("init", "finalize", "destroy", "abort", "revoke"), 0),
-        stall_totals=(StallTotal("AllReduce", Cause.RANK_BEHIND, 1),),
-        rails=(
-            *(rail for number in range(GPUS) for rail in _port(str(number))),
-            _device(str(GPUS), "eth0", rdma=False),
-        ),
-        gpus=tuple(
-            GpuFacts(str(gpu), f"GPU-{gpu}", f"0000:{gpu:02x}:00.0", "GPU", "0", "completed", (), 1, 1, 0.1)
-            for gpu in range(GPUS)
-        ),
-        nvlinks=tuple(_nvlink(str(gpu), str(link)) for gpu in range(GPUS) for link in range(NVLINKS_OF_A_GPU)),
         collectors=tuple(
             CollectorResult(name, True, 0.001, 0)
             for name in (
@@ -163,14 +185,14 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
                 *(f"nvlink gpu{n}" for n in range(8)),
             )
         ),
-        probes=tuple(
-            AttachedProbe("libnccl.so.2", "2.28.9", program, True, "build-id")
-            for program in ("calls", "communicators", "completion", "proxy", "rails", "launches", "errors", "events")
+        probes=ProbeHealth(
+            processes_observed=GPUS,
+            attached=tuple(AttachedProbe("libnccl.so.2", "2.28.9", program, True, "build-id") for program in programs),
+            levels=(ProbeLevel("libnccl.so.2", "2.28.9", 2, 3),),
+            events_lost=dict.fromkeys(("ring_full", "decode", "maps_full"), 0),
+            overhead_seconds=dict.fromkeys(programs[:6], 0.1),
         ),
-        levels=(ProbeLevel("libnccl.so.2", "2.28.9", 2, 3),),
-        events_lost=dict.fromkeys(("ring_full", "decode", "maps_full"), 0),
-        recordings={("stall", "written"): 0, ("stall", "failed"): 0, ("signal", "written"): 0, ("signal", "failed"): 0},
-        overhead_seconds=dict.fromkeys(("calls", "communicators", "completion", "proxy", "rails", "launches"), 0.1),
+        recordings=dict.fromkeys(results, 0),
     )
 
 

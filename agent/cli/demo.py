@@ -327,7 +327,7 @@ class _Demo:
         self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[tuple[int, str], int]
     ) -> Mapping[tuple[int, str], int]:
         """A few lines on what each communicator did and what each rail carried."""
-        mine = [facts for facts in snapshot.communicators if facts.pid in pids]
+        mine = [facts for facts in snapshot.collectives.communicators if facts.pid in pids]
         for line in communicator_lines(mine, before):
             self._say(line)
         for rail in snapshot.rails:
@@ -425,7 +425,7 @@ def _of_report(pattern: str, report: RankReport) -> RankCount:
 def _of_snapshot(pattern: str, rank: int, pid: int, snapshot: Snapshot) -> RankCount:
     ops: dict[str, dict[str, int]] = defaultdict(lambda: {"calls": 0, "payload_bytes": 0})
     communicators: dict[str, int] = defaultdict(int)
-    for facts in snapshot.communicators:
+    for facts in snapshot.collectives.communicators:
         if facts.pid != pid:
             continue
         if facts.enqueued:

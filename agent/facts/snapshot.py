@@ -1,6 +1,7 @@
 """What the agent knows at one moment, as one immutable value.
 
-The daemon makes a `Snapshot`; exporters, the demo and the terminal only read it.  Three notions of bytes are kept
+A `Snapshot` holds five facts: collectives, rails, GPUs, stalls and the agent's own health.  Each is built whole by the
+room of agent/node that knows it; exporters, the demo and the terminal only read them.  Three notions of bytes are kept
 apart by name: payload (count × dtype size), wire (payload × algorithm factor: what should leave the node), port
 (what the network device counted).  What is not known is the string "unknown" in a label, `None` in a value.
 """
@@ -414,59 +415,118 @@ class NvlinkFacts:
     transmit_utilization: float | None = None
     """Bytes over what its speed allows, of the last correlation window; None: one of them is not known."""
     receive_utilization: float | None = None
-    read_ns: int = 0
-    """Monotonic time of the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything that is exported, at one moment."""
+class NodeTimes:
+    """How long operations took of which the recorder's rings told, and who came last to them."""
 
-    realtime_ns: int
-    version: str
-    kernel: str
-    collectives: tuple[CollectiveTotal, ...] = ()
-    sizes: tuple[OpHistogram, ...] = ()
-    enqueue_times: tuple[OpHistogram, ...] = ()
-    communicators: tuple[CommunicatorFacts, ...] = ()
-    rails: tuple[RailFacts, ...] = ()
-    collectors: tuple[CollectorResult, ...] = ()
-    probes: tuple[AttachedProbe, ...] = ()
-    levels: tuple[ProbeLevel, ...] = ()
+    by_rank: tuple[RankTimes, ...] = ()
+    by_size: tuple[CompletedTotal, ...] = ()
+    arrivals: tuple[RankArrivals, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCompletion:
+    """What is seen below NCCL's calls; empty where nothing is."""
+
     durations: tuple[OpHistogram, ...] = ()
     """Seconds from hand-over to the last network completion: an upper bound of the network part."""
     cuda_durations: tuple[OpHistogram, ...] = ()
     """Seconds from the call to when the job learned through a CUDA event that it is complete: a late upper bound."""
     bandwidths: tuple[OpHistogram, ...] = ()
-    """Bus bandwidth, bytes per second, from the same."""
+    """Bus bandwidth, bytes per second, from `durations`."""
     launches: tuple[LaunchTotal, ...] = ()
-    stalls: tuple[CommunicatorStall, ...] = ()
-    stall_totals: tuple[StallTotal, ...] = ()
-    ended_stalls: tuple[Stall, ...] = ()
-    """The last ones, oldest first."""
-    writing: tuple[WritingRank, ...] = ()
-    arrivals: tuple[RankArrivals, ...] = ()
-    rank_times: tuple[RankTimes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCollectives:
+    """What NCCL programs of this node called, and what became of it; built by agent/node/collectives."""
+
+    totals: tuple[CollectiveTotal, ...] = ()
+    sizes: tuple[OpHistogram, ...] = ()
+    """Payload of a call, bytes."""
+    enqueue_times: tuple[OpHistogram, ...] = ()
+    """Host time of a call, seconds."""
+    communicators: tuple[CommunicatorFacts, ...] = ()
+    """Oldest first."""
     peers: tuple[PeerTotal, ...] = ()
     """Empty unless they are asked for."""
-    completed: tuple[CompletedTotal, ...] = ()
-    monotonic_ns: int = 0
-    """The same moment as `realtime_ns`, as events are stamped."""
-    gpus: tuple[GpuFacts, ...] = ()
+    events: Mapping[str, int] = field(default_factory=dict)
+    """Communicators' events (`init`, `abort`, …) so far, by kind."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """NCCL errors on communicators so far, by result."""
+    completion: NodeCompletion = NodeCompletion()
+    times: NodeTimes = NodeTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """GPUs of this node as NVML shows them; built by agent/node/nvlink."""
+
+    devices: tuple[GpuFacts, ...] = ()
     nvlinks: tuple[NvlinkFacts, ...] = ()
-    comm_events: Mapping[str, int] = field(default_factory=dict)
-    comm_errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStalls:
+    """Operations of this node that do not come to their end, or lately did not; built by agent/node/stalls."""
+
+    lengths: tuple[CommunicatorStall, ...] = ()
+    totals: tuple[StallTotal, ...] = ()
+    ended: tuple[Stall, ...] = ()
+    """The last ones, oldest first."""
+    writing: tuple[WritingRank, ...] = ()
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        """Those that go on now."""
+        return tuple(one.current for one in self.lengths if one.current is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeHealth:
+    """What the probes are attached to, what they cost and what they lost; built by agent/node/daemon."""
+
+    processes_observed: int = 0
+    attached: tuple[AttachedProbe, ...] = ()
+    levels: tuple[ProbeLevel, ...] = ()
     events_lost: Mapping[str, int] = field(default_factory=dict)
     """By reason; every reason is present from the start, with 0."""
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By program: calibrated cost that the probes put on the observed processes, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHealth:
+    """How the agent itself does; built by agent/node/daemon."""
+
+    started_realtime_ns: int = 0
+    """When the agent began; 0: nobody says."""
+    own_process: OwnProcessFacts | None = None
+    """None: nobody reads it."""
+    collectors: tuple[CollectorResult, ...] = ()
+    probes: ProbeHealth = field(default_factory=ProbeHealth)
     recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Flight recordings, by reason (`stall`, `signal`) and result (`written`, `failed`)."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)
-    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By program: calibrated cost that the probes put on the observed processes, seconds."""
-    started_realtime_ns: int = 0
-    """When the agent began; 0: nobody says."""
-    processes_observed: int = 0
-    own_process: OwnProcessFacts | None = None
-    """None: nobody reads it."""
+    """By reason, without what the exporter's own budget drops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is exported, at one moment: `Observer.snapshot` puts it together from what each room built."""
+
+    realtime_ns: int
+    version: str
+    kernel: str
+    monotonic_ns: int = 0
+    """The same moment as `realtime_ns`, as events are stamped."""
     simulated: bool = False
     """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""
+    collectives: NodeCollectives = field(default_factory=NodeCollectives)
+    rails: tuple[RailFacts, ...] = ()
+    """Built by agent/node/rails: RDMA ports, then network devices."""
+    gpus: NodeGpus = NodeGpus()
+    stalls: NodeStalls = NodeStalls()
+    health: AgentHealth = field(default_factory=AgentHealth)

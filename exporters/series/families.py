@@ -12,13 +12,27 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, Histogram, Labels, RailFacts, Snapshot
+from railscope.agent.facts.snapshot import (
+    UNKNOWN,
+    AgentHealth,
+    CommunicatorFacts,
+    Histogram,
+    Labels,
+    NodeCollectives,
+    NodeStalls,
+    PeerTotal,
+    ProbeHealth,
+    RailFacts,
+    RankArrivals,
+    RankTimes,
+    Snapshot,
+)
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.family_draft import Draft, by_one_label, known
@@ -35,6 +49,17 @@ _NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
 _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """What of a snapshot the series budget may leave out."""
+
+    communicators: tuple[CommunicatorFacts, ...]
+    peers: tuple[PeerTotal, ...]
+    times: tuple[RankTimes, ...]
+    arrivals: tuple[RankArrivals, ...]
+    rails: tuple[RailFacts, ...]
+
+
 def families(
     snapshot: Snapshot,
     budget: SeriesBudget | None = None,
@@ -44,22 +69,29 @@ def families(
     """All families of the snapshot that have at least one sample, in the catalogue's order.
 
     What exceeds the budget is left out and added to the budget's total, which `series_dropped_total` shows with the
-    reason `cap`.  `snapshot.communicators` is taken to be oldest first.  `pause` is called after every few hundred
+    reason `cap`.  Communicators are taken to be oldest first.  `pause` is called after every few hundred
     samples, about a third of a millisecond of work, for threads that must not wait until all are made.
     `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.
     """
     budget, selection = budget or SeriesBudget(), selection or Selection()
-    snapshot = replace(snapshot, rails=selection.of_rails(snapshot.rails))
-    shown = _families(_drafts(snapshot, selection), selection, pause)
+    collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
+    detail = _Detail(
+        collectives.communicators,
+        collectives.peers,
+        collectives.times.by_rank,
+        collectives.times.arrivals,
+        selection.of_rails(snapshot.rails),
+    )
+    shown = _families(_drafts(snapshot, detail, selection), selection, pause)
     wanted = series = _series(shown)
-    allowed = budget.limit - len(snapshot.series_dropped.keys() | {DROPPED_BY_CAP})
+    allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
-    while series > allowed and (snapshot.communicators or snapshot.rails):
-        snapshot = _trimmed(snapshot, series - allowed, selection)
-        shown = _families(_drafts(snapshot, selection), selection, pause)
+    while series > allowed and (detail.communicators or detail.rails):
+        detail = _trimmed(detail, series - allowed, selection)
+        shown = _families(_drafts(snapshot, detail, selection), selection, pause)
         series = _series(shown)
-    dropped_by_cap = snapshot.series_dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
-    reasons = {**snapshot.series_dropped, DROPPED_BY_CAP: dropped_by_cap}
+    dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
+    reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
     return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
 
 
@@ -105,29 +137,30 @@ def _samples(draft: Draft, pause: Callable[[], None]) -> tuple[Sample, ...]:
     return tuple(values.items())
 
 
-def _drafts(snapshot: Snapshot, selection: Selection) -> Iterator[Draft]:
+def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterator[Draft]:
     """Every family but `series_dropped_total`, without regard to the budget."""
     yield from _about_railscope(snapshot)
-    yield from _collectives(snapshot)
-    yield from _communicators(snapshot.communicators)
-    yield from _stalls(snapshot)
-    yield from _times(snapshot)
-    yield by_one_label(catalogue.COMM_EVENTS, snapshot.comm_events.items())
-    yield by_one_label(catalogue.COMM_ERRORS, snapshot.comm_errors.items())
-    yield from rail_families(snapshot.rails, selection)
-    yield from gpu_families(snapshot.gpus, snapshot.nvlinks, selection)
-    yield from _probes(snapshot)
-    yield from _collectors(snapshot)
+    yield from _collectives(snapshot.collectives)
+    yield from _communicators(detail.communicators)
+    yield from _stalls(snapshot.stalls)
+    yield from _times(snapshot.collectives, detail)
+    yield by_one_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
+    yield by_one_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
+    yield from rail_families(detail.rails, selection)
+    yield from gpu_families(snapshot.gpus, selection)
+    yield from _probes(snapshot.health.probes)
+    yield from _collectors(snapshot.health)
 
 
 def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
     build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
     yield Draft(catalogue.BUILD_INFO, [(build, 1)])
-    if snapshot.started_realtime_ns:
-        yield Draft(catalogue.AGENT_START_TIME, [((), snapshot.started_realtime_ns / 1_000_000_000)])
+    health = snapshot.health
+    if health.started_realtime_ns:
+        yield Draft(catalogue.AGENT_START_TIME, [((), health.started_realtime_ns / 1_000_000_000)])
     yield Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
-    yield Draft(catalogue.PROCESSES_OBSERVED, [((), snapshot.processes_observed)])
-    if (own := snapshot.own_process) is not None:
+    yield Draft(catalogue.PROCESSES_OBSERVED, [((), health.probes.processes_observed)])
+    if (own := health.own_process) is not None:
         yield Draft(catalogue.PROCESS_CPU, [((), own.cpu_seconds)])
         yield Draft(catalogue.PROCESS_RESIDENT, [((), own.resident_bytes)])
         yield Draft(catalogue.PROCESS_VIRTUAL, [((), own.virtual_bytes)])
@@ -136,30 +169,31 @@ def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
         yield Draft(catalogue.PROCESS_START_TIME, [((), own.start_seconds)])
 
 
-def _collectives(snapshot: Snapshot) -> Iterator[Draft]:
-    totals = snapshot.collectives
+def _collectives(collectives: NodeCollectives) -> Iterator[Draft]:
+    totals, completion = collectives.totals, collectives.completion
     yield Draft(catalogue.COLLECTIVE_CALLS, (((one.op, one.dtype, one.gpu), one.calls) for one in totals))
     yield Draft(
         catalogue.COLLECTIVE_PAYLOAD_BYTES, (((one.op, one.dtype, one.gpu), one.payload_bytes) for one in totals)
     )
-    yield Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in snapshot.sizes))
+    yield Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in collectives.sizes))
     yield Draft(
-        catalogue.COLLECTIVE_ENQUEUE_SECONDS, histograms=(((one.op,), one.histogram) for one in snapshot.enqueue_times)
+        catalogue.COLLECTIVE_ENQUEUE_SECONDS,
+        histograms=(((one.op,), one.histogram) for one in collectives.enqueue_times),
     )
     yield Draft(
         catalogue.COLLECTIVE_DURATION_SECONDS,
         histograms=(
             ((one.op, source), one.histogram)
-            for source, measured in (("proxy", snapshot.durations), ("cuda", snapshot.cuda_durations))
+            for source, measured in (("proxy", completion.durations), ("cuda", completion.cuda_durations))
             for one in measured
         ),
     )
     yield Draft(
-        catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in snapshot.bandwidths)
+        catalogue.COLLECTIVE_BUS_BANDWIDTH, histograms=(((one.op,), one.histogram) for one in completion.bandwidths)
     )
     yield Draft(
         catalogue.COLLECTIVE_LAUNCHES,
-        (((one.op, one.algorithm, one.protocol, str(one.channels)), one.launches) for one in snapshot.launches),
+        (((one.op, one.algorithm, one.protocol, str(one.channels)), one.launches) for one in completion.launches),
     )
 
 
@@ -217,8 +251,8 @@ def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, 
     return shown
 
 
-def _stalls(snapshot: Snapshot) -> Iterator[Draft]:
-    current = [one.current for one in snapshot.stalls if one.current is not None]
+def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
+    current = stalls.current
     yield Draft(
         catalogue.COMM_STALLED,
         [((stall.comm, stall.rank, stall.op, stall.blame.cause.value), 1) for stall in current],
@@ -243,60 +277,58 @@ def _stalls(snapshot: Snapshot) -> Iterator[Draft]:
         ],
     )
     yield Draft(
-        catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in snapshot.stalls]
+        catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]
     )
-    yield Draft(catalogue.COMM_WRITING, (((one.comm, one.rank), 1) for one in snapshot.writing))
-    yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in snapshot.stall_totals])
+    yield Draft(catalogue.COMM_WRITING, (((one.comm, one.rank), 1) for one in stalls.writing))
+    yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
 
 
-def _times(snapshot: Snapshot) -> Iterator[Draft]:
-    times, arrivals, completed = snapshot.rank_times, snapshot.arrivals, snapshot.completed
+def _times(collectives: NodeCollectives, detail: _Detail) -> Iterator[Draft]:
+    times, arrivals = detail.times, detail.arrivals
     yield Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
     yield Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
     yield Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
     yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
     yield Draft(
         catalogue.COMM_PEER_WIRE_BYTES,
-        (((one.comm, one.rank, one.peer, one.basis), one.wire_bytes) for one in snapshot.peers),
+        (((one.comm, one.rank, one.peer, one.basis), one.wire_bytes) for one in detail.peers),
     )
-    kinds = [((one.op, str(one.size_bytes)), one) for one in completed]
+    kinds = [((one.op, str(one.size_bytes)), one) for one in collectives.times.by_size]
     yield Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
 
 
-def _probes(snapshot: Snapshot) -> Iterator[Draft]:
+def _probes(probes: ProbeHealth) -> Iterator[Draft]:
     yield Draft(
         catalogue.PROBE_ATTACHED,
-        (((one.library, one.nccl_version, one.program), int(one.attached)) for one in snapshot.probes),
+        (((one.library, one.nccl_version, one.program), int(one.attached)) for one in probes.attached),
     )
-    yield Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in snapshot.levels))
+    yield Draft(catalogue.PROBE_LEVEL, (((one.library, one.nccl_version), one.level) for one in probes.levels))
     yield Draft(
         catalogue.PROBE_LAYOUT_INFO,
-        (((one.library, one.nccl_version, one.layout_source), 1) for one in snapshot.probes),
+        (((one.library, one.nccl_version, one.layout_source), 1) for one in probes.attached),
     )
-    yield Draft(
-        catalogue.OVERHEAD_SECONDS, (((program,), value) for program, value in snapshot.overhead_seconds.items())
-    )
+    yield Draft(catalogue.OVERHEAD_SECONDS, (((program,), value) for program, value in probes.overhead_seconds.items()))
 
 
-def _collectors(snapshot: Snapshot) -> Iterator[Draft]:
-    yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in snapshot.collectors))
-    yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in snapshot.collectors))
-    yield known(catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in snapshot.collectors))
-    yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in snapshot.events_lost.items()))
-    yield Draft(catalogue.RECORDINGS, snapshot.recordings.items())
+def _collectors(health: AgentHealth) -> Iterator[Draft]:
+    yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in health.collectors))
+    yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in health.collectors))
+    yield known(catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in health.collectors))
+    yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in health.probes.events_lost.items()))
+    yield Draft(catalogue.RECORDINGS, health.recordings.items())
 
 
-def _trimmed(snapshot: Snapshot, excess: int, selection: Selection) -> Snapshot:
-    """The snapshot without what stands for `excess` series, if that many can be given up."""
+def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:
+    """The detail without what stands for `excess` series, if that many can be given up."""
     # Of bytes between ranks all go: a part of them would look like the whole.
-    excess -= len({(one.comm, one.rank, one.peer, one.basis) for one in snapshot.peers})
+    excess -= len({(one.comm, one.rank, one.peer, one.basis) for one in detail.peers})
     # Two families of each.
-    more = Counter(dict.fromkeys({(one.comm, one.rank) for one in snapshot.rank_times}, 2))
-    more.update(dict.fromkeys({(one.comm, one.rank) for one in snapshot.arrivals}, 2))
-    communicators, excess = _fewer_communicators(snapshot.communicators, more, excess)
-    rails = list(snapshot.rails)
+    more = Counter(dict.fromkeys({(one.comm, one.rank) for one in detail.times}, 2))
+    more.update(dict.fromkeys({(one.comm, one.rank) for one in detail.arrivals}, 2))
+    communicators, excess = _fewer_communicators(detail.communicators, more, excess)
+    rails = list(detail.rails)
     # Last rail first, so that the rails that stay are the same from scrape to scrape.
     for index in reversed(range(len(rails))):
         if excess > 0:
@@ -309,12 +341,11 @@ def _trimmed(snapshot: Snapshot, excess: int, selection: Selection) -> Snapshot:
     while rails and excess > 0:
         excess -= _series(_families(rail_families((rails.pop(),), selection), selection))
     kept = {(one.comm, one.rank) for one in communicators}
-    return replace(
-        snapshot,
+    return _Detail(
         communicators=communicators,
         peers=(),
-        rank_times=tuple(one for one in snapshot.rank_times if (one.comm, one.rank) in kept),
-        arrivals=tuple(one for one in snapshot.arrivals if (one.comm, one.rank) in kept),
+        times=tuple(one for one in detail.times if (one.comm, one.rank) in kept),
+        arrivals=tuple(one for one in detail.arrivals if (one.comm, one.rank) in kept),
         rails=tuple(rails),
     )
 

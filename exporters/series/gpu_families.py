@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts
+from railscope.agent.facts.snapshot import NodeGpus, NvlinkFacts
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, known
 from railscope.exporters.series.metric import Sample
 from railscope.exporters.series.selection import Selection
 
 
-def gpu_families(gpus: tuple[GpuFacts, ...], links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:
+def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
+    gpus, links = known_gpus.devices, known_gpus.nvlinks
     yield Draft(catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus))
     yield Draft(
         catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)

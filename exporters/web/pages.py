@@ -36,11 +36,10 @@ def stalls_json(snapshot: Snapshot) -> bytes:
 
     Ranks are numbers, null where they are not known or nobody is blamed.
     """
-    current = [one.current for one in snapshot.stalls if one.current is not None]
     document = {
         "simulated": snapshot.simulated,
-        "stalls": [_stall(stall, snapshot) for stall in current],
-        "ended": [_stall(stall, snapshot) for stall in snapshot.ended_stalls],
+        "stalls": [_stall(stall, snapshot) for stall in snapshot.stalls.current],
+        "ended": [_stall(stall, snapshot) for stall in snapshot.stalls.ended],
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
@@ -85,7 +84,7 @@ def communicators_json(snapshot: Snapshot) -> bytes:
                 "sequence": one.position,
                 "ops": [{"op": op.op, "calls": op.calls, "payload_bytes": op.payload_bytes} for op in one.ops],
             }
-            for one in snapshot.communicators
+            for one in snapshot.collectives.communicators
             if one.alive
         ],
     }

@@ -131,9 +131,8 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true")
     options = parser.parse_args()
     one = node_with(options.series)
-    other = replace(
-        one, communicators=tuple(replace(each, enqueued=2, inflight_seconds=0.5) for each in one.communicators)
-    )
+    moved = tuple(replace(each, enqueued=2, inflight_seconds=0.5) for each in one.collectives.communicators)
+    other = replace(one, collectives=replace(one.collectives, communicators=moved))
     turns = itertools.cycle((one, other))
     server = MetricsServer(
         ServerSettings(listen_address=f"{_ADDRESS}:0"),

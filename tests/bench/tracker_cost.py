@@ -419,7 +419,7 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
                 taken_s += took_s
         if observer.stalls is None or observer.stalls.current:
             raise BenchError("the load of the bench is taken for a stall")
-        arrivals = observer.stalls.with_times(observer.snapshot()).arrivals
+        arrivals = observer.snapshot().collectives.times.arrivals
         if sum(one.last for one in arrivals) < _CALLS_PER_SECOND // _PROCESSES * seconds:
             raise BenchError("the load of the bench was not followed: nobody came last")
     finally:

@@ -35,13 +35,12 @@ def url(stub: Stub, tmp_path: Path) -> Iterator[str]:
     watch = NvlinkWatch(SystemClock(), sysfs=tmp_path, library=stub.library, period_seconds=0.01)
 
     def snapshot() -> Snapshot:
-        state = watch.state()
-        return replace(healthy(), realtime_ns=time.time_ns(), gpus=state.gpus, nvlinks=state.links)
+        return replace(healthy(), realtime_ns=time.time_ns(), gpus=watch.facts())
 
     watch.start()
     try:
         last = time.monotonic() + PATIENCE_SECONDS
-        while len(watch.state().links) < 4:
+        while len(watch.facts().nvlinks) < 4:
             assert time.monotonic() < last, "waited in vain for the links"
             time.sleep(0.005)
         with MetricsServer(

@@ -8,17 +8,17 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from railscope.agent.doctor.nvlink import check_nvlink
-from railscope.agent.facts.snapshot import NvlinkFacts
+from railscope.agent.facts.snapshot import CollectorResult, NodeGpus, NvlinkFacts
 from railscope.agent.node.nvlink import gpu as nvlink_gpu
 from railscope.agent.node.nvlink import watch as nvlink
-from railscope.agent.node.nvlink.watch import NvlinkState, NvlinkWatch
+from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.probes.clock import SystemClock
 from tests.nvml.stub import DRIVER_NOT_LOADED, GPU_IS_LOST, Stub, build_stub, link_lines
 
@@ -53,43 +53,43 @@ def watch(stub: Stub, tmp_path: Path) -> Iterator[NvlinkWatch]:
     stub.say("gpus 2", *link_lines(0, [0, 1]), *link_lines(1, [0, 1]))
     stub.count(0, 138, 0, 1000)
     with watching(stub.library, tmp_path) as watch:
-        wait_until(lambda: len(watch.state().links) == 4, "both GPUs are read")
+        wait_until(lambda: len(watch.facts().nvlinks) == 4, "both GPUs are read")
         yield watch
         stub.say("release")
 
 
-def link(state: NvlinkState, gpu: int, number: int) -> NvlinkFacts:
-    (found,) = [link for link in state.links if (link.gpu, link.link) == (str(gpu), str(number))]
+def link(facts: NodeGpus, gpu: int, number: int) -> NvlinkFacts:
+    (found,) = [link for link in facts.nvlinks if (link.gpu, link.link) == (str(gpu), str(number))]
     return found
 
 
-def success(state: NvlinkState) -> dict[str, bool]:
-    return {result.collector: result.success for result in state.collectors}
+def success(collectors: Iterable[CollectorResult]) -> dict[str, bool]:
+    return {result.collector: result.success for result in collectors}
 
 
 def test_gpus_carry_what_joins_them_with_the_rest_of_the_node(watch: NvlinkWatch) -> None:
-    first, second = watch.state().gpus
+    first, second = watch.facts().devices
     assert (first.gpu, first.pci, first.numa, first.name) == ("0", "0000:1b:00.0", "1", "Simulated GPU")
     assert first.uuid == "GPU-00000000-0000-0000-0000-000000000000"
     assert (second.pci, second.numa) == ("0000:1c:00.0", "unknown")
 
 
 def test_totals_begin_with_the_gpus_own_and_follow_the_counter(watch: NvlinkWatch, stub: Stub) -> None:
-    assert link(watch.state(), 0, 0).transmit_bytes == 1000 * 1024
+    assert link(watch.facts(), 0, 0).transmit_bytes == 1000 * 1024
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
-    assert link(watch.state(), 0, 1).transmit_bytes == 0
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
+    assert link(watch.facts(), 0, 1).transmit_bytes == 0
 
 
 def test_totals_stay_when_a_counter_is_reset_and_grow_from_there(watch: NvlinkWatch, stub: Stub) -> None:
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.count(0, 138, 0, 10)
     stub.count(0, 161, 0, 4)  # read in the same call: seen, so the reset was too
-    wait_until(lambda: ("replay", 4) in link(watch.state(), 0, 0).errors, "the reset has been read")
-    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
+    wait_until(lambda: ("replay", 4) in link(watch.facts(), 0, 0).errors, "the reset has been read")
+    assert link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024
     stub.count(0, 138, 0, 13)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1503 * 1024, "the total grows again")
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1503 * 1024, "the total grows again")
 
 
 def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
@@ -97,17 +97,17 @@ def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
 ) -> None:
     caplog.set_level(logging.INFO, "railscope")
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.say(f"fail 0 {GPU_IS_LOST}")
-    wait_until(lambda: link(watch.state(), 0, 0).up is None, "the loss is noticed")
-    assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": False, "nvlink gpu1": True}
-    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
+    wait_until(lambda: link(watch.facts(), 0, 0).up is None, "the loss is noticed")
+    assert success(watch.collectors()) == {"nvlink": True, "nvlink gpu0": False, "nvlink gpu1": True}
+    assert link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024
     stub.count(1, 139, 1, 2)
-    wait_until(lambda: link(watch.state(), 1, 1).receive_bytes == 2048, "the other GPU is still read")
+    wait_until(lambda: link(watch.facts(), 1, 1).receive_bytes == 2048, "the other GPU is still read")
     stub.count(0, 138, 0, 90_000)  # while it was away: nobody knows from where it counted
     stub.say("fail 0 0")
-    wait_until(lambda: success(watch.state())["nvlink gpu0"], "the GPU is read again")
-    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
+    wait_until(lambda: success(watch.collectors())["nvlink gpu0"], "the GPU is read again")
+    assert link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024
     said = [record.getMessage() for record in caplog.records if "gpu0" in record.getMessage()]
     assert len(said) == 2
     assert "GPU is lost" in said[0]
@@ -119,13 +119,13 @@ def test_a_gpu_that_hangs_leaves_the_others_working_and_goes_on_by_itself(
 ) -> None:
     monkeypatch.setattr(nvlink, "HANG_NS", 100_000_000)
     stub.say("hang 1")
-    wait_until(lambda: link(watch.state(), 1, 0).up is None, "the hang is noticed")
-    assert success(watch.state()) == {"nvlink": True, "nvlink gpu0": True, "nvlink gpu1": False}
-    assert link(watch.state(), 0, 0).up is True
+    wait_until(lambda: link(watch.facts(), 1, 0).up is None, "the hang is noticed")
+    assert success(watch.collectors()) == {"nvlink": True, "nvlink gpu0": True, "nvlink gpu1": False}
+    assert link(watch.facts(), 0, 0).up is True
     stub.count(0, 138, 0, 1001)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1001 * 1024, "the other GPU is still read")
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1001 * 1024, "the other GPU is still read")
     stub.say("release")
-    wait_until(lambda: link(watch.state(), 1, 0).up is True, "the GPU is read again")
+    wait_until(lambda: link(watch.facts(), 1, 0).up is True, "the GPU is read again")
 
 
 def test_closing_does_not_wait_for_a_gpu_that_hangs(watch: NvlinkWatch, stub: Stub) -> None:
@@ -136,29 +136,38 @@ def test_closing_does_not_wait_for_a_gpu_that_hangs(watch: NvlinkWatch, stub: St
 
 def test_a_driver_that_was_unloaded_is_opened_anew(watch: NvlinkWatch, stub: Stub) -> None:
     stub.count(0, 138, 0, 1500)
-    wait_until(lambda: link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
+    wait_until(lambda: link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024, "the total has grown")
     stub.say(f"fail 0 {DRIVER_NOT_LOADED}", f"fail 1 {DRIVER_NOT_LOADED}", f"init {DRIVER_NOT_LOADED}")
-    wait_until(lambda: success(watch.state()) == {"nvlink": False}, "the session is lost")
+    wait_until(lambda: success(watch.collectors()) == {"nvlink": False}, "the session is lost")
     stub.count(0, 138, 0, 3)
     stub.say("fail 0 0", "fail 1 0", "init 0")
-    wait_until(lambda: all(success(watch.state()).values()) and len(watch.state().links) == 4, "all is read again")
-    assert link(watch.state(), 0, 0).transmit_bytes == 1500 * 1024
+    wait_until(
+        lambda: all(success(watch.collectors()).values()) and len(watch.facts().nvlinks) == 4, "all is read again"
+    )
+    assert link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024
 
 
 def test_a_link_down_is_shown_as_down(watch: NvlinkWatch, stub: Stub) -> None:
     stub.say("link 0 1 0 2 90")
-    wait_until(lambda: link(watch.state(), 0, 1).up is False, "the link is seen down")
-    assert link(watch.state(), 0, 0).up is True
+    wait_until(lambda: link(watch.facts(), 0, 1).up is False, "the link is seen down")
+    assert link(watch.facts(), 0, 0).up is True
+
+
+def test_a_link_s_utilization_is_what_it_carried_of_what_its_speed_allows(watch: NvlinkWatch, stub: Stub) -> None:
+    stub.count(0, 138, 0, 1500)
+    wait_until(lambda: (link(watch.facts(), 0, 0).transmit_utilization or 0) > 0, "the bytes show as utilization")
+    assert link(watch.facts(), 0, 0).receive_utilization == 0
+    assert link(watch.facts(), 0, 1).transmit_utilization == 0
 
 
 def test_the_refresh_rate_is_measured_once_something_flows(
     watch: NvlinkWatch, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert watch.state().gpus[0].refresh_seconds is None
+    assert watch.facts().devices[0].refresh_seconds is None
     monkeypatch.setattr(nvlink_gpu, "_REFRESH_AGAIN_NS", 0)
     stub.say("grow 0 138 0 1")
-    wait_until(lambda: watch.state().gpus[0].refresh_seconds is not None, "the rate is known")
-    assert watch.state().gpus[1].refresh_seconds is None
+    wait_until(lambda: watch.facts().devices[0].refresh_seconds is not None, "the rate is known")
+    assert watch.facts().devices[1].refresh_seconds is None
 
 
 def test_without_the_library_nothing_is_shown_and_it_is_said_once(
@@ -167,7 +176,7 @@ def test_without_the_library_nothing_is_shown_and_it_is_said_once(
     caplog.set_level(logging.INFO, "railscope")
     with watching("libnvidia-none.so.1", tmp_path) as watch:
         wait_until(lambda: bool(watch.missing), "the library was looked for")
-        assert watch.state() == NvlinkState((), (), ())
+        assert (watch.facts(), watch.collectors()) == (NodeGpus(), ())
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
@@ -177,9 +186,9 @@ def test_the_driver_that_hangs_at_the_start_is_a_failed_collector(
     monkeypatch.setattr(nvlink, "HANG_NS", 100_000_000)
     stub.say("gpus 1", "hang -1")
     with watching(stub.library, tmp_path) as watch:
-        wait_until(lambda: success(watch.state()) == {"nvlink": False}, "the hang is noticed")
+        wait_until(lambda: success(watch.collectors()) == {"nvlink": False}, "the hang is noticed")
         stub.say("release")
-        wait_until(lambda: success(watch.state()) == {"nvlink": True, "nvlink gpu0": True}, "it goes on")
+        wait_until(lambda: success(watch.collectors()) == {"nvlink": True, "nvlink gpu0": True}, "it goes on")
 
 
 def test_another_process_reads_a_scripted_library(tmp_path: Path) -> None:

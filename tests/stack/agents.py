@@ -18,7 +18,7 @@ from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
-from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
+from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
 """The first is as agents are; the others are asked for every detail (--series.detail=all)."""
@@ -44,8 +44,8 @@ def snapshot() -> Snapshot:
     first, *others = full.rails
     rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
     left = replace(communicator(rank="2", pid=4713), alive=False)
-    communicators = (*full.communicators, left)
-    return replace(full, rails=rails, communicators=communicators, realtime_ns=time.time_ns())
+    known = with_communicators(full, *full.collectives.communicators, left)
+    return replace(known, rails=rails, realtime_ns=time.time_ns())
 
 
 def risen(family: Family, seconds: float, *, stepping: bool = True) -> Family:

@@ -29,7 +29,9 @@ def snapshot() -> Snapshot:
     exemplars: list[Exemplar | None] = [None] * len(counts)
     exemplars[5] = Exemplar(LABELS, 30e-6, time.time_ns())
     slow = Histogram(DURATION_BOUNDS, tuple(counts), 30e-6, tuple(exemplars))
-    return replace(full_snapshot(), durations=(OpHistogram("AllReduce", slow),))
+    full = full_snapshot()
+    completion = replace(full.collectives.completion, durations=(OpHistogram("AllReduce", slow),))
+    return replace(full, collectives=replace(full.collectives, completion=completion))
 
 
 @pytest.mark.parametrize("features", ["exemplar-storage", "exemplar-storage,native-histograms"])

@@ -42,7 +42,9 @@ class Growing:
         counts = [0] * (len(BANDWIDTH_BOUNDS) + 1)
         counts[BANDWIDTH_BOUNDS.index(2.0**36)] = 100 * scrapes
         bandwidths = OpHistogram("AllReduce", Histogram(BANDWIDTH_BOUNDS, tuple(counts), 100.0 * scrapes * 48e9))
-        return replace(full_snapshot(), sizes=(sizes,), bandwidths=(bandwidths,))
+        full = full_snapshot()
+        completion = replace(full.collectives.completion, bandwidths=(bandwidths,))
+        return replace(full, collectives=replace(full.collectives, sizes=(sizes,), completion=completion))
 
 
 @pytest.fixture(scope="module")

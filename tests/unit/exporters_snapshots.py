@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
+    AgentHealth,
     AttachedProbe,
     CollectiveTotal,
     CollectorResult,
@@ -19,11 +20,17 @@ from railscope.agent.facts.snapshot import (
     GpuFacts,
     Histogram,
     LaunchTotal,
+    NodeCollectives,
+    NodeCompletion,
+    NodeGpus,
+    NodeStalls,
+    NodeTimes,
     NvlinkFacts,
     OpHistogram,
     OpTotal,
     OwnProcessFacts,
     PeerTotal,
+    ProbeHealth,
     ProbeLevel,
     RailFacts,
     RailLedger,
@@ -139,80 +146,107 @@ def full_snapshot() -> Snapshot:
     )
     return Snapshot(
         realtime_ns=1_750_000_000_250_000_000,
-        started_realtime_ns=1_749_999_000_500_000_000,
         version="0.1.0",
         kernel="6.8.0",
-        collectives=(
-            CollectiveTotal("AllReduce", "Bfloat16", "0", calls=1200, payload_bytes=1200 << 20),
-            CollectiveTotal("Send", "Float32", "unknown", calls=5, payload_bytes=0),
-        ),
-        sizes=(OpHistogram("AllReduce", Histogram((1.0, 1024.0, 1048576.0), (0, 0, 1200, 0), sum=1258291200.0)),),
-        enqueue_times=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 9, 1, 0), sum=None)),),
-        communicators=(communicator(), communicator(rank="1", pid=4712), unknown),
-        rails=(rail(), soft_rail),
-        collectors=(CollectorResult("rdma", True, 0.00125, 3), CollectorResult("ethernet", False, 2.0)),
-        probes=(
-            AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
-            AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
-        ),
-        gpus=(
-            GpuFacts(
-                gpu="0",
-                uuid="GPU-7b8c",
-                pci="0000:1b:00.0",
-                name="NVIDIA H200",
-                numa="0",
-                fabric="completed",
-                fabric_unhealthy=("route",),
-                pcie_transmit_bytes=2**62,
-                pcie_receive_bytes=7,
-                refresh_seconds=0.1,
-            ),
-            GpuFacts("1", "GPU-9d", "0000:1c:00.0", "NVIDIA H200", "unknown", "not_supported", (), None, None, None),
-        ),
-        nvlinks=(
-            NvlinkFacts(
-                "0", "3", True, 2**61, 5, "data", (("crc", 2),), 26_562_500_000, "0000:1c:00.0", "gpu", 0.5, 0.0
-            ),
-            NvlinkFacts("1", "all", None, None, None, "", (), None, "unknown", "unknown"),
-        ),
-        levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
-        durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
-        bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),
-        launches=(LaunchTotal("AllReduce", "Ring", "Simple", 4, 1200),),
-        stalls=(
-            CommunicatorStall("00c0ffee00c0ffee", "1", "rail_down", 2.5, stall()),
-            CommunicatorStall("00c0ffee00c0ffee", "1", "unknown", 0.5, None),
-        ),
-        stall_totals=(StallTotal("AllReduce", "rail_down", 1),),
-        ended_stalls=(stall(ended_ns=7_000_000_000),),
         monotonic_ns=8_500_000_000,
-        writing=(WritingRank("00c0ffee00c0ffee", "0"),),
-        arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
-        rank_times=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
-        peers=(
-            PeerTotal("00c0ffee00c0ffee", "0", "1", "ring", 3 << 29),
-            PeerTotal("00c0ffee00c0ffee", "1", "0", "call", 4096),
-            PeerTotal("00c0ffee00c0ffee", "1", "other", "call", 2**61),
-        ),
-        completed=(CompletedTotal("AllReduce", 1 << 20, 100, 100 << 20, 150 << 20, 1.25),),
-        comm_events={"init": 3, "abort": 0},
-        comm_errors={"remote_error": 1},
-        events_lost={"ring_full": 0, "decode": 2},
-        recordings={("stall", "written"): 2, ("signal", "failed"): 1},
-        series_dropped={"communicator_limit": 0},
-        overhead_seconds={"all_reduce": 0.0625},
-        processes_observed=3,
-        own_process=OwnProcessFacts(
-            cpu_seconds=12.5,
-            resident_bytes=44 << 20,
-            virtual_bytes=500 << 20,
-            open_descriptors=60,
-            most_descriptors=1 << 20,
-            start_seconds=1_700_000_000.5,
-        ),
         simulated=True,
+        collectives=NodeCollectives(
+            totals=(
+                CollectiveTotal("AllReduce", "Bfloat16", "0", calls=1200, payload_bytes=1200 << 20),
+                CollectiveTotal("Send", "Float32", "unknown", calls=5, payload_bytes=0),
+            ),
+            sizes=(OpHistogram("AllReduce", Histogram((1.0, 1024.0, 1048576.0), (0, 0, 1200, 0), sum=1258291200.0)),),
+            enqueue_times=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 9, 1, 0), sum=None)),),
+            communicators=(communicator(), communicator(rank="1", pid=4712), unknown),
+            peers=(
+                PeerTotal("00c0ffee00c0ffee", "0", "1", "ring", 3 << 29),
+                PeerTotal("00c0ffee00c0ffee", "1", "0", "call", 4096),
+                PeerTotal("00c0ffee00c0ffee", "1", "other", "call", 2**61),
+            ),
+            events={"init": 3, "abort": 0},
+            errors={"remote_error": 1},
+            completion=NodeCompletion(
+                durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
+                bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),
+                launches=(LaunchTotal("AllReduce", "Ring", "Simple", 4, 1200),),
+            ),
+            times=NodeTimes(
+                by_rank=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
+                by_size=(CompletedTotal("AllReduce", 1 << 20, 100, 100 << 20, 150 << 20, 1.25),),
+                arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
+            ),
+        ),
+        rails=(rail(), soft_rail),
+        gpus=NodeGpus(
+            devices=(
+                GpuFacts(
+                    gpu="0",
+                    uuid="GPU-7b8c",
+                    pci="0000:1b:00.0",
+                    name="NVIDIA H200",
+                    numa="0",
+                    fabric="completed",
+                    fabric_unhealthy=("route",),
+                    pcie_transmit_bytes=2**62,
+                    pcie_receive_bytes=7,
+                    refresh_seconds=0.1,
+                ),
+                GpuFacts(
+                    "1", "GPU-9d", "0000:1c:00.0", "NVIDIA H200", "unknown", "not_supported", (), None, None, None
+                ),
+            ),
+            nvlinks=(
+                NvlinkFacts(
+                    "0", "3", True, 2**61, 5, "data", (("crc", 2),), 26_562_500_000, "0000:1c:00.0", "gpu", 0.5, 0.0
+                ),
+                NvlinkFacts("1", "all", None, None, None, "", (), None, "unknown", "unknown"),
+            ),
+        ),
+        stalls=NodeStalls(
+            lengths=(
+                CommunicatorStall("00c0ffee00c0ffee", "1", "rail_down", 2.5, stall()),
+                CommunicatorStall("00c0ffee00c0ffee", "1", "unknown", 0.5, None),
+            ),
+            totals=(StallTotal("AllReduce", "rail_down", 1),),
+            ended=(stall(ended_ns=7_000_000_000),),
+            writing=(WritingRank("00c0ffee00c0ffee", "0"),),
+        ),
+        health=AgentHealth(
+            started_realtime_ns=1_749_999_000_500_000_000,
+            own_process=OwnProcessFacts(
+                cpu_seconds=12.5,
+                resident_bytes=44 << 20,
+                virtual_bytes=500 << 20,
+                open_descriptors=60,
+                most_descriptors=1 << 20,
+                start_seconds=1_700_000_000.5,
+            ),
+            collectors=(CollectorResult("rdma", True, 0.00125, 3), CollectorResult("ethernet", False, 2.0)),
+            probes=ProbeHealth(
+                processes_observed=3,
+                attached=(
+                    AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_reduce", True, "build-id"),
+                    AttachedProbe("/opt/nccl/libnccl.so.2", "2.27.3", "all_to_all", False, "build-id"),
+                ),
+                levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
+                events_lost={"ring_full": 0, "decode": 2},
+                overhead_seconds={"all_reduce": 0.0625},
+            ),
+            recordings={("stall", "written"): 2, ("signal", "failed"): 1},
+            series_dropped={"communicator_limit": 0},
+        ),
     )
+
+
+def with_communicators(snapshot: Snapshot, *communicators: CommunicatorFacts) -> Snapshot:
+    """The snapshot with these communicators and no others."""
+    return replace(snapshot, collectives=replace(snapshot.collectives, communicators=communicators))
+
+
+def without_ranks(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without what is told of single ranks beside their communicators: arrivals, times, peers."""
+    times = replace(snapshot.collectives.times, by_rank=(), arrivals=())
+    return replace(snapshot, collectives=replace(snapshot.collectives, times=times, peers=()))
 
 
 def stall(*, ended_ns: int | None = None) -> Stall:
@@ -241,13 +275,12 @@ def large_snapshot(communicators: int = 7_000, rails: int = 64) -> Snapshot:
     """About three thousand series of rails and two for each communicator."""
     base = full_snapshot()
     return replace(
-        base,
-        arrivals=(),
-        rank_times=(),
-        peers=(),
-        communicators=tuple(
-            communicator(comm=f"{number // 8:016x}", rank=str(number % 8), pid=number + 2)
-            for number in range(communicators)
+        with_communicators(
+            without_ranks(base),
+            *(
+                communicator(comm=f"{number // 8:016x}", rank=str(number % 8), pid=number + 2)
+                for number in range(communicators)
+            ),
         ),
         rails=tuple(
             replace(rail(str(number), f"mlx5_{number}"), counters=tuple((f"c{i}", "error", i) for i in range(30)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.agent.facts.snapshot import NodeCollectives, NvlinkFacts, RailFacts, Snapshot
 from railscope.exporters.series.families import families
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.top.node_view import NodeView, node_view
@@ -33,16 +33,26 @@ def scraped(snapshot: Snapshot, *, with_communicators: bool = True) -> NodeScrap
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
     """The node some steps of two seconds later: 120 AllReduce of 1 MiB a second, 30 GB/s sent, 15 GB/s received."""
-    calls, nanoseconds = CALLS * steps, STEP_SECONDS * steps * 1_000_000_000
+    nanoseconds = STEP_SECONDS * steps * 1_000_000_000
     return replace(
         snapshot,
         realtime_ns=snapshot.realtime_ns + nanoseconds,
         monotonic_ns=snapshot.monotonic_ns + nanoseconds,
-        collectives=tuple(
+        collectives=_collectives_later(snapshot.collectives, steps),
+        rails=tuple(_rail_later(one, steps) for one in snapshot.rails),
+        gpus=replace(snapshot.gpus, nvlinks=tuple(_nvlink_later(one, steps) for one in snapshot.gpus.nvlinks)),
+    )
+
+
+def _collectives_later(collectives: NodeCollectives, steps: int) -> NodeCollectives:
+    calls = CALLS * steps
+    return replace(
+        collectives,
+        totals=tuple(
             replace(one, calls=one.calls + calls, payload_bytes=one.payload_bytes + calls * MIB)
             if one.op == "AllReduce"
             else one
-            for one in snapshot.collectives
+            for one in collectives.totals
         ),
         communicators=tuple(
             replace(
@@ -53,23 +63,24 @@ def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
                     replace(op, calls=op.calls + calls, payload_bytes=op.payload_bytes + calls * MIB) for op in one.ops
                 ),
             )
-            for one in snapshot.communicators
+            for one in collectives.communicators
         ),
-        completed=tuple(
-            replace(
-                one,
-                payload_bytes=one.payload_bytes + calls * MIB,
-                bus_bytes=one.bus_bytes + calls * MIB * 3 // 2,
-                seconds=one.seconds + steps,
-            )
-            for one in snapshot.completed
+        times=replace(
+            collectives.times,
+            by_rank=tuple(
+                replace(one, operations=one.operations + calls, seconds=one.seconds + 1.2 * steps)
+                for one in collectives.times.by_rank
+            ),
+            by_size=tuple(
+                replace(
+                    one,
+                    payload_bytes=one.payload_bytes + calls * MIB,
+                    bus_bytes=one.bus_bytes + calls * MIB * 3 // 2,
+                    seconds=one.seconds + steps,
+                )
+                for one in collectives.times.by_size
+            ),
         ),
-        rank_times=tuple(
-            replace(one, operations=one.operations + calls, seconds=one.seconds + 1.2 * steps)
-            for one in snapshot.rank_times
-        ),
-        rails=tuple(_rail_later(one, steps) for one in snapshot.rails),
-        nvlinks=tuple(_nvlink_later(one, steps) for one in snapshot.nvlinks),
     )
 
 
@@ -94,7 +105,8 @@ def _nvlink_later(link: NvlinkFacts, steps: int) -> NvlinkFacts:
 
 def healthy() -> Snapshot:
     """The full snapshot without a stall, now or before."""
-    return replace(full_snapshot(), stalls=(), ended_stalls=(), simulated=False)
+    full = full_snapshot()
+    return replace(full, stalls=replace(full.stalls, lengths=(), ended=()), simulated=False)
 
 
 def view_of(before: Snapshot, now: Snapshot) -> NodeView:

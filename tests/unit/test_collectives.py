@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.agent.facts.snapshot import CommunicatorFacts, Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, NodeTimes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.jobs import JobFacts
@@ -24,7 +24,6 @@ from tests.unit import level_programs
 from tests.unit.collectives_kernel import SimulatedPrograms
 
 SECOND_NS = 1_000_000_000
-EMPTY = Snapshot(realtime_ns=0, version="0", kernel="6.18")
 NETNS = NetworkNamespace(7, Path("/proc/1/ns/net"), own=True)
 
 
@@ -48,15 +47,15 @@ class Node:
         self.collectives.read()
         self.collectives.settle(now_ns)
 
-    def snapshot(self) -> Snapshot:
-        return self.collectives.shown(EMPTY, self.collectives.read(), 0)
+    def facts(self) -> NodeCollectives:
+        return self.collectives.facts(self.collectives.read(), NodeTimes(), now_ns=0, realtime_offset_ns=0)
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Calls and payload bytes by GPU."""
-        return {total.gpu: (total.calls, total.payload_bytes) for total in self.snapshot().collectives}
+        return {total.gpu: (total.calls, total.payload_bytes) for total in self.facts().totals}
 
     def communicators(self) -> dict[str, CommunicatorFacts]:
-        return {facts.comm: facts for facts in self.snapshot().communicators}
+        return {facts.comm: facts for facts in self.facts().communicators}
 
     def expected_bytes(self) -> int:
         return sum(expected.transmit.spread_bytes for expected in self.collectives.expected(self.collectives.read()))
@@ -253,7 +252,7 @@ def test_a_process_that_gets_the_pid_of_another_does_not_take_its_labels_or_call
     node.kernel.communicator(10, 2, first_ns=3 * SECOND_NS)
     node.kernel.call(10, 2, 7)
     node.kernel.call(10, 0, 1)
-    facts = node.snapshot().communicators
+    facts = node.facts().communicators
     assert {(one.comm, one.job, one.enqueued, one.alive) for one in facts} == {
         (f"{1:016x}", (("job", "old"),), 5, False),
         ("unknown", (("job", "old"),), 2, False),
@@ -278,7 +277,7 @@ def test_late_news_do_not_wake_a_communicator_that_was_put_away(node: Node) -> N
     node.end(10, SECOND_NS)
     node.settle(2 * SECOND_NS)
     node.kernel.event(10, 1, LifecycleKind.CONFIRMED)
-    assert [facts.alive for facts in node.snapshot().communicators] == [False]
+    assert [facts.alive for facts in node.facts().communicators] == [False]
 
 
 def test_forgotten_communicators_stay_in_the_node_s_totals_with_their_gpu(node: Node) -> None:
@@ -288,7 +287,7 @@ def test_forgotten_communicators_stay_in_the_node_s_totals_with_their_gpu(node: 
     node.end(10, SECOND_NS)
     node.settle(2 * SECOND_NS)
     node.collectives.forget(3 * SECOND_NS, 100)
-    assert node.snapshot().communicators == ()
+    assert node.facts().communicators == ()
     assert node.totals() == {"0": (5, 5 * 1024)}
 
 
@@ -351,10 +350,10 @@ def test_a_communicator_of_an_unknown_build_is_named_by_its_unique_id_once_the_v
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     known: dict[str, Any] = {"nranks": 8, "rank": 3, "has_unique_id": 1, "unique_id": unique_id}
     node.kernel.event(10, 1, LifecycleKind.INIT, **known)
-    (facts,) = node.snapshot().communicators
+    (facts,) = node.facts().communicators
     assert (facts.comm, facts.rank, facts.identity_source) == ("unknown", "3", "init")
     node.begin(10)
-    (facts,) = node.snapshot().communicators
+    (facts,) = node.facts().communicators
     assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
     assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "init")
 
@@ -362,13 +361,13 @@ def test_a_communicator_of_an_unknown_build_is_named_by_its_unique_id_once_the_v
 def test_a_layout_that_tells_ranks_alone_leaves_the_name_to_the_unique_id(node: Node) -> None:
     node.begin(10)
     node.kernel.communicator(10, 1, comm_hash=0, rank=3, nranks=8)
-    (facts,) = node.snapshot().communicators
+    (facts,) = node.facts().communicators
     assert (facts.comm, facts.rank, facts.nranks, facts.identity_source) == ("unknown", "3", "8", "layout")
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     identity = node.kernel.communicators.read()[1][0]["identity"]
     node.kernel.event(10, 1, LifecycleKind.INIT, confirmed=1, identity=identity, has_unique_id=1, unique_id=unique_id)
     for _ in range(2):
-        (facts,) = node.snapshot().communicators
+        (facts,) = node.facts().communicators
         assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
         assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "layout")
 
@@ -377,4 +376,4 @@ def test_a_communicator_that_grew_is_not_named_by_the_id_it_grew_with(node: Node
     node.begin(10)
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     node.kernel.event(10, 1, LifecycleKind.GROW, nranks=8, rank=3, has_unique_id=1, unique_id=unique_id)
-    assert [facts.comm for facts in node.snapshot().communicators] == ["unknown"]
+    assert [facts.comm for facts in node.facts().communicators] == ["unknown"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.probes.loading.maps import Records
@@ -205,7 +204,8 @@ def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
 
 
 def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
-    shown = Completion(SimulatedPrograms(), Level.COMPLETION).shown(Snapshot(0, "", ""))
+    completion = Completion(SimulatedPrograms(), Level.COMPLETION)
+    shown = completion.facts((), 0)
     (durations,) = shown.durations
     assert durations.op == "AllReduce"
     assert durations.histogram.sum == 3.0
@@ -216,7 +216,7 @@ def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
         ("Ring", "Simple", 8, 5),
         ("unknown", "unknown", 1, 3),  # both numbers without a name are one series
     ]
-    assert shown.events_lost["completion_tables_full"] == 1
+    assert completion.events_lost()["completion_tables_full"] == 1
 
 
 def test_durations_that_cuda_tells_are_seconds_too(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_durations_that_cuda_tells_are_seconds_too(tmp_path: Path) -> None:
             return SimulatedPrograms().durations()
 
     completion = Completion(SimulatedPrograms(), Level.ALL, CudaCompletion(Measured(), tmp_path))
-    (shown,) = completion.shown(Snapshot(0, "", "")).cuda_durations
+    (shown,) = completion.facts((), 0).cuda_durations
     assert (shown.op, shown.histogram.sum) == ("AllReduce", 3.0)
     assert shown.histogram.bounds[5] == pytest.approx(32_768e-9)
     assert shown.histogram.counts[5] == 2
@@ -236,7 +236,7 @@ def test_what_was_lost_is_told_by_its_reason() -> None:
         def stats(self) -> dict[InternalStat, int]:
             return {stat: 100 + stat for stat in InternalStat}
 
-    lost = Completion(Losing(), Level.COMPLETION).shown(Snapshot(0, "", "")).events_lost
+    lost = Completion(Losing(), Level.COMPLETION).events_lost()
     assert dict(lost) == {
         "completion_ring_full": 100 + InternalStat.RING_FULL,
         "completion_tables_full": 100 + InternalStat.FULL,
@@ -254,7 +254,7 @@ def test_bandwidths_are_bytes_per_second_in_powers_of_two_from_64_kib() -> None:
             one["buckets"][0, 4] = 3
             return {Op.AllReduce: one[0]}
 
-    (shown,) = Completion(Fast(), Level.COMPLETION).shown(Snapshot(0, "", "")).bandwidths
+    (shown,) = Completion(Fast(), Level.COMPLETION).facts((), 0).bandwidths
     assert shown.histogram.sum == 3 << 20
     assert (shown.histogram.bounds[0], shown.histogram.bounds[4]) == (1 << 16, 1 << 20)
     assert shown.histogram.counts[4] == 3

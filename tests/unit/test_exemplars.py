@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.exporters.series.metric import Family
@@ -24,16 +24,11 @@ from tests.unit.exporters_snapshots import communicator
 from tests.unit.metric_families import labels_of, read_families
 
 SECOND_NS = 1_000_000_000
-SNAPSHOT = Snapshot(
-    realtime_ns=1_800_000_000 * SECOND_NS,
-    monotonic_ns=500 * SECOND_NS,
-    version="0",
-    kernel="6",
-    communicators=(
-        replace(communicator(rank="3"), instance=7),
-        replace(communicator(comm=UNKNOWN, rank=UNKNOWN), instance=8),
-    ),
+COMMUNICATORS = (
+    replace(communicator(rank="3"), instance=7),
+    replace(communicator(comm=UNKNOWN, rank=UNKNOWN), instance=8),
 )
+REALTIME_OFFSET_NS = (1_800_000_000 - 500) * SECOND_NS
 
 
 def completed(*durations_ns: int, op: Op = Op.AllReduce, instance: int = 7) -> Records:
@@ -63,7 +58,7 @@ def attached(histogram: Histogram, *events: Records) -> tuple[Exemplar | None, .
     exemplars = Exemplars()
     for batch in events:
         exemplars.take(batch)
-    (found,) = exemplars.attached((OpHistogram("AllReduce", histogram),), SNAPSHOT)
+    (found,) = exemplars.attached((OpHistogram("AllReduce", histogram),), COMMUNICATORS, REALTIME_OFFSET_NS)
     return found.histogram.exemplars
 
 
@@ -74,8 +69,8 @@ def test_a_bucket_leads_to_the_last_operation_that_it_counted() -> None:
     assert found[3] == Exemplar(
         labels=(("comm", "00c0ffee00c0ffee"), ("rank", "3"), ("sequence", "2")),
         value=6e-6,
-        # 399 s before the snapshot.
-        realtime_ns=(1_800_000_000 - 399) * SECOND_NS,
+        # 101 s after the host's start.
+        realtime_ns=(1_800_000_000 - 500 + 101) * SECOND_NS,
     )
 
 

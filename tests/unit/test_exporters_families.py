@@ -8,12 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.snapshot import AgentHealth, CommunicatorFacts, Histogram, OpHistogram, Snapshot
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
 from railscope.exporters.series.metric import Family
 from railscope.exporters.series.selection import SUMMED, Selection
-from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail
+from tests.unit.exporters_snapshots import (
+    communicator,
+    full_snapshot,
+    large_snapshot,
+    rail,
+    with_communicators,
+    without_ranks,
+)
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
 
@@ -35,7 +42,7 @@ def count(shown: Iterable[Family]) -> int:
 def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> None:
     snapshot = full_snapshot()
     ended = replace(communicator(comm="00c0ffee00c0ff01"), alive=False)
-    snapshot = replace(snapshot, communicators=(*snapshot.communicators, ended))
+    snapshot = with_communicators(snapshot, *snapshot.collectives.communicators, ended)
     shown = families(snapshot, selection=Selection(["all"]))
     assert [family.metric for family in shown] == list(catalogue.METRICS)
 
@@ -50,14 +57,14 @@ def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it
 
 def test_a_job_fact_whose_name_is_no_label_name_is_shown_under_one_that_is() -> None:
     odd = replace(communicator(), job=(("app.kubernetes.io/name", "a"), ("__meta", "b"), ("9lives", "c"), ("é", "d")))
-    ((labels, _),) = samples(families(replace(EMPTY, communicators=(odd,))), "comm_info")
+    ((labels, _),) = samples(families(with_communicators(EMPTY, odd)), "comm_info")
     assert (labels["app_kubernetes_io_name"], labels["meta"], labels["job_9lives"]) == ("a", "b", "c")
     assert "d" not in labels.values()
 
 
 def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_identities() -> None:
     twice = (communicator(pid=1), communicator(pid=2))
-    shown = families(replace(EMPTY, communicators=twice))
+    shown = families(with_communicators(EMPTY, *twice))
     assert samples(shown, "comm_enqueued_total") == [({"comm": "00c0ffee00c0ffee", "rank": "0"}, 2400)]
     assert [labels["pid"] for labels, _ in samples(shown, "comm_info")] == ["1", "2"]
 
@@ -65,13 +72,13 @@ def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_ide
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_rank_counted_late_says_so_also_once_its_process_is_gone(alive: bool) -> None:
     late = replace(communicator(), whole=False, alive=alive)
-    shown = families(replace(EMPTY, communicators=(late,)))
+    shown = families(with_communicators(EMPTY, late))
     assert samples(shown, "comm_counted_from_start") == [({"comm": late.comm, "rank": late.rank}, 0)]
 
 
 def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
     living, ended = communicator(rank="0"), replace(communicator(rank="1"), alive=False)
-    shown = families(replace(EMPTY, communicators=(living, ended)))
+    shown = families(with_communicators(EMPTY, living, ended))
     assert samples(shown, "comm_ended") == [({"comm": ended.comm, "rank": "1"}, 1)]
 
 
@@ -87,11 +94,11 @@ def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
 def test_no_end_is_said_of_a_rank_that_may_be_another_one_that_lives(others: dict[str, str | int]) -> None:
     ended = replace(communicator(), alive=False, **others)  # type: ignore[arg-type]
     living = communicator() if "pid" in others else communicator(rank="1")
-    assert not samples(families(replace(EMPTY, communicators=(ended, living))), "comm_ended")
+    assert not samples(families(with_communicators(EMPTY, ended, living)), "comm_ended")
 
 
 def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
-    shown = families(replace(EMPTY, communicators=(communicator(), communicator())))
+    shown = families(with_communicators(EMPTY, communicator(), communicator()))
     assert len(samples(shown, "comm_info")) == 1
 
 
@@ -139,7 +146,8 @@ def test_an_empty_snapshot_still_says_that_railscope_is_there_and_dropped_nothin
 
 
 def test_what_the_agent_dropped_and_what_the_cap_drops_are_shown_by_reason() -> None:
-    shown = families(replace(EMPTY, series_dropped={"limit": 3, "cap": 2}), SeriesBudget(1000))
+    health = AgentHealth(series_dropped={"limit": 3, "cap": 2})
+    shown = families(replace(EMPTY, health=health), SeriesBudget(1000))
     assert samples(shown, "series_dropped_total") == [({"reason": "limit"}, 3), ({"reason": "cap"}, 2)]
 
 
@@ -153,7 +161,7 @@ def test_within_the_budget_nothing_is_dropped() -> None:
 
 def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
     four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
-    snapshot = replace(EMPTY, communicators=four, rails=(rail(),))
+    snapshot = with_communicators(replace(EMPTY, rails=(rail(),)), *four)
     budget = SeriesBudget(count(families(snapshot)) - 7)
     shown = families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
@@ -172,9 +180,10 @@ def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
 
 
 def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
-    snapshot = replace(full_snapshot(), arrivals=(), rank_times=(), peers=())
-    core = count(families(replace(snapshot, communicators=(), rails=())))
-    without_counters = replace(snapshot, communicators=(), rails=tuple(replace(r, counters=()) for r in snapshot.rails))
+    snapshot = without_ranks(full_snapshot())
+    nameless = with_communicators(snapshot)
+    core = count(families(replace(nameless, rails=())))
+    without_counters = replace(nameless, rails=tuple(replace(r, counters=()) for r in snapshot.rails))
     shown = families(snapshot, SeriesBudget(count(families(without_counters))))
     assert not samples(shown, "rail_events_total")
     assert any(family.metric is catalogue.RAIL_RATE for family in shown)
@@ -229,7 +238,9 @@ rails = st.builds(
 sizes = st.builds(OpHistogram, few_texts, st.just(Histogram((1.0, 2.0), (1, 2, 3), None)))
 snapshots = st.builds(
     lambda communicators, rails, sizes: replace(
-        full_snapshot(), communicators=tuple(communicators), rails=tuple(rails), sizes=tuple(sizes)
+        full_snapshot(),
+        collectives=replace(full_snapshot().collectives, communicators=tuple(communicators), sizes=tuple(sizes)),
+        rails=tuple(rails),
     ),
     st.lists(communicators, max_size=12),
     st.lists(rails, max_size=6),
@@ -252,6 +263,6 @@ def test_no_two_series_of_a_family_have_the_same_labels_and_the_budget_holds(sna
             for one in (*family.samples, *family.histograms)
         ]
         assert len(set(seen)) == len(seen), family.metric.name
-    core = count(families(replace(snapshot, communicators=(), rails=())))
+    core = count(families(replace(with_communicators(snapshot), rails=())))
     assert count(shown) <= max(limit, core)
     assert count(shown) + budget.dropped_total == count(families(snapshot, SeriesBudget(10**9)))

@@ -11,7 +11,7 @@ import pytest
 from railscope.agent.facts import clocks
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, RailFacts, Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.recording.format import KINDS, Recording
 from railscope.probes.clock import ClockError, clock_error
@@ -57,7 +57,13 @@ def recorder(clock: Clock) -> FlightRecorder:
 
 
 def snapshot(*, communicators: tuple[CommunicatorFacts, ...] = (), rails: tuple[RailFacts, ...] = ()) -> Snapshot:
-    return Snapshot(realtime_ns=0, version="1.2.3", kernel="6.6", communicators=communicators, rails=rails)
+    return Snapshot(
+        realtime_ns=0,
+        version="1.2.3",
+        kernel="6.6",
+        collectives=NodeCollectives(communicators=communicators),
+        rails=rails,
+    )
 
 
 def frozen(

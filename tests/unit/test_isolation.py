@@ -60,11 +60,11 @@ def exposition(sysfs: Path) -> str:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             snapshot = observer.snapshot()
-            if all(result.duration_seconds > 0 for result in snapshot.collectors):
+            if all(result.duration_seconds > 0 for result in snapshot.health.collectors):
                 # Results are taken last: the rails of the same snapshot may be from before the first read.
                 shown = families(observer.snapshot(), selection=Selection(["all"]))
                 return Renderer().render(shown, Format.PROMETHEUS).decode()
-            assert time.monotonic() < deadline, snapshot.collectors
+            assert time.monotonic() < deadline, snapshot.health.collectors
             time.sleep(0.01)
     finally:
         observer.close()

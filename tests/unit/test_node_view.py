@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.snapshot import OpTotal
+from railscope.agent.facts.snapshot import NodeCollectives, OpTotal
 from railscope.exporters.top.node_view import node_view
 from railscope.exporters.top.scraped import ScrapeError, node_scrape
 from railscope.exporters.web.pages import communicators_json, stalls_json
-from tests.unit.exporters_snapshots import communicator, full_snapshot, rail
+from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
 
 COMM = "00c0ffee00c0ffee"
@@ -51,9 +51,9 @@ def test_the_first_scrape_knows_no_rate_and_two_of_one_moment_neither() -> None:
 def test_a_counter_that_fell_has_no_rate_and_its_neighbours_keep_theirs() -> None:
     before = healthy()
     now = later(before)
+    first, *others = now.collectives.communicators
     fallen = replace(
-        now,
-        communicators=(replace(now.communicators[0], enqueued=3, completed=3), *now.communicators[1:]),
+        with_communicators(now, replace(first, enqueued=3, completed=3), *others),
         rails=(replace(now.rails[0], transmit_bytes=5), *now.rails[1:]),
     )
     view = view_of(before, fallen)
@@ -65,18 +65,18 @@ def test_a_counter_that_fell_has_no_rate_and_its_neighbours_keep_theirs() -> Non
 def test_another_process_under_the_same_rank_is_not_compared_with_the_one_before() -> None:
     before = healthy()
     now = later(before)
-    now = replace(now, communicators=tuple(replace(one, pid=one.pid + 100) for one in now.communicators))
+    now = with_communicators(now, *(replace(one, pid=one.pid + 100) for one in now.collectives.communicators))
     assert {rank.calls_per_second for rank in view_of(before, now).ranks} == {None}
 
 
 def test_what_an_agent_does_not_show_is_not_known() -> None:
     bare = replace(
         healthy(),
-        communicators=(replace(communicator(), completed=None, inflight_seconds=None),),
+        collectives=NodeCollectives(
+            totals=healthy().collectives.totals,
+            communicators=(replace(communicator(), completed=None, inflight_seconds=None),),
+        ),
         rails=(replace(rail(), up=None, speed_bytes_per_second=None, transmit_explained_ratio=None, queue=None),),
-        completed=(),
-        rank_times=(),
-        arrivals=(),
     )
     view = view_of(bare, later(bare))
     rank, port = view.ranks[0], view.rails[0]
@@ -117,18 +117,19 @@ def test_errors_that_grow_are_told_from_those_that_grew_before_and_context_is_no
 
 def test_a_rank_that_made_fewer_calls_than_its_neighbour_is_behind() -> None:
     base = healthy()
-    slow = replace(base.communicators[0], enqueued=1150)
-    view = view_of(base, replace(later(base), communicators=(slow, *base.communicators[1:])))
+    first, *others = base.collectives.communicators
+    view = view_of(base, with_communicators(later(base), replace(first, enqueued=1150), *others))
     assert [rank.behind for rank in view.ranks] == [50, 0, None]
 
 
 def test_where_an_agent_came_late_ranks_compare_by_nccl_s_numbers_or_not_at_all() -> None:
     node = healthy()
-    first, second, *rest = (replace(one, comm=COMM, rank=str(at)) for at, one in enumerate(node.communicators))
+    ends = enumerate(node.collectives.communicators)
+    first, second, *rest = (replace(one, comm=COMM, rank=str(at)) for at, one in ends)
     late = replace(first, enqueued=900, whole=False, position=5_000)
-    compared = replace(node, communicators=(late, replace(second, enqueued=1_000, position=4_998), *rest))
+    compared = with_communicators(node, late, replace(second, enqueued=1_000, position=4_998), *rest)
     assert [rank.behind for rank in node_view(None, scraped(compared)).ranks][:2] == [0, 2]
-    unknown = replace(node, communicators=(replace(late, position=None), replace(second, position=None), *rest))
+    unknown = with_communicators(node, replace(late, position=None), replace(second, position=None), *rest)
     assert [rank.behind for rank in node_view(None, scraped(unknown)).ranks][:2] == [None, None]
 
 
@@ -147,16 +148,15 @@ def test_a_stall_marks_its_rank_and_the_rail_it_blames() -> None:
 
 def test_the_operation_is_the_one_called_most_between_the_scrapes() -> None:
     gathers = (OpTotal("AllReduce", 5000, 0), OpTotal("AllGather", 10, 10 * MIB))
-    before = replace(healthy(), communicators=(replace(communicator(), ops=gathers),))
-    now = replace(
-        later(before), communicators=(replace(communicator(), ops=(gathers[0], OpTotal("AllGather", 30, 30 * MIB))),)
-    )
+    before = with_communicators(healthy(), replace(communicator(), ops=gathers))
+    more = (gathers[0], OpTotal("AllGather", 30, 30 * MIB))
+    now = with_communicators(later(before), replace(communicator(), ops=more))
     rank = view_of(before, now).ranks[0]
     assert (rank.op, rank.payload_bytes_per_second) == ("AllGather", 10.0 * MIB)
 
 
 def test_without_a_page_of_communicators_only_the_sole_rank_of_a_gpu_has_operations() -> None:
-    base = replace(healthy(), communicators=(communicator(),))
+    base = with_communicators(healthy(), communicator())
     sole = node_view(scraped(base, with_communicators=False), scraped(later(base), with_communicators=False))
     assert (sole.ranks[0].op, sole.ranks[0].payload_bytes_per_second) == ("AllReduce", 120.0 * MIB)
     two = healthy()
@@ -181,8 +181,8 @@ def test_pages_that_are_no_agent_s_are_refused(metrics: str, stalls: bytes | Non
 
 
 def test_a_rank_that_the_page_of_communicators_leaves_out_has_ended() -> None:
-    first, *rest = healthy().communicators
-    snapshot = replace(healthy(), communicators=(replace(first, alive=False), *rest))
+    first, *rest = healthy().collectives.communicators
+    snapshot = with_communicators(healthy(), replace(first, alive=False), *rest)
     assert [rank.ended for rank in view_of(snapshot, later(snapshot)).ranks] == [True, False, False]
     untold = node_view(None, scraped(snapshot, with_communicators=False))
     assert [rank.ended for rank in untold.ranks] == [False, False, False]
@@ -196,7 +196,7 @@ def test_pages_in_json_are_set_alike() -> None:
 def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
     snapshot = healthy()
     ended = replace(communicator(rank="3"), alive=False)
-    page = json.loads(communicators_json(replace(snapshot, communicators=(*snapshot.communicators[:1], ended))))
+    page = json.loads(communicators_json(with_communicators(snapshot, snapshot.collectives.communicators[0], ended)))
     assert page == {
         "simulated": False,
         "communicators": [

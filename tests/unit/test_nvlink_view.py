@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts, Snapshot
+from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts, Snapshot
 from railscope.exporters.top.node_view import NodeView, node_view
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.plain import plain_lines
@@ -30,18 +30,19 @@ def node() -> Snapshot:
     """Two GPUs with four links each."""
     return replace(
         healthy(),
-        gpus=(gpu("0"), gpu("1")),
-        nvlinks=tuple(link(number, str(at)) for number in "01" for at in range(4)),
+        gpus=NodeGpus((gpu("0"), gpu("1")), tuple(link(number, str(at)) for number in "01" for at in range(4))),
     )
 
 
 def with_link(snapshot: Snapshot, changed: NvlinkFacts) -> Snapshot:
-    return replace(
+    return with_links(
         snapshot,
-        nvlinks=tuple(
-            changed if (one.gpu, one.link) == (changed.gpu, changed.link) else one for one in snapshot.nvlinks
-        ),
+        *(changed if (one.gpu, one.link) == (changed.gpu, changed.link) else one for one in snapshot.gpus.nvlinks),
     )
+
+
+def with_links(snapshot: Snapshot, *links: NvlinkFacts) -> Snapshot:
+    return replace(snapshot, gpus=replace(snapshot.gpus, nvlinks=links))
 
 
 def first_gpu(view: NodeView) -> GpuView:
@@ -85,7 +86,7 @@ def test_a_counter_that_fell_leaves_no_sum_that_would_be_too_small() -> None:
 
 
 def test_what_is_told_of_all_links_together_is_no_link() -> None:
-    before = replace(node(), nvlinks=(*node().nvlinks[:4], link("1", "all", errors=(("replay", 2),))))
+    before = with_links(node(), *node().gpus.nvlinks[:4], link("1", "all", errors=(("replay", 2),)))
     now = with_link(
         later(before), replace(link("1", "all", errors=(("replay", 5),)), up=None, transmit_bytes=20_000_001_000)
     )
@@ -98,7 +99,7 @@ def test_what_is_told_of_all_links_together_is_no_link() -> None:
 def test_errors_name_their_link_and_are_remembered_after_they_grew() -> None:
     first = node()
     second = with_link(later(first), link("0", "3", errors=(("crc", 4), ("replay", 0))))
-    third = replace(later(second), nvlinks=second.nvlinks)
+    third = with_links(later(second), *second.gpus.nvlinks)
     scrapes = [scraped(one) for one in (first, second, third)]
     assert first_gpu(node_view(scrapes[0], scrapes[1], scrapes[0])).new_errors == (("crc_link3", 3),)
     last = first_gpu(node_view(scrapes[1], scrapes[2], scrapes[0]))
@@ -132,7 +133,7 @@ def test_new_errors_are_red_and_an_unhealthy_fabric_and_a_link_that_is_down_stan
     assert rows(made)[0].endswith("+2 crc_link3")
     assert "red" in styles(made, "0        4/4")
     down = with_link(later(node()), replace(link("1", "0"), up=False))
-    ill = replace(down, gpus=(replace(gpu("0"), fabric_unhealthy=("route",)), gpu("1")))
+    ill = replace(down, gpus=replace(down.gpus, devices=(replace(gpu("0"), fabric_unhealthy=("route",)), gpu("1"))))
     made = shown(view_of(node(), ill))
     assert rows(made)[0].endswith("FABRIC route")
     assert "bold red" in styles(made, "0        4/4")
@@ -152,7 +153,7 @@ def test_gpus_are_sorted_by_what_is_wrong_and_filtered_by_words() -> None:
 
 
 def test_a_host_without_nvlinks_has_no_pane_of_them_unless_it_is_asked_for() -> None:
-    bare = replace(healthy(), gpus=(), nvlinks=())
+    bare = replace(healthy(), gpus=NodeGpus())
     view = view_of(bare, later(bare))
     everything = [line.plain for line in frame(view, ViewState(), STATUS, 80, 24).lines]
     assert not any("NVL" in line for line in everything)

@@ -28,7 +28,7 @@ from tests.unit.collectives_kernel import SimulatedPrograms
 
 
 def collective_success(snapshot: Snapshot) -> bool:
-    (result,) = [result for result in snapshot.collectors if result.collector == "collective"]
+    (result,) = [result for result in snapshot.health.collectors if result.collector == "collective"]
     return result.success
 
 
@@ -47,12 +47,12 @@ def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: s
         kernel.communicators.refuses = what == "communicators"
         refused = observer.snapshot()
         assert not collective_success(refused)
-        assert refused.collectives == before.collectives
-        assert refused.events_lost == before.events_lost
+        assert refused.collectives.totals == before.collectives.totals
+        assert refused.health.probes.events_lost == before.health.probes.events_lost
         observer.tick()
         kernel.refuses_totals = kernel.aggregates.refuses = kernel.communicators.refuses = False
         assert collective_success(observer.snapshot())
-        assert observer.snapshot().collectives == before.collectives
+        assert observer.snapshot().collectives.totals == before.collectives.totals
     finally:
         observer.close()
 

@@ -96,7 +96,7 @@ class Host:
         self.observer.take_lifecycle()
 
     def communicators(self, what: Callable[[CommunicatorFacts], Any]) -> dict[int, Any]:
-        return {one.instance: what(one) for one in self.observer.snapshot().communicators}
+        return {one.instance: what(one) for one in self.observer.snapshot().collectives.communicators}
 
 
 def nccl(version: str) -> bytes:
@@ -168,7 +168,7 @@ def test_what_had_the_pid_before_has_ended_and_keeps_its_job(host: Host, start: 
     host.observer.look_at({PID})
     host.uses_nccl(PID, 2, calls=8)
     assert host.communicators(told) == {1: ("111", 5, False), 2: ("222", 8, True)}
-    assert host.observer.snapshot().processes_observed == 1
+    assert host.observer.snapshot().health.probes.processes_observed == 1
     assert host.new == [ProcessIdentity(PID, 100), ProcessIdentity(PID, start)]
 
 
@@ -189,7 +189,7 @@ def test_a_process_that_the_kernels_tables_name_and_nobody_wants_stays_unknown(t
             host.runs(pid)
             host.uses_nccl(pid, pid)
         assert host.new == [ProcessIdentity(PID, 100)]
-        assert host.observer.snapshot().processes_observed == 1
+        assert host.observer.snapshot().health.probes.processes_observed == 1
 
 
 def test_a_process_whose_network_namespace_cannot_be_read_is_in_none_that_is_asked_for(tmp_path: Path) -> None:

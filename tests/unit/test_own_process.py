@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.exporters.series.families import families
 from railscope.exporters.series.text import Format, Renderer
@@ -29,7 +29,7 @@ def exported(snapshot: Snapshot) -> dict[str, tuple[str, float]]:
 def test_series_are_those_of_prometheus_client_with_the_values_of_this_process() -> None:
     own = OwnProcess()
     with Path("/dev/null").open():
-        seen = exported(Snapshot(realtime_ns=1, version="0", kernel="6", own_process=own.read()))
+        seen = exported(Snapshot(realtime_ns=1, version="0", kernel="6", health=AgentHealth(own_process=own.read())))
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     theirs = {sample.name: (one.type, sample.value) for one in registry.collect() for sample in one.samples}

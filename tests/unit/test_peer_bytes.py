@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import PeerTotal, Snapshot
+from railscope.agent.facts.snapshot import NodeCollectives, NodeTimes, PeerTotal
 from railscope.agent.model.ring import all_reduce_bytes
 from railscope.agent.node.collectives.call_counts import CallCount, CallKind
 from railscope.agent.node.collectives.collectives import Collectives
@@ -194,10 +194,12 @@ def test_what_ended_communicators_sent_stays_until_they_are_forgotten() -> None:
     silent = Collectives(kernel, processes, 0)
     kernel.communicator(10, 1)
     kernel.call(10, 1, 5)
-    empty = Snapshot(realtime_ns=0, version="0", kernel="6.18")
+
+    def facts(of: Collectives) -> NodeCollectives:
+        return of.facts(of.read(), NodeTimes(), now_ns=0, realtime_offset_ns=0)
 
     def peers(of: Collectives) -> tuple[PeerTotal, ...]:
-        return of.shown(empty, of.read(), 0).peers
+        return facts(of).peers
 
     expected = (PeerTotal(f"{1:016x}", "0", "1", RING, 5 * 1024),)
     assert peers(collectives) == expected
@@ -213,5 +215,5 @@ def test_what_ended_communicators_sent_stays_until_they_are_forgotten() -> None:
     kernel.communicator(10, 1)
     (row,) = kernel.communicators.rows.values()
     kernel.event(10, 1, LifecycleKind.INIT, confirmed=1, identity=row["identity"])
-    assert [facts.comm for facts in collectives.shown(empty, collectives.read(), 0).communicators] == [f"{1:016x}"]
+    assert [one.comm for one in facts(collectives).communicators] == [f"{1:016x}"]
     assert peers(collectives) == ()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.config.options import OPTIONS
-from railscope.agent.facts.snapshot import Histogram, NvlinkFacts, RailFacts, RailTcp, Snapshot
+from railscope.agent.facts.snapshot import Histogram, NodeGpus, NvlinkFacts, RailFacts, RailTcp, Snapshot
 from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.dashboards.typical_node import DRIVER_COUNTERS, RDMA_COUNTERS
@@ -224,18 +224,20 @@ def link(number: int, errors: int = 0, utilization: float | None = 0.5, speed: i
     )
 
 
+def with_links(*links: NvlinkFacts) -> Snapshot:
+    return replace(EMPTY, gpus=NodeGpus(nvlinks=links))
+
+
 def test_of_nvlinks_errors_are_told_of_the_gpu_and_of_those_that_had_some() -> None:
     selection = Selection()
-    families(replace(EMPTY, nvlinks=(link(0), link(1, errors=7))), selection=selection)
-    shown = families(replace(EMPTY, nvlinks=(link(0, errors=2), link(1, errors=7))), selection=selection)
+    families(with_links(link(0), link(1, errors=7)), selection=selection)
+    shown = families(with_links(link(0, errors=2), link(1, errors=7)), selection=selection)
     assert values(shown, "gpu_nvlink_errors_total", "gpu", "kind") == {"0 crc": 2}
-    assert values(families(replace(EMPTY, nvlinks=(link(0), link(1, errors=7)))), "nvlink_errors_total", "link") == {
-        "1": 7
-    }
+    assert values(families(with_links(link(0), link(1, errors=7))), "nvlink_errors_total", "link") == {"1": 7}
 
 
 def test_speed_and_utilization_are_told_of_the_gpu_and_of_links_on_request() -> None:
-    snapshot = replace(EMPTY, nvlinks=(link(0, utilization=0.25), link(1, utilization=0.75), link(2, 0, None, None)))
+    snapshot = with_links(link(0, utilization=0.25), link(1, utilization=0.75), link(2, 0, None, None))
     shown = families(snapshot)
     assert values(shown, "gpu_nvlink_speed_bytes_per_second", "gpu") == {"0": 200}
     assert values(shown, "gpu_nvlink_utilization_ratio", "direction", "stat") == {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from railscope.agent.facts.snapshot import NodeStalls
 from railscope.exporters.web.pages import communicators_json, stalls_json
-from tests.unit.exporters_snapshots import full_snapshot
+from tests.unit.exporters_snapshots import full_snapshot, with_communicators
 from tests.unit.exporters_snapshots import stall as rail_stall
 
 
@@ -41,7 +42,7 @@ def test_what_ended_keeps_its_length() -> None:
 
 
 def test_a_host_without_stalls_says_so() -> None:
-    page = json.loads(stalls_json(replace(full_snapshot(), stalls=(), ended_stalls=())))
+    page = json.loads(stalls_json(replace(full_snapshot(), stalls=NodeStalls())))
     assert (page["stalls"], page["ended"]) == ([], [])
 
 
@@ -49,10 +50,11 @@ def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
     snapshot = full_snapshot()
     blamed = replace(rail_stall(), blame=replace(rail_stall().blame, blamed_rank=0))
     nameless = replace(rail_stall(), rank="unknown", nranks="unknown")
-    page = json.loads(stalls_json(replace(snapshot, ended_stalls=(blamed, nameless))))
+    page = json.loads(stalls_json(replace(snapshot, stalls=NodeStalls(ended=(blamed, nameless)))))
     known, unknown = page["ended"]
     assert (known["rank"], known["nranks"], known["blamed_rank"]) == (1, 2, 0)
     assert (unknown["rank"], unknown["nranks"], unknown["blamed_rank"]) == (None, None, None)
-    ends = (*snapshot.communicators[:1], replace(snapshot.communicators[0], rank="unknown", nranks="unknown"))
-    document = json.loads(communicators_json(replace(snapshot, communicators=ends)))
+    end = snapshot.collectives.communicators[0]
+    unnumbered = replace(end, rank="unknown", nranks="unknown")
+    document = json.loads(communicators_json(with_communicators(snapshot, end, unnumbered)))
     assert [(one["rank"], one["nranks"]) for one in document["communicators"]] == [(0, 4), (None, None)]

@@ -306,11 +306,12 @@ def test_each_stall_is_counted_once_and_its_length_is_kept() -> None:
         rank.rails = RAILS
         rank.complete()
         steady(world)
-    (length,), (total,) = world.watch.shown()
+    facts = world.watch.facts()
+    (length,), (total,) = facts.lengths, facts.totals
     assert (length.cause, length.current) == ("rail_down", None)
     assert length.seconds == pytest.approx(20.0, abs=2 * LOOK_S)
     assert (total.op, total.cause, total.count) == ("AllReduce", "rail_down", 2)
-    assert [round(stall.length_ns(0) / 1e9) for stall in world.watch.ended] == [10, 10]
+    assert [round(stall.length_ns(0) / 1e9) for stall in facts.ended] == [10, 10]
 
 
 def test_lengths_never_fall_when_a_better_cause_is_found_and_add_up_to_the_whole() -> None:
@@ -322,7 +323,7 @@ def test_lengths_never_fall_when_a_better_cause_is_found_and_add_up_to_the_whole
     world.step(40)
     rank.rails = RAILS[0], replace(RAILS[1], up=False)
     world.step(20)
-    lengths, _ = world.watch.shown()
+    lengths = world.watch.facts().lengths
     seconds = {one.cause: one.seconds for one in lengths}
     assert seconds == {"rail_filtered": pytest.approx(10, abs=0.5), "rail_down": pytest.approx(5, abs=0.5)}
     assert [one.cause for one in lengths if one.current is not None] == ["rail_down"]
@@ -426,13 +427,13 @@ def test_what_is_forgotten_leaves_the_lengths_but_not_the_node_s_count() -> None
     steady(world)
     world.ranks[0].begin()
     world.step(140)
-    assert len(world.watch.shown()[0]) == 1
+    assert len(world.watch.facts().lengths) == 1
     world.watch.forget([world.ranks[0].instance])
     world.ranks.clear()
     world.step()
-    lengths, totals = world.watch.shown()
-    assert lengths == ()
-    assert [total.count for total in totals] == [1]
+    facts = world.watch.facts()
+    assert facts.lengths == ()
+    assert [total.count for total in facts.totals] == [1]
 
 
 def test_sums_of_operations_reach_the_snapshot() -> None:

@@ -194,7 +194,7 @@ def test_an_agent_that_goes_leaves_what_was_known_and_its_return_is_seen(node: M
         node.base = broken
         lines = terminal.shows("HTTP 500")
         assert row(lines, f"{COMM} 0/4")
-        node.base = lambda: replace(full_snapshot(), stalls=())
+        node.base = lambda: replace(full_snapshot(), stalls=replace(full_snapshot().stalls, lengths=()))
         terminal.shows("no stall")
 
 

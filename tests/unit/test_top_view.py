@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import NodeCollectives, Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS
 from railscope.exporters.top.node_view import NodeView, node_view
 from railscope.exporters.top.plain import plain_lines
@@ -17,7 +17,14 @@ from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, frame
 from railscope.exporters.top.state import Order, Pane, ViewState, pressed
 from railscope.exporters.top.terminal import Keys
 from railscope.exporters.top.words import amount, bar, length, percent
-from tests.unit.exporters_snapshots import communicator, full_snapshot, large_snapshot, rail, stall
+from tests.unit.exporters_snapshots import (
+    communicator,
+    full_snapshot,
+    large_snapshot,
+    rail,
+    stall,
+    with_communicators,
+)
 from tests.unit.nodes import healthy, later, scraped, view_of
 
 STATUS = Status("http://127.0.0.1:9779", 2.0)
@@ -97,11 +104,12 @@ def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: in
 
 def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_be_stopped() -> None:
     snapshot = full_snapshot()
-    (one,) = (stalled for stalled in snapshot.stalls if stalled.current is not None)
+    (one,) = (stalled for stalled in snapshot.stalls.lengths if stalled.current is not None)
 
     def said(cause: Cause) -> str:
         current = replace(stall(), strength="weak", blame=replace(stall().blame, cause=cause, netns="pod7"))
-        view = node_view(None, scraped(replace(snapshot, stalls=(replace(one, current=current),))))
+        stalls = replace(snapshot.stalls, lengths=(replace(one, current=current),))
+        view = node_view(None, scraped(replace(snapshot, stalls=stalls)))
         return " ".join(" ".join(screen(view)).split())
 
     assert "STALL rail_down, weak evidence: AllReduce" in said(Cause.RAIL_DOWN)
@@ -110,7 +118,7 @@ def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_b
 
 
 def test_without_a_stall_it_says_so_and_tells_of_the_last_that_ended() -> None:
-    calm = replace(full_snapshot(), stalls=())
+    calm = replace(full_snapshot(), stalls=replace(full_snapshot().stalls, lengths=()))
     lines = screen(moving(calm))
     assert "no stall" in lines[1]
     assert line_with(lines, "ended").startswith("ended 3.5s ago: rail_down: AllReduce of rank 1/2")
@@ -173,7 +181,7 @@ def test_a_pane_alone_has_the_whole_screen_and_scrolls_to_its_last_row() -> None
 
 def test_names_that_could_steer_the_terminal_are_made_harmless() -> None:
     one = replace(communicator(), job=(("job", "\x1b[2Jgone\r"),))
-    lines = screen(moving(replace(healthy(), communicators=(one,))), 120)
+    lines = screen(moving(with_communicators(healthy(), one)), 120)
     assert line_with(lines, COMM).rstrip().endswith("?[2Jgone?")
 
 
@@ -190,24 +198,20 @@ def by(column: int, *, reverse: bool = False) -> ViewState:
 
 def three_ranks() -> NodeView:
     """Ranks 0, 2 and 10: the second calls most, the third has the oldest operation; nothing is known of the first's."""
-    before = replace(
+    before = with_communicators(
         healthy(),
-        communicators=(
-            communicator(rank="10"),
-            communicator(rank="2"),
-            replace(communicator(rank="0"), completed=None, inflight_seconds=None),
-        ),
+        communicator(rank="10"),
+        communicator(rank="2"),
+        replace(communicator(rank="0"), completed=None, inflight_seconds=None),
     )
-    ten, two, zero = later(before).communicators
+    ten, two, zero = later(before).collectives.communicators
     return view_of(
         before,
-        replace(
+        with_communicators(
             later(before),
-            communicators=(
-                replace(ten, inflight_seconds=7.0),
-                replace(two, enqueued=two.enqueued + 1000, inflight_seconds=0.5),
-                replace(zero, enqueued=zero.enqueued - 100),
-            ),
+            replace(ten, inflight_seconds=7.0),
+            replace(two, enqueued=two.enqueued + 1000, inflight_seconds=0.5),
+            replace(zero, enqueued=zero.enqueued - 100),
         ),
     )
 
@@ -225,31 +229,27 @@ def split_often(ended: int = 30) -> NodeView:
     """A stalled communicator, two that call, one that does not, one just made, and many that have ended, whose hashes
     come before the others'."""
     base = full_snapshot()
-    before = replace(
+    before = with_communicators(
         base,
-        communicators=(
-            *(communicator(f"{number:016x}", "0") for number in range(ended)),
-            *(communicator(f"{letter * 16}", "0") for letter in "fedc"),
-            communicator(rank="1"),
-        ),
+        *(communicator(f"{number:016x}", "0") for number in range(ended)),
+        *(communicator(f"{letter * 16}", "0") for letter in "fedc"),
+        communicator(rank="1"),
     )
     now = later(before)
     # Whoever ends while others of its communicator live has not ended it.
-    gone = [replace(one, enqueued=1200, alive=False) for one in now.communicators[:ended]]
-    slow, fast, idle, new, stalled = now.communicators[ended:]
+    gone = [replace(one, enqueued=1200, alive=False) for one in now.collectives.communicators[:ended]]
+    slow, fast, idle, new, stalled = now.collectives.communicators[ended:]
     return view_of(
-        replace(before, communicators=tuple(one for one in before.communicators if one.comm != "c" * 16)),
-        replace(
+        with_communicators(before, *(one for one in before.collectives.communicators if one.comm != "c" * 16)),
+        with_communicators(
             now,
-            communicators=(
-                *gone,
-                replace(idle, enqueued=1200),
-                new,
-                slow,
-                replace(fast, enqueued=fast.enqueued + 1000),
-                replace(slow, rank="3", alive=False),
-                stalled,
-            ),
+            *gone,
+            replace(idle, enqueued=1200),
+            new,
+            slow,
+            replace(fast, enqueued=fast.enqueued + 1000),
+            replace(slow, rank="3", alive=False),
+            stalled,
         ),
     )
 
@@ -432,7 +432,7 @@ def test_bars_are_as_wide_as_asked_and_never_more() -> None:
 
 
 def test_a_node_that_shows_nothing_yet_says_so() -> None:
-    empty = replace(healthy(), communicators=(), rails=(), collectives=(), completed=())
+    empty = replace(healthy(), collectives=NodeCollectives(), rails=())
     lines = screen(node_view(None, scraped(empty)))
     assert [line for line in lines if line.startswith(" no ")] == [
         " no ranks yet",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.facts.snapshot import Snapshot, WritingRank
+from railscope.agent.facts.snapshot import WritingRank
 from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Writers
 from railscope.probes.processes.state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
@@ -25,8 +25,7 @@ SECOND_LOOKS = int(1 / LOOK_S)
 
 
 def shown(world: World) -> tuple[WritingRank, ...]:
-    snapshot = Snapshot(realtime_ns=0, version="0", kernel="0")
-    return world.watch.with_times(snapshot).writing
+    return world.watch.facts().writing
 
 
 WRITER = WritingRank(f"{COMM_HASH:016x}", "0")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, Snapshot
+from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, text
@@ -256,34 +255,46 @@ class Collectives:
         communicator = self._communicators.get(instance)
         return communicator.gpu if communicator is not None else UNKNOWN
 
-    def shown(self, snapshot: Snapshot, counts: list[CallCount], now_ns: int) -> Snapshot:
-        """The snapshot with what the programs counted; `counts` from `read`."""
-        if self._completion is not None:
+    def facts(
+        self, counts: list[CallCount], times: NodeTimes, *, now_ns: int, realtime_offset_ns: int
+    ) -> NodeCollectives:
+        """What the programs counted and saw below the calls; `counts` from `read`, `now_ns` monotonic.
+
+        `realtime_offset_ns`: the time of day less the monotonic one.
+        """
+        completion = self._completion
+        if completion is not None:
             # After the counts: nothing can then be complete that was not counted, but for what came in between.
-            self._completion.read()
-        collectives, sizes = self._totals.with_living(
+            completion.read()
+        totals, sizes = self._totals.with_living(
             ((count, self._gpu_of(count.kind.instance)) for count in counts), self._readings.overflow()
         )
         names = named_namespaces()
-        return replace(
-            snapshot,
-            collectives=collectives,
+        communicators = self._history.facts(
+            self._communicators,
+            counts,
+            self._processes.get,
+            lambda process: _netns_label(process, names),
+            completion.of if completion is not None else lambda _: None,
+            self.position,
+            now_ns,
+        )
+        return NodeCollectives(
+            totals=totals,
             sizes=sizes,
             enqueue_times=self._readings.enqueue_times(),
-            communicators=self._history.facts(
-                self._communicators,
-                counts,
-                self._processes.get,
-                lambda process: _netns_label(process, names),
-                self._completion.of if self._completion is not None else lambda _: None,
-                self.position,
-                now_ns,
-            ),
+            communicators=communicators,
             peers=self._peers.totals(counts) if self._peers is not None else (),
-            comm_events=self._events.events(),
-            comm_errors=self._events.errors(),
-            events_lost=self._readings.events_lost(),
+            events=self._events.events(),
+            errors=self._events.errors(),
+            completion=completion.facts(communicators, realtime_offset_ns) if completion else NodeCompletion(),
+            times=times,
         )
+
+    def events_lost(self) -> Mapping[str, int]:
+        """Events that the programs could not pass on, by reason."""
+        below = self._completion.events_lost() if self._completion is not None else {}
+        return {**self._readings.events_lost(), **below}
 
 
 def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from railscope.agent.facts.snapshot import UNKNOWN, Histogram, LaunchTotal, OpHistogram, Snapshot
+from railscope.agent.facts.snapshot import (
+    UNKNOWN,
+    CommunicatorFacts,
+    Histogram,
+    LaunchTotal,
+    NodeCompletion,
+    OpHistogram,
+)
 from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.agent.node.completion.handed_over import RailBytes
@@ -282,29 +289,35 @@ class Completion:
             self._progress = {key: value for key, value in self._progress.items() if key in self._ended}
         return errors
 
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with durations, bandwidths, launches and levels."""
+    def facts(self, communicators: Iterable[CommunicatorFacts], realtime_offset_ns: int) -> NodeCompletion:
+        """Durations, bandwidths and launches of the whole node; nothing where the kernel refuses them.
+
+        Exemplars are named by `communicators`; `realtime_offset_ns`: the time of day less the monotonic one.
+        """
         try:
-            stats = self._programs.stats()
-            return replace(
-                snapshot,
-                levels=self.levels.shown(),
-                durations=self._exemplars.attached(
-                    _histograms(self._programs.durations(), DURATION_BOUNDS, 1e9), snapshot
-                ),
+            durations = _histograms(self._programs.durations(), DURATION_BOUNDS, 1e9)
+            return NodeCompletion(
+                durations=self._exemplars.attached(durations, communicators, realtime_offset_ns),
                 cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), DURATION_BOUNDS, 1e9),
                 bandwidths=_histograms(self._programs.bandwidths(), BANDWIDTH_BOUNDS, 1.0),
                 launches=_launches(self._programs.launches()),
-                events_lost={
-                    **snapshot.events_lost,
-                    "completion_ring_full": stats[InternalStat.RING_FULL],
-                    "completion_tables_full": stats[InternalStat.FULL],
-                    "internals_unreadable": stats[InternalStat.UNREADABLE],
-                },
             )
         except KernelRefusal as refusal:
             self._trouble(refusal)
-            return snapshot
+            return NodeCompletion()
+
+    def events_lost(self) -> Mapping[str, int]:
+        """Completions that the programs could not pass on, by reason; empty where the kernel does not tell."""
+        try:
+            stats = self._programs.stats()
+        except KernelRefusal as refusal:
+            self._trouble(refusal)
+            return {}
+        return {
+            "completion_ring_full": stats[InternalStat.RING_FULL],
+            "completion_tables_full": stats[InternalStat.FULL],
+            "internals_unreadable": stats[InternalStat.UNREADABLE],
+        }
 
     def close(self) -> None:
         """Detach everywhere and free the programs."""

@@ -7,13 +7,13 @@ recorder's) calls the operation by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, Exemplar, Histogram, OpHistogram
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.records.internals import BUCKETS
@@ -46,20 +46,18 @@ class Exemplars:
         for name in _LAST.names or ():
             self._last[name][filled] = completions[name][last[filled]]
 
-    def attached(self, durations: tuple[OpHistogram, ...], snapshot: Snapshot) -> tuple[OpHistogram, ...]:
+    def attached(
+        self, durations: tuple[OpHistogram, ...], communicators: Iterable[CommunicatorFacts], realtime_offset_ns: int
+    ) -> tuple[OpHistogram, ...]:
         """Histograms of durations with the last operation of each bucket, where its communicator is still known.
 
-        `snapshot` says which communicators there are, and what time it is.
+        `realtime_offset_ns`: the time of day less the monotonic one.
         """
-        named = {
-            one.instance: (("comm", one.comm), ("rank", one.rank))
-            for one in snapshot.communicators
-            if one.comm != UNKNOWN
-        }
-        offset_ns = snapshot.realtime_ns - snapshot.monotonic_ns
+        named = {one.instance: (("comm", one.comm), ("rank", one.rank)) for one in communicators if one.comm != UNKNOWN}
         by_name = {op_name(op): self._last[op * BUCKETS :][:BUCKETS] for op in Op}
         return tuple(
-            replace(one, histogram=_with_last(one.histogram, by_name[one.op], named, offset_ns)) for one in durations
+            OpHistogram(one.op, _with_last(one.histogram, by_name[one.op], named, realtime_offset_ns))
+            for one in durations
         )
 
 

@@ -19,7 +19,6 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from railscope.agent.config.options import Config
@@ -125,6 +124,7 @@ class Daemon:
             version,
             recorder=self._recorder,
             own_process=OwnProcess() if serve else None,
+            recordings=self.recordings if serve else None,
             most_ended=most_ended,
         )
         self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
@@ -191,7 +191,7 @@ class Daemon:
 
     def _snapshot(self) -> Snapshot:
         self._schedule.asked(self._clock.monotonic_ns())
-        return replace(self.observer.snapshot(), recordings=self.recordings.counts())
+        return self.observer.snapshot()
 
     @property
     def url(self) -> str:
@@ -287,8 +287,8 @@ class Daemon:
             _log.info("stopping")
             return
         snapshot = self.observer.snapshot()
-        calls = sum(total.calls for total in snapshot.collectives)
-        lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.events_lost.items() if count)
+        calls = sum(total.calls for total in snapshot.collectives.totals)
+        lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.health.probes.events_lost.items() if count)
         _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
 
     def _turn(self) -> None:

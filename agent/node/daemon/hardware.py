@@ -6,20 +6,18 @@ Each of them may be switched off, and none knows of the others; what they have t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.facts.snapshot import NvlinkFacts, RailFacts, Snapshot
+from railscope.agent.facts.snapshot import CollectorResult, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
-from railscope.agent.node.nvlink.watch import NO_NVLINK, NvlinkWatch
+from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.netdev_rails import RailWatch
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
-from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, network_namespace
@@ -74,8 +72,12 @@ class Hardware:
             )
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":
-            self._nvlink = NvlinkWatch(clock, sysfs=config.sysfs, period_seconds=_NVLINK_PERIOD_SECONDS)
-        self._nvlink_utilization = Utilization(config.correlation_window_ns)
+            self._nvlink = NvlinkWatch(
+                clock,
+                sysfs=config.sysfs,
+                window_ns=config.correlation_window_ns,
+                period_seconds=_NVLINK_PERIOD_SECONDS,
+            )
         self.own_namespace: int | None = None
         """Inode of the agent's own network namespace; None: it cannot be read."""
         try:
@@ -141,8 +143,6 @@ class Hardware:
         if self._rdma is not None:
             self._rdma.tick()
             self.rails.take_rdma(self._rdma.names)
-        if self._nvlink is not None:
-            self._with_utilization(self._nvlink.state().links)
 
     def tick(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
         """Now and then: relate what collectives should have sent to what ports counted; None: not now.
@@ -172,19 +172,18 @@ class Hardware:
         rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
         return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))
 
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with rails, GPUs and NVLinks, and how reading them went."""
-        slow = self._ethernet.collectors() if self._ethernet is not None else ()
-        rdma = self._rdma.rails() if self._rdma is not None else ()
-        reading = self._rdma.collectors() if self._rdma is not None else ()
-        nvlink = self._nvlink.state() if self._nvlink is not None else NO_NVLINK
-        return replace(
-            snapshot,
-            gpus=nvlink.gpus,
-            nvlinks=self._with_utilization(nvlink.links),
-            rails=(*rdma, *self.rails.rails()),
-            collectors=(*self.rails.collectors(), *slow, *reading, *nvlink.collectors, *snapshot.collectors),
-        )
+    def rail_facts(self) -> tuple[RailFacts, ...]:
+        """RDMA ports, then network devices."""
+        return (*(self._rdma.rails() if self._rdma is not None else ()), *self.rails.rails())
+
+    def gpu_facts(self) -> NodeGpus:
+        """GPUs and NVLinks, as each was last read."""
+        return self._nvlink.facts() if self._nvlink is not None else NodeGpus()
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading went, source by source."""
+        sources = (self.rails, self._ethernet, self._rdma, self._nvlink)
+        return tuple(result for source in sources if source is not None for result in source.collectors())
 
     def awaited(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly, since what they are to read is known."""
@@ -208,14 +207,3 @@ class Hardware:
             return expected
         self._rdma.relate(expected, handed_over)
         return [] if self._rdma.carries else expected
-
-    def _with_utilization(self, links: Iterable[NvlinkFacts]) -> tuple[NvlinkFacts, ...]:
-        """The links with how much of their speed they used; to be called often enough to see every reading."""
-        found = []
-        for link in links:
-            key = (link.gpu, link.link)
-            if link.transmit_bytes is not None and link.receive_bytes is not None:
-                self._nvlink_utilization.take(key, link.read_ns, link.transmit_bytes, link.receive_bytes)
-            transmit, receive = self._nvlink_utilization.of(key, link.speed_bytes_per_second)
-            found.append(replace(link, transmit_utilization=transmit, receive_utilization=receive))
-        return tuple(found)

@@ -12,13 +12,20 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.unmatched import pids_without_nccl
 from railscope.agent.facts.remarks import Remark, Troubles
-from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe, CollectorResult, Snapshot
+from railscope.agent.facts.snapshot import (
+    UNKNOWN,
+    AttachedProbe,
+    CollectorResult,
+    NodeCollectives,
+    NodeStalls,
+    ProbeHealth,
+)
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives
@@ -72,6 +79,16 @@ class NcclSources:
     """Hears of each new process, and of link events to poll if its namespace is new."""
     stall_began: Callable[[Stall], object] = lambda _stall: None
     """Is told of each stall that begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclFacts:
+    """What NCCL programs add to a snapshot; empty where they are not observed."""
+
+    collectives: NodeCollectives = field(default_factory=NodeCollectives)
+    stalls: NodeStalls = field(default_factory=NodeStalls)
+    probes: ProbeHealth = field(default_factory=ProbeHealth)
+    collectors: tuple[CollectorResult, ...] = ()
 
 
 class _KnownToStalls:
@@ -402,29 +419,30 @@ class NcclObserver:
 
     # What is known
 
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what NCCL programs do; brings it together with what ports counted."""
+    def facts(self, realtime_offset_ns: int) -> NcclFacts:
+        """What NCCL programs do; brings it together with what ports counted.
+
+        `realtime_offset_ns`: the time of day less the monotonic one.
+        """
         started_ns = self._clock.monotonic_ns()
         counts = self._collectives.read()
-        snapshot = self._collectives.shown(snapshot, counts, started_ns)
-        self._hardware.relate(self._collectives.expected(counts), self._handed_over)
-        if self._completion is not None:
-            snapshot = self._completion.shown(snapshot)
-        self._in_network = any(one.algorithm.startswith("CollNet") for one in snapshot.launches)
-        stalls, totals = self.stalls.shown()
-        return replace(
-            self.stalls.with_times(snapshot),
-            processes_observed=self.living,
-            stalls=stalls,
-            stall_totals=totals,
-            ended_stalls=self.stalls.ended,
-            collectors=(*snapshot.collectors, self._result(started_ns)),
-            overhead_seconds=self._overhead(),
-            probes=tuple(probe for library in self.libraries for probe in self._probes(library)),
+        collectives = self._collectives.facts(
+            counts, self.stalls.times(), now_ns=started_ns, realtime_offset_ns=realtime_offset_ns
         )
+        self._hardware.relate(self._collectives.expected(counts), self._handed_over)
+        self._in_network = any(one.algorithm.startswith("CollNet") for one in collectives.completion.launches)
+        probes = self._probe_health()
+        # Last: it says whether all of the above could be read.
+        return NcclFacts(collectives, self.stalls.facts(), probes, (self._result(started_ns),))
 
-    def _overhead(self) -> Mapping[str, float]:
-        return self._control.seconds if self._control is not None else {}
+    def _probe_health(self) -> ProbeHealth:
+        return ProbeHealth(
+            processes_observed=self.living,
+            attached=tuple(probe for library in self.libraries for probe in self._probes(library)),
+            levels=self._completion.levels.shown() if self._completion is not None else (),
+            events_lost=self._collectives.events_lost(),
+            overhead_seconds=self._control.seconds if self._control is not None else {},
+        )
 
     def _result(self, started_ns: int) -> CollectorResult:
         scanned = self._scanned

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.daemon.hardware import Hardware
-from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclObserver, NcclSources
+from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, NcclObserver, NcclSources
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.recorder.triggers import Recordings
 from railscope.agent.node.stalls.watchdog import REST_NS, StallWatch
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
@@ -38,13 +39,16 @@ class Observer:
         *,
         recorder: FlightRecorder | None = None,
         own_process: OwnProcess | None = None,
+        recordings: Recordings | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`nccl` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
         `recorder` None: nothing is kept for recordings.  `own_process` None: what the agent itself takes is not told.
+        `recordings` None: how many were made is not told.
         """
         self._own_process = own_process
+        self._recordings = recordings
         self._clock = clock
         self._version = version
         self._started_realtime_ns = clock.realtime_ns()
@@ -176,20 +180,30 @@ class Observer:
         # Not under the lock: its time grows with the descriptors that are open, one for each observed process.
         own_process = self._own_process.read() if self._own_process is not None else None
         with self._lock:
-            snapshot = Snapshot(
-                realtime_ns=self._clock.realtime_ns(),
-                monotonic_ns=self._clock.monotonic_ns(),
-                started_realtime_ns=self._started_realtime_ns,
+            realtime_ns, monotonic_ns = self._clock.realtime_ns(), self._clock.monotonic_ns()
+            if self._nccl is not None:
+                nccl = self._nccl.facts(realtime_ns - monotonic_ns)
+            else:
+                nccl = NcclFacts()
+                self._hardware.relate([], lambda: NOT_OBSERVED)
+            return Snapshot(
+                realtime_ns=realtime_ns,
                 version=self._version,
                 kernel=platform.release(),
+                monotonic_ns=monotonic_ns,
                 simulated=self.simulated,
-                own_process=own_process,
+                collectives=nccl.collectives,
+                rails=self._hardware.rail_facts(),
+                gpus=self._hardware.gpu_facts(),
+                stalls=nccl.stalls,
+                health=AgentHealth(
+                    started_realtime_ns=self._started_realtime_ns,
+                    own_process=own_process,
+                    collectors=(*self._hardware.collectors(), *nccl.collectors),
+                    probes=nccl.probes,
+                    recordings=self._recordings.counts() if self._recordings is not None else {},
+                ),
             )
-            if self._nccl is None:
-                self._hardware.relate([], lambda: NOT_OBSERVED)
-            else:
-                snapshot = self._nccl.shown(snapshot)
-            return self._hardware.shown(snapshot)
 
     def attached(self) -> bool:
         """Whether every library found so far is probed."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
+from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
 from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
@@ -22,6 +23,8 @@ _log = logging.getLogger("railscope.nvlink")
 
 ALL: Final = "all"
 """The link label of what is only known for all links of a GPU together."""
+WINDOW_NS: Final = 30_000_000_000
+"""Utilization is that of so long a time, unless another one is asked for."""
 _REFRESH_AGAIN_NS: Final = 60_000_000_000
 """An idle link does not show how often its counters change: looked again while it carries something."""
 
@@ -87,14 +90,32 @@ class GpuIdentity:
 NOBODY: Final = GpuIdentity(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
 
 
+@dataclass(frozen=True, slots=True)
+class GpuHistory:
+    """What one GPU's links have carried: in all, and of what they could carry within the window."""
+
+    totals: GpuTotals
+    utilization: Utilization
+    """By link."""
+
+
 class GpuHistories:
-    """Totals by UUID: they outlive a session with NVML and a GPU's number."""
+    """Histories by UUID: they outlive a session with NVML and a GPU's number."""
 
-    def __init__(self) -> None:
-        self._totals: dict[str, GpuTotals] = {}
+    def __init__(self, window_ns: int = WINDOW_NS) -> None:
+        """`window_ns`: utilization is that of so long a time."""
+        self._window_ns = window_ns
+        self._histories: dict[str, GpuHistory] = {}
 
-    def of(self, uuid: str) -> GpuTotals:
-        return self._totals.setdefault(uuid, GpuTotals())
+    def of(self, uuid: str) -> GpuHistory:
+        history = self._histories.get(uuid)
+        if history is None:
+            history = self._histories[uuid] = self.new()
+        return history
+
+    def new(self) -> GpuHistory:
+        """That of a GPU that is not known yet."""
+        return GpuHistory(GpuTotals(), Utilization(self._window_ns))
 
 
 class Gpu:
@@ -108,7 +129,7 @@ class Gpu:
         self._histories = histories
         self._links: GpuLinks | None = None
         self._handle: object = None
-        self._totals = GpuTotals()
+        self._history = histories.new()
         self._refresh_ns: int | None = None
         """When it was last tried to see how often the counters change."""
         self._identity = NOBODY
@@ -144,14 +165,14 @@ class Gpu:
         handle = session.handle(self._index)
         pci = session.pci_address(handle)
         self._identity = GpuIdentity(session.uuid(handle), pci, session.name(handle), _numa_node(self._sysfs, pci))
-        self._totals = self._histories.of(self._identity.uuid)
-        self._totals.restart()
+        self._history = self._histories.of(self._identity.uuid)
+        self._history.totals.restart()
         self._handle = handle
         self._links = GpuLinks(session, handle, self._clock)
         return self._links
 
     def _take(self, reading: GpuReading) -> None:
-        add = self._totals.add
+        add = self._history.totals.add
         identity, fabric = self._identity, reading.fabric
         self.gpu = replace(
             self.gpu,
@@ -167,21 +188,27 @@ class Gpu:
         self.links = tuple(self._facts(link, reading.after_ns) for link in reading.links)
 
     def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
-        add = self._totals.add
+        totals, utilization = self._history.totals, self._history.utilization
         label = ALL if link.link is None else str(link.link)
         counted = link.counted or next((before.counted for before in self.links if before.link == label), "")
+        transmit_bytes = totals.add((label, "transmit"), link.transmit_bytes, counted)
+        receive_bytes = totals.add((label, "receive"), link.receive_bytes, counted)
+        if transmit_bytes is not None and receive_bytes is not None:
+            utilization.take(label, read_ns, transmit_bytes, receive_bytes)
+        transmit_utilization, receive_utilization = utilization.of(label, link.speed_bytes_per_second)
         return NvlinkFacts(
             gpu=self.gpu.gpu,
             link=label,
             up=link.up,
-            transmit_bytes=add((label, "transmit"), link.transmit_bytes, counted),
-            receive_bytes=add((label, "receive"), link.receive_bytes, counted),
+            transmit_bytes=transmit_bytes,
+            receive_bytes=receive_bytes,
             counted=counted,
-            errors=self._totals.add_errors(label, link.errors),
+            errors=totals.add_errors(label, link.errors),
             speed_bytes_per_second=link.speed_bytes_per_second,
             remote=link.remote or UNKNOWN,
             remote_type=link.remote_type or UNKNOWN,
-            read_ns=read_ns,
+            transmit_utilization=transmit_utilization,
+            receive_utilization=receive_utilization,
         )
 
     def _refresh_due(self, reading: GpuReading) -> bool:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.remarks import Remark
-from railscope.agent.facts.snapshot import CollectorResult, GpuFacts, NvlinkFacts
-from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories, without_states
+from railscope.agent.facts.snapshot import CollectorResult, GpuFacts, NodeGpus, NvlinkFacts
+from railscope.agent.node.nvlink.gpu import WINDOW_NS, Gpu, GpuHistories, without_states
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
 
@@ -32,19 +31,6 @@ _SHARE: Final = 3
 """A GPU is read at most once in this many times the duration of a read."""
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
 _CLOSE_NS: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class NvlinkState:
-    """Everything known now."""
-
-    gpus: tuple[GpuFacts, ...]
-    links: tuple[NvlinkFacts, ...]
-    collectors: tuple[CollectorResult, ...]
-    """`nvlink`, and `nvlink gpuN` for each GPU; none where there is no NVML."""
-
-
-NO_NVLINK: Final = NvlinkState((), (), ())
 
 
 class _Repeated:
@@ -113,8 +99,8 @@ class _GpuThread:
         self._lost = lost
         self._failures = 0
         self._remark = Remark(_log, self.collector, "is read again")
-        self.result = CollectorResult(self.collector, False, 0.0)
-        self.facts: tuple[GpuFacts, tuple[NvlinkFacts, ...]] = (gpu.gpu, gpu.links)
+        self._result = CollectorResult(self.collector, False, 0.0)
+        self._facts: tuple[GpuFacts, tuple[NvlinkFacts, ...]] = (gpu.gpu, gpu.links)
         self.repeated = _Repeated(self.collector, clock, self._read)
 
     def _read(self) -> int:
@@ -131,19 +117,21 @@ class _GpuThread:
             return 0
         self._failures = self._failures + 1 if error else 0
         self._remark.say(error)
-        self.facts = (self.gpu.gpu, self.gpu.links)
-        self.result = CollectorResult(self.collector, not error, duration_ns / 1e9)
+        self._facts = (self.gpu.gpu, self.gpu.links)
+        self._result = CollectorResult(self.collector, not error, duration_ns / 1e9)
         if error:
             return min(self._period_ns << min(self._failures, 20), _LONGEST_PAUSE_NS)
         return max(self._period_ns - duration_ns, duration_ns * (_SHARE - 1))
 
-    def shown(self) -> tuple[GpuFacts, tuple[NvlinkFacts, ...], CollectorResult]:
+    def facts(self) -> tuple[GpuFacts, tuple[NvlinkFacts, ...]]:
         """As published; while its call hangs, whether links are up is not known."""
-        facts, links = self.facts
+        gpu, links = self._facts
+        return gpu, without_states(links) if self.repeated.hangs_for_ns() else links
+
+    def result(self) -> CollectorResult:
+        """How its last reading went; while its call hangs, for how long it does."""
         hanging_ns = self.repeated.hangs_for_ns()
-        if not hanging_ns:
-            return facts, links, self.result
-        return facts, without_states(links), CollectorResult(self.collector, False, hanging_ns / 1e9)
+        return CollectorResult(self.collector, False, hanging_ns / 1e9) if hanging_ns else self._result
 
     def stop(self) -> None:
         """Ask for the end; does not wait."""
@@ -152,21 +140,23 @@ class _GpuThread:
 
 
 class NvlinkWatch:
-    """GPUs and NVLinks of this host; `state` is safe from any thread and never waits for NVML."""
+    """GPUs and NVLinks of this host; `facts` and `collectors` are safe from any thread and never wait for NVML."""
 
     def __init__(
         self,
         clock: Clock,
         *,
         sysfs: Path,
+        window_ns: int = WINDOW_NS,
         library: str = LIBRARY,
         period_seconds: float = DEFAULT_PERIOD_SECONDS,
     ) -> None:
+        """`window_ns`: utilization of links is that of so long a time."""
         self._clock = clock
         self._sysfs = sysfs
         self._library = library
         self._period_ns = round(period_seconds * 1e9)
-        self._histories = GpuHistories()
+        self._histories = GpuHistories(window_ns)
         self._session: NvmlSession | None = None
         self._threads: tuple[_GpuThread, ...] = ()
         self._session_lost = False
@@ -205,20 +195,18 @@ class NvlinkWatch:
             return ("nvlink",)
         return tuple(thread.collector for thread in self._threads if not thread.repeated.turns)
 
-    def state(self) -> NvlinkState:
-        """Everything known now."""
-        shown = [thread.shown() for thread in self._threads]
-        collectors = [result for _, _, result in shown]
+    def facts(self) -> NodeGpus:
+        """GPUs and their links, as each was last read."""
+        facts = [thread.facts() for thread in self._threads]
+        return NodeGpus(tuple(gpu for gpu, _ in facts), tuple(link for _, links in facts for link in links))
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """`nvlink`, and `nvlink gpuN` for each GPU; none where there is no NVML."""
+        threads = tuple(thread.result() for thread in self._threads)
         hanging_ns = self._keeper.hangs_for_ns()
         if hanging_ns:
-            collectors.insert(0, CollectorResult("nvlink", False, hanging_ns / 1e9))
-        elif self._result is not None:
-            collectors.insert(0, self._result)
-        return NvlinkState(
-            tuple(gpu for gpu, _, _ in shown),
-            tuple(link for _, links, _ in shown for link in links),
-            tuple(collectors),
-        )
+            return CollectorResult("nvlink", False, hanging_ns / 1e9), *threads
+        return (self._result, *threads) if self._result is not None else threads
 
     def _keep(self) -> int:
         """Open the session, or open it anew after it was lost; say which GPUs hang."""

@@ -128,10 +128,9 @@ class RecorderFeed:
         operations, connections = self._under_way()
         snapshot = self._known.snapshot()
         now = self._recorder.clocks()
-        current = (shown.current for shown in snapshot.stalls)
         stalls = {
             (stall.instance, stall.since_ns): recorded_stall(stall, now)
-            for stall in (*snapshot.ended_stalls, *(stall for stall in current if stall is not None))
+            for stall in (*snapshot.stalls.ended, *snapshot.stalls.current)
         }
         piece = self._recorder.take("record", snapshot, open_operations=operations, connections=connections)
         stream.take(StreamPiece(piece, stalls))

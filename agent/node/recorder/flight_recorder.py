@@ -360,7 +360,7 @@ class FlightRecorder:
     ) -> Recording:
         for kind, table in (("open_operations", open_operations), ("connections", connections)):
             arrays[kind] = np.empty(0, KINDS[kind]) if table is None else table
-        ended = {facts.instance for facts in snapshot.communicators if not facts.alive}
+        ended = {facts.instance for facts in snapshot.collectives.communicators if not facts.alive}
         kinds = ("calls", "completions", "lifecycle", "open_operations", "connections") if ended else ()
         seen = {instance for kind in kinds for instance in np.unique(arrays[kind]["instance"]).tolist()}
         return Recording(
@@ -375,7 +375,7 @@ class FlightRecorder:
             clocks=clocks,
             communicators=tuple(
                 _communicator(facts)
-                for facts in snapshot.communicators
+                for facts in snapshot.collectives.communicators
                 if facts.instance > 0 and (facts.alive or facts.instance in seen)
             ),
             rails=self._recorded_rails(snapshot.rails),

@@ -19,7 +19,7 @@ from typing import Final
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import number_of
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, Snapshot, StallTotal, WritingRank
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, StallTotal, WritingRank
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
@@ -93,11 +93,6 @@ class StallWatch:
     @property
     def current(self) -> tuple[Stall, ...]:
         return self._stalls.current
-
-    @property
-    def ended(self) -> tuple[Stall, ...]:
-        """The last stalls that ended, oldest first."""
-        return tuple(self._ended)
 
     def take_calls(self, events: Records) -> None:
         """Learn who called what, and when: dtype CALL_EVENT, in the order of the calls."""
@@ -200,29 +195,25 @@ class StallWatch:
         self._reader.forget(gone)
         self._stragglers.forget(gone)
 
-    def shown(self) -> tuple[tuple[CommunicatorStall, ...], tuple[StallTotal, ...]]:
-        """What metrics show: current stalls with the lengths of all that were, and how many began on this node."""
+    def facts(self) -> NodeStalls:
+        """Current stalls with the lengths of all that were, how many began on this node, and who writes to storage."""
         self._count_lengths(self._clock.monotonic_ns())
         current = {(stall.instance, *_length_key(stall)): stall for stall in self.current}
-        return (
-            tuple(
+        return NodeStalls(
+            lengths=tuple(
                 CommunicatorStall(*key, length / 1e9, current.get((instance, *key)))
                 for instance, lengths in self._lengths.items()
                 for key, length in lengths.items()
             ),
-            tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
+            totals=tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
+            ended=tuple(self._ended),
+            writing=self._writing(),
         )
 
-    def with_times(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with who arrives last, who writes to storage, and with how long operations took."""
+    def times(self) -> NodeTimes:
+        """How long operations took, and who arrives last."""
         times = self._reader.times
-        return replace(
-            snapshot,
-            writing=self._writing(),
-            arrivals=self._stragglers.arrivals(),
-            rank_times=times.by_rank(),
-            completed=times.by_size(),
-        )
+        return NodeTimes(times.by_rank(), times.by_size(), self._stragglers.arrivals())
 
     def close(self) -> None:
         self._look.close()
