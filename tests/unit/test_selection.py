@@ -265,5 +265,5 @@ def test_the_option_knows_every_detail_and_no_other() -> None:
 
 
 def test_help_of_a_metric_names_no_detail_that_there_is_not() -> None:
-    text = (Path(__file__).parents[2] / "exporters/series/catalogue.py").read_text()
+    text = (Path(__file__).parents[2] / "agent/facts/catalogue.py").read_text()
     assert set(re.findall(r"--series\.detail=(\w+)", text)) <= set(DETAILS)
