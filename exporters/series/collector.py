@@ -20,7 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family, LabelValues
+from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import UNITS
 

@@ -35,9 +35,9 @@ from railscope.agent.facts.snapshot import (
 )
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, by_one_label, known
 from railscope.exporters.series.gpu_families import gpu_families
-from railscope.exporters.series.metric import Family, LabelValues, Sample
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.facts.catalogue import Metric
-from railscope.exporters.series.metric import HistogramSample, LabelValues, Sample
+from railscope.exporters.series.family import HistogramSample, LabelValues, Sample
 
 TRANSMIT: Final = "transmit"
 RECEIVE: Final = "receive"

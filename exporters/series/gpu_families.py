@@ -8,8 +8,8 @@ from statistics import fmean
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import NodeGpus, NvlinkFacts
+from railscope.exporters.series.family import Sample
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, known
-from railscope.exporters.series.metric import Sample
 from railscope.exporters.series.selection import Selection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
-from railscope.exporters.series.metric import Family, LabelValues
+from railscope.exporters.series.family import Family, LabelValues
 
 _FORGOTTEN_AT_ONCE: Final = 64
 

@@ -23,7 +23,7 @@ from typing import Final
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar, Histogram
 from railscope.exporters.series.buckets import counted
-from railscope.exporters.series.metric import Family, LabelValues
+from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.native import NativeHistogram, native
 from railscope.exporters.series.prefix_cache import Remembered
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from railscope.agent.facts.snapshot import Histogram, RailFacts, RailTcp
-from railscope.exporters.series.metric import LabelValues
+from railscope.exporters.series.family import LabelValues
 
 DETAILS: Final = ("counters", "nvlinks", "devices", "buckets")
 ALL: Final = "all"

@@ -22,7 +22,7 @@ from typing import Final
 
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar
-from railscope.exporters.series.metric import Family, LabelValues
+from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.prefix_cache import Remembered
 
 UNITS: Final = ("bytes_per_second", "seconds", "bytes", "ratio")

@@ -33,7 +33,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes.clock import SystemClock
 from railscope.probes.native import beats

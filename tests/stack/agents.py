@@ -15,7 +15,7 @@ from typing import Final
 
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators

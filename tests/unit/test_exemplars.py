@@ -14,7 +14,7 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.agent.node.completion.exemplars import Exemplars
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.loading.maps import Records

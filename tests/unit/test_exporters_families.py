@@ -11,7 +11,7 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import AgentHealth, CommunicatorFacts, Histogram, OpHistogram, Snapshot
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import SUMMED, Selection
 from tests.unit.exporters_snapshots import (
     communicator,

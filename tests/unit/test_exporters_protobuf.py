@@ -18,7 +18,7 @@ from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.native import native
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer

@@ -23,7 +23,7 @@ from railscope.agent.facts.catalogue import Kind, Metric
 from railscope.agent.facts.snapshot import Histogram
 from railscope.exporters.series.collector import client_metrics
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family, LabelValues
+from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.text import LINES_PER_CHUNK, Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 

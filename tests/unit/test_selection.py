@@ -17,7 +17,7 @@ from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.dashboards.typical_node import DRIVER_COUNTERS, RDMA_COUNTERS
 from railscope.exporters.series.families import families
-from railscope.exporters.series.metric import Family
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import ALL, DETAILS, Selection
 from tests.unit.exporters_snapshots import rail
 
