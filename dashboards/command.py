@@ -194,7 +194,7 @@ def _publish(parsed: argparse.Namespace, out: TextIO) -> int:
 
 
 def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
-    from railscope.dashboards import cost, cost_text
+    from railscope.dashboards import cost
 
     described = "The typical node"
     try:
@@ -212,12 +212,12 @@ def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
         return _cannot(f"{parsed.exposition}: {error}")
     costs = cost.costs_of(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval)
     if parsed.json:
-        print(cost_text.as_json(node, costs, parsed.scrape_interval), file=out)
+        print(cost.as_json(node, costs, parsed.scrape_interval), file=out)
         return FINE
     days = parsed.retention / cost.SECONDS_OF_A_DAY
-    print(cost_text.text(node, described, costs, parsed.scrape_interval, days), file=out)
+    print(cost.as_text(node, described, costs, parsed.scrape_interval, days), file=out)
     if parsed.metrics > 0:
-        print(f"\n{cost_text.by_family(node, parsed.metrics)}", file=out)
+        print(f"\n{cost.by_family(node, parsed.metrics)}", file=out)
     return FINE
 
 

@@ -23,9 +23,9 @@ from typing import Any, Final
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from railscope.agent.cli.log import set_up_logging
 from railscope.agent.cli.options import add_options
 from railscope.agent.config.options import CommandParser, config_from
-from railscope.agent.facts.log import set_up_logging
 from railscope.agent.node.daemon.signals import end_by_signals
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 

@@ -24,8 +24,8 @@ null.  Another meaning, type or name of a column that is there is another versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ TIME_OF: Final[Mapping[str, str]] = {"calls": "time_ns", "operations": "begin_ns
 UNNAMED_NODE: Final = "imported"
 """The node of imported data that does not say where it is from: perhaps of several."""
 
+_TYPES: Final = {"string": "text", "int64": "integer", "int32": "integer", "double": "number", "bool": "boolean"}
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
 """One of a few words, stored as a number."""
 
@@ -219,3 +220,30 @@ TABLE_MEANINGS: Final[Mapping[str, str]] = {
     "marks": "Other things that happened.",
 }
 """What a row of each table is."""
+
+
+def schema_page() -> str:
+    """The schema for people: every table, its columns, what they mean; Markdown, ending in a line feed."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield f"# Recorded datasets, version {SCHEMA_VERSION}"
+    yield ""
+    yield (__doc__ or "").strip()
+    for name, columns in TABLES.items():
+        yield ""
+        yield f"## `{name}`"
+        yield ""
+        yield TABLE_MEANINGS[name]
+        yield ""
+        yield "| Column | Type | Meaning |"
+        yield "|---|---|---|"
+        for field in columns:
+            meaning = field.metadata[b"description"].decode().replace("|", "\\|")
+            yield f"| `{field.name}` | {_type(field.type)} | {meaning} |"
+
+
+def _type(kind: Any) -> str:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return f"{_TYPES[str(plain)]} ({kind if plain is kind else 'one of few words'})"

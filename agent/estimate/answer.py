@@ -12,10 +12,9 @@ from typing import Final
 from railscope.agent.config.file import ConfigError
 from railscope.agent.estimate.options import CUSTOM, DEFAULT, GivenRates, Request, read_text
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping, parse_mapping
-from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Shape, ShapeError
 from railscope.agent.model.times import Rates, Times, times
-from railscope.agent.model.traffic import Kind, Traffic, traffic
+from railscope.agent.model.traffic import Kind, Nodes, Traffic, traffic
 from railscope.agent.model.volumes import StageVolumes, stage_volumes
 
 _LARGEST_MAPPING_BYTES: Final = 1 << 26

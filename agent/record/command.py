@@ -211,6 +211,6 @@ def run_schema(out: TextIO) -> int:
         RecordingError: what knows them is not installed.
     """
     with analysis_needed("the schema of a dataset"):
-        from railscope.agent.dataset.schema_page import schema_page
+        from railscope.agent.dataset.schema import schema_page
     out.write(schema_page())
     return 0

@@ -1,4 +1,4 @@
-"""What one GPU's NVLinks have carried, from NVML's field values.
+"""What one GPU's NVLinks have carried, from NVML's field values, and how often those change.
 
 NVML answers for each value apart: a successful call may hold values that this GPU or driver does not support, and
 those are left out rather than shown as 0.  What is supported is learnt by asking for everything, so a sweep asks only
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Final, TypeVar
 
 from railscope.probes.clock import Clock
@@ -28,6 +30,9 @@ MOST_LINKS: Final = 36
 """NVML_NVLINK_MAX_LINKS of the newest bindings."""
 
 _KIB: Final = 1024
+_LOOK_NS: Final = 250_000_000
+_PAUSE_SECONDS: Final = 0.002
+_FEWEST_CHANGES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,3 +359,29 @@ def _bytes(places: _Places, values: Sequence[int | None]) -> tuple[str | None, i
     if transmit is None or receive is None:
         return None, None, None
     return kind.counted, transmit * kind.unit_bytes, receive * kind.unit_bytes
+
+
+def refresh_seconds(session: NvmlSession, gpu: Handle, field: tuple[int, int], clock: Clock) -> float | None:
+    """Median time between two changes of a (field, scope), watched for a quarter of a second.
+
+    Sampling faster than NVML's counters change shows the same value twice, then a jump.  As fine as the looks are
+    apart, about 2 ms.  None: it changed too rarely to tell, as on an idle link.
+
+    Raises:
+        NvmlError: the field cannot be read any more.
+    """
+    started_ns = clock.monotonic_ns()
+    changes_ns: list[int] = []
+    last: int | None = None
+    while (now_ns := clock.monotonic_ns()) - started_ns < _LOOK_NS:
+        answer = session.field_values(gpu, [field])
+        if answer.codes != (SUCCESS,):
+            return None
+        (value,) = answer.values
+        if last is not None and value != last:
+            changes_ns.append(now_ns)
+        last = value
+        clock.sleep(_PAUSE_SECONDS)
+    if len(changes_ns) < _FEWEST_CHANGES:
+        return None
+    return median(after - before for before, after in pairwise(changes_ns)) / 1e9

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from railscope.probes.loading import libbpf
-from railscope.probes.nccl.programs.call_rings import CallRings
-from railscope.probes.nccl.programs.calls import ProgramSettings
+from railscope.probes.nccl.programs.calls import CallRings, ProgramSettings
 from railscope.probes.rings.slots import SlotRings
 from tests.bench.results import Bound, Line, Omission, figure, ratios
 from tests.bench.results import Target as Limit

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.programs.call_rings import CallRings
+from railscope.probes.nccl.programs.calls import CallRings
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.rings.ring_buffer import Ring
 from tests.bench.produce import Producer

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
+from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds
 from railscope.probes.nvlink.nvml import ALL_LINKS, NvmlError, NvmlMissing, NvmlSession
-from railscope.probes.nvlink.refresh import refresh_seconds
 from tests.nvml.stub import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,

@@ -35,9 +35,8 @@ from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
-from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Mode, Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import Nodes, traffic
 from railscope.agent.model.volumes import stage_volumes
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, inference_job

@@ -16,9 +16,8 @@ from railscope.agent.analysis.tables.leaf_map import read_leaf_map
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.config.file import ConfigError
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
-from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import Nodes, traffic
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 
 SHAPE = Shape(

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.probes.loading.bcc_source import SourceError, bcc_source, read_source
-from railscope.probes.nccl.programs.call_rings import CallRings
-from railscope.probes.nccl.programs.calls import EnqueueTime, ProgramSettings, constants
+from railscope.probes.nccl.programs.calls import CallRings, EnqueueTime, ProgramSettings, constants
 
 SHIPPED = Path(__file__).resolve().parents[2] / "probes/bpf/nccl.bpf.c"
 

@@ -14,7 +14,7 @@ import yaml
 from railscope.agent.cli import main as cli
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.rails.ethernet_rules import use_of
-from railscope.dashboards import cost, cost_text, typical_node
+from railscope.dashboards import cost, typical_node
 from railscope.exporters.series.families import families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -176,7 +176,7 @@ def test_a_wrong_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"), (2.5e15, "2.5 PB")],
 )
 def test_amounts_are_short(size_bytes: float, shown: str) -> None:
-    assert cost_text.amount(size_bytes) == shown
+    assert cost.amount(size_bytes) == shown
 
 
 def test_a_fleet_beyond_any_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,7 @@ from railscope.agent.dataset.describe import describe_dataset
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.dataset.reader import open_dataset
-from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
-from railscope.agent.dataset.schema_page import schema_page
+from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES, schema_page
 from railscope.agent.dataset.writer import DatasetWriter, read_part
 from railscope.agent.node.recorder.store import save
 from tests.unit.datasets import JobDataset

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.libraries.same_file import FileStamp, LibraryKey, file_stamp, library_key, same_library
+from railscope.probes.libraries.files import FileStamp, LibraryKey, file_stamp, library_key, same_library
 
 STAMP = FileStamp(device=1, inode=55, size_bytes=10, modified_ns=7, changed_ns=8)
 LOWER = LibraryKey(STAMP, build_id="ab", overlay=False, first_extent=(4096, 1))

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
-from railscope.agent.model.nodes import Nodes
 from railscope.agent.model.shape import Mode, Shape, ShapeError
-from railscope.agent.model.traffic import Kind, Traffic, ring_edge_bytes, traffic
+from railscope.agent.model.traffic import Kind, Nodes, Traffic, ring_edge_bytes, traffic
 from railscope.agent.model.volumes import stage_volumes
 from tests.unit.model_shapes import GPT_3B, shapes
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from railscope import agent
+from railscope.agent import dataset
 from railscope.agent.cli.main import main
 from railscope.agent.config.options import Config
 from railscope.agent.dataset.from_recording import write_dataset
@@ -208,7 +209,7 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The package comes anew meanwhile: afterwards it is again the one whose modules others have.
-    monkeypatch.setattr(agent, "dataset", agent.dataset)
+    monkeypatch.setattr(agent, "dataset", dataset)
     moved = ("railscope.agent.dataset", "railscope.agent.record.dataset_recorder", "railscope.agent.record.stream")
     for name in [name for name in sys.modules if name.startswith(moved)]:
         monkeypatch.delitem(sys.modules, name)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs import calls as programs
-from railscope.probes.nccl.programs.call_rings import CallRings
-from railscope.probes.nccl.programs.calls import EnqueueTime, ProgramSettings
+from railscope.probes.nccl.programs.calls import CallRings, EnqueueTime, ProgramSettings
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.rings import slots as slot_rings
 from tests.nccl.library import REPOSITORY

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from railscope.agent.node.collectives.stored_errors import StoredErrors
+from railscope.agent.node.collectives.events import StoredErrors
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
 from railscope.probes.nccl.records.errors import COMMUNICATOR_MAGIC, ErrorLayout

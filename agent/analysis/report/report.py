@@ -16,8 +16,14 @@ from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
 from railscope.agent.analysis.facts.quantities import span
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, Unknown
 from railscope.agent.analysis.parallelism.composition import find_composition
-from railscope.agent.analysis.report.jobs_together import jobs_in, only_job, said_of_several
-from railscope.agent.analysis.report.one_of_several import said_of_one, said_of_rails, with_numbers
+from railscope.agent.analysis.report.jobs import (
+    jobs_in,
+    only_job,
+    said_of_one,
+    said_of_rails,
+    said_of_several,
+    with_numbers,
+)
 from railscope.agent.analysis.report.scaling import find_scaling, run_of, unlike
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.engines import engine

@@ -17,13 +17,12 @@ from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, text
 from railscope.agent.node.collectives.ended import CommunicatorHistory
-from railscope.agent.node.collectives.events import CommEvents
+from railscope.agent.node.collectives.events import CommEvents, StoredErrors
 from railscope.agent.node.collectives.expected_bytes import ExpectedWire
 from railscope.agent.node.collectives.kernel_readings import CountingPrograms, KernelReadings
 from railscope.agent.node.collectives.node_totals import NodeTotals
 from railscope.agent.node.collectives.peer_bytes import PeerBytes
 from railscope.agent.node.collectives.sequences import Sequences
-from railscope.agent.node.collectives.stored_errors import StoredErrors
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal

@@ -6,13 +6,19 @@ communicator, and by our reading of it before.  It counts once, when the communi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Final
 
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import LifecycleKind
-from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorSource, Result
+from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorLayout, ErrorSource, Result, stored_result
+
+_log = logging.getLogger("railscope.errors")
 
 _EVENTS: Final = {
     LifecycleKind.INIT: "init",
@@ -31,6 +37,8 @@ _SOURCES: Final = {ErrorSource.INIT_ALL: "init"}
 _ERRORS: Final = tuple(result for result in Result if result not in NO_ERRORS)
 _MOST_UNKNOWN_RESULTS: Final = 16
 _OTHER: Final = "result_other"
+_MOST_AT_ONCE: Final = 512
+"""Communicators whose stored error is read in one reading, at about 10 µs each; more of them take several readings."""
 
 
 def error_name(result: int) -> str:
@@ -121,3 +129,48 @@ class CommEvents:
         self._errors[name] = self._errors.get(name, 0) + 1
         if instance:
             self._last[instance] = CommError(name, time_ns, _SOURCES.get(source, source.name.lower()))
+
+
+class StoredErrors:
+    """Errors that communicators keep and nobody asks for: read once in a while from outside, without a probe.
+
+    A job that does not poll ncclCommGetAsyncError, or that is killed while it hangs, never tells of its error; the
+    communicator's struct holds it all the same.  Not thread-safe: the daemon's lock guards it.
+    """
+
+    def __init__(self, procfs: Path, layout_of: Callable[[int], ErrorLayout | None]) -> None:
+        """`layout_of` knows the layout of a library by its number."""
+        self._procfs = procfs
+        self._layout_of = layout_of
+        self._next = 0
+
+    def read(self, rows: tuple[Records, Records]) -> Iterator[tuple[int, int]]:
+        """Instances of living communicators that have an error, with its result.
+
+        `rows` is the table of communicators (keys, values) as it was read a moment ago.
+        """
+        keys, values = rows
+        living = [
+            (int(key["tgid"]), int(key["comm"]), int(value["instance"]), int(value["library"]))
+            for key, value in zip(keys, values, strict=True)
+            if value["confirmed"] and not value["destroyed_ns"]
+        ]
+        living.sort()
+        if len(living) > _MOST_AT_ONCE:
+            self._next %= len(living)
+            living = (living[self._next :] + living[: self._next])[:_MOST_AT_ONCE]
+            self._next += _MOST_AT_ONCE
+        for tgid, communicators in groupby(living, lambda one: one[0]):
+            try:
+                memory = os.open(self._procfs / str(tgid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                _log.debug("process %d: its communicators' errors cannot be read: %s", tgid, error.strerror)
+                continue
+            try:
+                for _, comm, instance, library in communicators:
+                    layout = self._layout_of(library)
+                    result = stored_result(memory, comm, layout) if layout is not None else None
+                    if result is not None and result not in NO_ERRORS:
+                        yield instance, result
+            finally:
+                os.close(memory)

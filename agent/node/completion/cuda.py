@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.libraries.same_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.libraries.files import FileStamp, file_stamp, library_key, same_library
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint, close_together
 from railscope.probes.loading.maps import Records

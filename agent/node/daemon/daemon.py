@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import selectors
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -32,7 +33,6 @@ from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
-from railscope.agent.node.daemon.service_manager import notify
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
@@ -466,3 +466,16 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
+
+
+def notify(state: str) -> None:
+    """Tell the service manager, where there is one (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        try:
+            sender.connect("\0" + address[1:] if address.startswith("@") else address)
+            sender.send(state.encode())
+        except OSError as error:
+            _log.warning("systemd cannot be told: %s", error)

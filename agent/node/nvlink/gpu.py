@@ -15,9 +15,8 @@ from typing import Final
 from railscope.agent.facts.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
-from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading
+from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds
 from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
-from railscope.probes.nvlink.refresh import refresh_seconds
 
 _log = logging.getLogger("railscope.nvlink")
 

@@ -21,8 +21,7 @@ from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe
 from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.libraries.file_changes import FileChanges
-from railscope.probes.libraries.same_file import FileStamp, file_stamp, library_key, same_library
+from railscope.probes.libraries.files import FileChanges, FileStamp, file_stamp, library_key, same_library
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, close_together
 from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from railscope.probes.loading.bpf_syscall import (
     KernelRefusal,
     possible_cpus,
 )
-from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
+from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS, LoadedObject
 from railscope.probes.loading.links import (
     AttachKind,
     Links,
@@ -36,15 +36,16 @@ from railscope.probes.loading.links import (
 from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
-from railscope.probes.nccl.programs.call_rings import CallRings
 from railscope.probes.nccl.programs.tables import AggregateTable, CommunicatorTable
 from railscope.probes.nccl.records import calls as records
-from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.calls import CALL_EVENT, CALL_SLOT, Stat
 from railscope.probes.rings.ring_buffer import Ring
+from railscope.probes.rings.slots import SlotRings, rings_for
 
 _log = logging.getLogger("railscope.probes")
 
 _LIFECYCLE_RING_BYTES: Final = 1 << 19  # as in communicators.h
+_WAKEUPS_BYTES: Final = 4096  # as in call_slots.h
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 MOST_LIBRARIES: Final = 256
@@ -91,6 +92,45 @@ class ProgramSettings:
     """Of a ring of call events, of which each processor has one while they fit (probes/rings/slots.py)."""
     aggregate_entries: int = 65536
     communicator_entries: int = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class CallRings:
+    """The rings that calls come through (probes/bpf/call_slots.h): what the loader and their reader must agree on."""
+
+    rings: int
+    ring_bytes: int
+
+    @classmethod
+    def of_this_host(cls, ring_bytes: int) -> Self:
+        """As many rings of `ring_bytes`, a power of two, as its processors get."""
+        return cls(rings_for(os.cpu_count() or 1, ring_bytes), ring_bytes)
+
+    @property
+    def map_entries(self) -> Mapping[str, int]:
+        """`max_entries` by map."""
+        return {"call_rings": self.rings, "call_slots": self.rings * self.ring_bytes // CALL_SLOT.itemsize}
+
+    @property
+    def constants(self) -> bytes:
+        """The variables `call_ring_mask` and `call_slot_bits`, one behind the other."""
+        return struct.pack("<II", self.rings - 1, (self.ring_bytes // CALL_SLOT.itemsize).bit_length() - 1)
+
+    def open(self, loaded: LoadedObject) -> SlotRings:
+        """The reader of records of dtype CALL_EVENT.
+
+        Raises:
+            OSError: a map cannot be mapped.
+        """
+        maps = loaded.map_fds
+        return SlotRings(
+            maps["call_rings"],
+            maps["call_slots"],
+            Ring(maps["call_wakeups"], _WAKEUPS_BYTES, np.dtype("<u8")),
+            rings=self.rings,
+            ring_bytes=self.ring_bytes,
+            record=CALL_EVENT,
+        )
 
 
 class NcclPrograms:

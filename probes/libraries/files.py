@@ -1,25 +1,36 @@
-"""Whether two descriptors lead to one library on disk, and whether a file was written over.
+"""Whether two descriptors lead to one library on disk, and whether a file was written over, or is being so now.
 
 A uprobe belongs to the inode that holds the code.  Through overlayfs the same inode shows another device, so two
 files that look different may share their probes, and a second attachment would count every call twice.  The other way
 round a file that a container changed was copied up: it has the number of the original and a code inode of its own, and
 without probes of its own its calls would be missed.  Sources: overlayfs.rst and fs/overlayfs/inode.c (`ovl_getattr`
 gives the times of the real file, `ovl_fiemap` the extents of the inode with the data), fiemap.rst of Linux 6.18.
+
+A uprobe keeps the instruction that stood where its breakpoint went.  When the file is written over in place, a process
+that maps it anew gets breakpoints in the middle of other instructions, and taking the probe off puts the old bytes
+there: such a job dies.  So whoever probes a file must let go of it before the next process maps it, and inotify(7)
+tells of the first byte that changes.  Writes through a shared mapping, and those of another host, are not told.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import struct
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.processes.processes import on_overlayfs
 
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("<QQIIII")
 _EXTENT: Final = struct.Struct("<QQQ16xI12x")
+_IN_MODIFY: Final = 0x2
+_READ_BYTES: Final = 1 << 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +110,52 @@ def _first_extent(fd: int) -> tuple[int, int] | None:
         return None
     _, physical, _, flags = _EXTENT.unpack_from(request, _FIEMAP.size)
     return int(physical), int(flags)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise KernelRefusal(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+class FileChanges:
+    """Watches files; `fileno` becomes readable when one of them is written to."""
+
+    def __init__(self) -> None:
+        """Open an instance.
+
+        Raises:
+            KernelRefusal: too many of them, or too many open files.
+        """
+        self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def watch(self, descriptor: int) -> int:
+        """Watch the file behind a descriptor; returns what `unwatch` takes.
+
+        Raises:
+            KernelRefusal: too many files are watched (fs.inotify.max_user_watches).
+        """
+        path = os.fsencode(f"/proc/self/fd/{descriptor}")
+        return _checked(_libc.inotify_add_watch(self._fd, path, _IN_MODIFY), "inotify_add_watch")
+
+    def unwatch(self, watch: int) -> None:
+        _libc.inotify_rm_watch(self._fd, watch)
+
+    def drain(self) -> bool:
+        """Take what was told; whether there was anything."""
+        told = False
+        try:
+            while os.read(self._fd, _READ_BYTES):
+                told = True
+        except BlockingIOError:
+            return told
+        return told
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
