@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -437,6 +438,14 @@ def test_the_command_takes_more_recordings_of_a_side(folders: dict[str, Path]) -
     assert content["p_is_of_the_spread"] == "between recordings"
     assert content["a"] == f"{folders['usual']}, and 1 recording more"
     assert content["b"] == str(folders["slow"])
+
+
+def test_repeated_runs_without_scipy_say_what_to_install(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    said = refusal(capsys, folders["usual"], folders["slow"], "--a-again", folders["again"])
+    assert said == "railscope compare: scipy is not installed: install railscope[analysis]\n"
 
 
 def test_runs_of_different_numbers_of_gpus_have_their_scaling(tmp_path: Path) -> None:

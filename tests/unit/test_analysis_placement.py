@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
 import tempfile
 from itertools import permutations
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.analysis.parallelism.groups import find_groups
+from railscope.agent.analysis.place import answer
 from railscope.agent.analysis.place.answer import PlaceAnswer, PlacementError, PlaceRequest, find_placement
 from railscope.agent.analysis.place.command import run_place
 from railscope.agent.analysis.place.demands import (
@@ -30,7 +32,7 @@ from railscope.agent.analysis.place.demands import (
 )
 from railscope.agent.analysis.place.grid import find_mapping
 from railscope.agent.analysis.place.options import add_place_arguments
-from railscope.agent.analysis.place.placement import best_assignment
+from railscope.agent.analysis.place.placement import LinkRates, best_assignment, rank_mappings
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.traffic import find_traffic
@@ -124,6 +126,17 @@ def test_gpus_of_a_server_are_ordered_so_that_bytes_stay_on_their_rails(tmp_path
         job.call(f"pp{number}", 1, "Recv", 1 << 20, peer=0, times=8)
     apart = next(one for one in placement_of(job).mappings if one.between_servers_bytes)
     assert apart.cross_rail_bytes == 0
+
+
+def test_gpus_of_another_mapping_are_put_on_the_rails_of_those_that_they_talk_to() -> None:
+    # Tensor 2, data 2; GPU 0 talks to 3 and 1 to 2, which the other mapping puts on different rails of two servers.
+    mapping = Mapping(np.arange(4).reshape(1, 2, 2))
+    source, destination = np.array([0, 3, 1, 2]), np.array([3, 0, 2, 1])
+    flows = Flows(np.zeros(4, dtype=np.int64), source, destination, np.full(4, 1 << 20))
+    ranked = rank_mappings(mapping, Demands((), flows), range(4), 2, LinkRates(None, None))
+    (other,) = (one for one in ranked if not one.current)
+    assert (other.between_servers_bytes, other.cross_rail_bytes) == (4 << 20, 0)
+    assert other.places[0] % 2 == other.places[3] % 2 != other.places[1] % 2 == other.places[2] % 2
 
 
 def test_a_mapping_that_is_none_of_the_usual_ones_is_kept_as_recorded(tmp_path: Path) -> None:
@@ -397,8 +410,24 @@ def test_the_best_assignment_is_the_best_of_all(gains: list[list[int]]) -> None:
     assert sum(gains[row][column] for row, column in enumerate(found)) == best
 
 
-def test_an_assignment_that_is_as_good_as_any_stays() -> None:
-    assert best_assignment(np.full((4, 4), 7)) == [0, 1, 2, 3]
+@pytest.mark.parametrize("gain", [0, 7, (1 << 53) + 1, (1 << 62) + 1])
+def test_an_assignment_that_is_as_good_as_any_stays(gain: int) -> None:
+    assert best_assignment(np.full((4, 4), gain)) == [0, 1, 2, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1 << 62), min_size=4, max_size=4), min_size=4, max_size=4))
+def test_the_best_assignment_of_more_bytes_than_doubles_hold_is_as_near_as_doubles_are(gains: list[list[int]]) -> None:
+    found = best_assignment(np.array(gains))
+    best = max(sum(gains[row][column] for row, column in enumerate(p)) for p in permutations(range(4)))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert sum(gains[row][column] for row, column in enumerate(found)) >= best * (1 - 1e-13) - 4
+
+
+def test_gpus_of_one_assignment_that_gain_nothing_by_it_stay_where_they_are() -> None:
+    # Rows 0 and 1 want each other's column, 2 and 3 gain the same in both.
+    gains = np.array([[0, 9, 0, 0], [9, 0, 0, 0], [0, 0, 5, 5], [0, 0, 5, 5]])
+    assert best_assignment(gains) == best_assignment(gains << 56) == [1, 0, 2, 3]
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -436,6 +465,15 @@ def test_what_is_no_dataset_is_one_line_and_status_2(tmp_path: Path, capsys: pyt
     complaint = capsys.readouterr().err
     assert complaint.startswith("railscope place: ")
     assert complaint.count("\n") == 1
+
+
+def test_without_scipy_it_says_what_to_install(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setattr(answer, "find_placement", lambda *_: best_assignment(np.eye(2, dtype=np.int64)))
+    assert run(folder)[0] == 2
+    assert capsys.readouterr().err == "railscope place: scipy is not installed: install railscope[analysis]\n"
 
 
 @pytest.mark.parametrize("words", [["--top", "0"], ["--epsilon", "-1"], ["--network-share", "0"], ["--c-nic", "x"]])

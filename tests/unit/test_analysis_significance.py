@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,42 @@ def test_the_test_is_symmetric_and_looks_at_order_only(a: list[float], b: list[f
     stretched = rank_test([3 * value for value in a], [3 * value for value in b])
     assert stretched is not None
     assert stretched.p == there.p or len({*a, *b}) != len({3 * value for value in (*a, *b)})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 1000), min_size=4, max_size=18, unique=True),
+    st.lists(st.integers(0, 1000), min_size=4, max_size=18, unique=True),
+)
+def test_without_ties_the_exact_test_is_scipys(a: list[int], b: list[int]) -> None:
+    apart = [value + 0.5 for value in b]
+    test = rank_test(a, apart)
+    assert test is not None
+    assert test.p == pytest.approx(scipy.stats.mannwhitneyu(a, apart, method="exact").pvalue)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 30), min_size=21, max_size=60),
+    st.lists(st.integers(3, 33), min_size=21, max_size=60),
+)
+def test_the_test_of_many_values_is_scipys_with_ties(a: list[int], b: list[int]) -> None:
+    test = rank_test(a, b)
+    assert test is not None
+    reference = scipy.stats.mannwhitneyu(a, b, method="asymptotic")
+    assert test.p == pytest.approx(reference.pvalue)
+    assert test.b_is_larger == pytest.approx(1 - reference.statistic / (len(a) * len(b)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 1000), min_size=2, max_size=9, unique=True),
+    st.lists(st.integers(0, 1000), min_size=2, max_size=9, unique=True),
+)
+def test_the_test_of_means_is_scipys_of_unequal_variances(a: list[int], b: list[int]) -> None:
+    test = mean_test(a, b)
+    assert test is not None
+    assert test.p == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue)
 
 
 def test_equal_values_never_differ() -> None:

@@ -90,6 +90,8 @@ def run_compare(parsed: Any, out: TextIO) -> int:
             compared = compare_runs(sides[: len(of_a)], sides[len(of_a) :])
     except (ConfigError, DatasetError, ShapeError) as error:
         return _refused(str(error))
+    except ModuleNotFoundError as error:
+        return _refused(not_installed(error))
     out.write(as_json_text(compared) if parsed.json else as_text(compared))
     return FINE
 

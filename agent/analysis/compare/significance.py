@@ -14,8 +14,11 @@ than they are.  Operations are therefore not tested one by one: what is tested a
 values of one run say nothing of how much another run would differ, on other machines or in another hour.
 
 Where runs were repeated, each gives one value, and these are few: Student's t-test of their means, with each side's own
-spread (Welch, Biometrika 34, 1947); of a side with a single run, with the other side's.  Its tail is the regularised
-incomplete beta function, by its continued fraction (Abramowitz and Stegun, 26.5.8 and 26.7.1).
+spread (Welch, Biometrika 34, 1947); of a side with a single run, with the other side's.  scipy computes its tail.
+
+The rank test is not scipy's, which tests hold it against: scipy's exact p knows no ties, and what it gives instead is
+off by up to 0.2 for sides of four to six values; loading `scipy.stats` takes 0.45 s and 73 MiB, more than all else of
+`railscope compare`; and a test of two sides of 200 values takes 0.8 ms there and 0.03 ms here.
 """
 
 from __future__ import annotations
@@ -80,41 +83,10 @@ def mean_test(a: Sequence[float] | NDArray[Any], b: Sequence[float] | NDArray[An
 
 def _student_p(t: float, freedom: float) -> float:
     """How often |t| is at least so large by chance."""
-    x = freedom / (freedom + t * t)
-    a, b = freedom / 2, 0.5
-    if x <= 0:
-        return 0.0
-    if x >= 1:
-        return 1.0
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    # The fraction converges fast on this side of the middle; beyond, the other tail's does.
-    if x < (a + 1) / (a + b + 2):
-        return min(1.0, front * _beta_fraction(a, b, x) / a)
-    return max(0.0, 1 - front * _beta_fraction(b, a, 1 - x) / b)
+    # 100 ms and 26 MiB, and only comparisons of repeated runs need it.
+    from scipy.special import stdtr
 
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction, from the front (Lentz's method)."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1), tiny)
-    value = d
-    for m in range(1, 300):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        step = 1.0
-        for part in (even, odd):
-            d = 1 / _away(1 + part * d, tiny)
-            c = _away(1 + part / c, tiny)
-            step = c * d
-            value *= step
-        if abs(step - 1) < 1e-14:
-            break
-    return value
-
-
-def _away(value: float, tiny: float) -> float:
-    """The value, but not 0."""
-    return value if abs(value) > tiny else tiny
+    return 2 * float(stdtr(freedom, -abs(t)))
 
 
 def adjusted(values: Sequence[float]) -> list[float]:

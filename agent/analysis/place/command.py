@@ -40,6 +40,9 @@ def run_place(parsed: Any, out: TextIO) -> int:
     except (DatasetError, PlacementError) as error:
         print(f"railscope place: {error}", file=sys.stderr)
         return COULD_NOT_RUN
+    except ModuleNotFoundError as error:
+        print(f"railscope place: {not_installed(error)}", file=sys.stderr)
+        return COULD_NOT_RUN
     if parsed.json:
         json.dump(as_json(answer, parsed.top), out, indent=2)
         out.write("\n")

@@ -20,8 +20,8 @@ over the NIC or within the server, and kinds do not overlap.
 
 The demand is that of `demands`: what was recorded, over the whole recording.
 
-GPUs are assigned to places by the Hungarian method with potentials (Kuhn 1955, Munkres 1957).  Whole numbers
-throughout, so that the result is exact; O(n³), which for the GPUs of a server is nothing.
+scipy assigns GPUs to places (`linear_sum_assignment`).  Loading it takes 0.2 s, which only mappings other than the
+recorded one cost; a server of 72 GPUs takes it 0.15 ms, and took 7 ms in Python.
 """
 
 from __future__ import annotations
@@ -46,47 +46,23 @@ def best_assignment(gains: NDArray[Any]) -> list[int]:
     """By row of a square matrix its column, so that the gains add up to the most.
 
     A row that gains as much where it is (row i in column i) as anywhere stays there, if that costs the others nothing.
+    Gains are whole numbers from 0 on.
     """
+    from scipy.optimize import linear_sum_assignment
+
     count = len(gains)
     # Doubled, so that staying can be worth half of the smallest difference in all.
-    costs = [[-2 * (count + 1) * int(gain) - (row == column) for column, gain in enumerate(line)]
-             for row, line in enumerate(gains)]  # fmt: skip
-    row_potential, column_potential = [0] * (count + 1), [0] * (count + 1)
-    row_of = [0] * (count + 1)
-    for row in range(1, count + 1):
-        row_of[0], column = row, 0
-        slack: list[int | None] = [None] * (count + 1)
-        came_from, done = [0] * (count + 1), [False] * (count + 1)
-        while row_of[column]:
-            done[column] = True
-            current, step, following = row_of[column], None, 0
-            for other in range(1, count + 1):
-                if done[other]:
-                    continue
-                reduced = costs[current - 1][other - 1] - row_potential[current] - column_potential[other]
-                known = slack[other]
-                if known is None or reduced < known:
-                    slack[other], came_from[other] = reduced, column
-                    known = reduced
-                if step is None or known < step:
-                    step, following = known, other
-            for other in range(count + 1):
-                if done[other]:
-                    row_potential[row_of[other]] += step or 0
-                    column_potential[other] -= step or 0
-                else:
-                    known = slack[other]
-                    slack[other] = None if known is None else known - (step or 0)
-            column = following
-        while column:
-            row_of[column], column = row_of[came_from[column]], came_from[column]
-    column_of = [0] * count
-    for column in range(1, count + 1):
-        column_of[row_of[column] - 1] = column - 1
-    return column_of
+    worth = 2 * (count + 1)
+    # It computes with doubles: what they cannot hold of sums along a path is left out of every gain alike.
+    surplus_bits = int(gains.max(initial=0)).bit_length() + (worth * count).bit_length() - _EXACT_BITS
+    scaled = (gains >> max(surplus_bits, 0)) * worth + np.eye(count, dtype=np.int64)
+    _, columns = linear_sum_assignment(scaled, maximize=True)
+    return [int(column) for column in columns]
 
 
 AS_RECORDED: Final = "as recorded"
+_EXACT_BITS: Final = 53
+"""Whole numbers of so many bits are doubles."""
 _MOST_ORDERED: Final = 10
 """Candidates, the best ones, whose servers' GPUs are put in order."""
 _MOST_ROUNDS: Final = 4

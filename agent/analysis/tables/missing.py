@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_PACKAGES: Final = frozenset({"duckdb", "ibis", "PIL", "pyarrow"})
+_PACKAGES: Final = frozenset({"duckdb", "ibis", "PIL", "pyarrow", "scipy"})
 
 
 def not_installed(error: ModuleNotFoundError) -> str:
