@@ -9,8 +9,8 @@
 #include "observed.h"
 
 /*
- * Communicators that made a call, by process and address; read through probes/nccl/programs/tables.py.  An entry whose address
- * is used again becomes the next communicator in place: deleting it could take a faster thread's new one away.
+ * Communicators that made a call, by process and address; read through probes/nccl/programs/tables.py.  An entry whose
+ * address is used again becomes the next communicator in place: deleting it could take a faster thread's new one away.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

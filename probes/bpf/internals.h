@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Structs of the probes below NCCL's entry points, shared with probes/nccl/programs/internals.py, where each stands once more
- * as a numpy dtype.  Words as NCCL uses them: a *plan* is one kernel launch; a *proxy operation* is the part of a
+ * Structs of the probes below NCCL's entry points, shared with probes/nccl/records/internals.py, where each stands once
+ * more as a numpy dtype.  Words as NCCL uses them: a *plan* is one kernel launch; a *proxy operation* is the part of a
  * collective that one channel has in one direction; a *connection* is a channel's way to one peer in one direction.
  */
 #ifndef RAILSCOPE_INTERNALS_H

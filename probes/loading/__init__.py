@@ -1,1 +1,1 @@
-"""BPF programs into the kernel: two loaders, attachment, maps, and what one hit costs."""
+"""Getting BPF programs into the kernel: two loaders, attachment, maps, and what one hit costs."""
