@@ -194,7 +194,7 @@ def communicator_lines(
     for facts in ordered[:_MOST_SHOWN]:
         did = f"{done(facts):>7,} ops/s" if facts.alive else f"{'ended':>13}"
         ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
-        yield f"  comm {facts.comm} rank {facts.rank}/{facts.nranks}: {did}   {ops}"
+        yield f"  comm {facts.identity.comm} rank {facts.identity.rank}/{facts.identity.nranks}: {did}   {ops}"
     if len(ordered) > _MOST_SHOWN:
         yield f"  … and {len(ordered) - _MOST_SHOWN:,} more"
 
@@ -327,7 +327,7 @@ class _Demo:
         self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[tuple[int, str], int]
     ) -> Mapping[tuple[int, str], int]:
         """A few lines on what each communicator did and what each rail carried."""
-        mine = [facts for facts in snapshot.collectives.communicators if facts.pid in pids]
+        mine = [facts for facts in snapshot.collectives.communicators if facts.identity.pid in pids]
         for line in communicator_lines(mine, before):
             self._say(line)
         for rail in snapshot.rails:
@@ -405,7 +405,7 @@ def _equal(did: RankCount, seen: RankCount) -> bool:
 
 def _key(facts: CommunicatorFacts) -> tuple[int, str]:
     """Tells two communicators of one view apart."""
-    return facts.pid, facts.comm
+    return facts.identity.pid, facts.identity.comm
 
 
 def _ratio(ratio: float | None) -> str:
@@ -426,10 +426,10 @@ def _of_snapshot(pattern: str, rank: int, pid: int, snapshot: Snapshot) -> RankC
     ops: dict[str, dict[str, int]] = defaultdict(lambda: {"calls": 0, "payload_bytes": 0})
     communicators: dict[str, int] = defaultdict(int)
     for facts in snapshot.collectives.communicators:
-        if facts.pid != pid:
+        if facts.identity.pid != pid:
             continue
         if facts.enqueued:
-            communicators[facts.comm] += facts.enqueued
+            communicators[facts.identity.comm] += facts.enqueued
         for op in facts.ops:
             ops[op.op]["calls"] += op.calls
             ops[op.op]["payload_bytes"] += op.payload_bytes

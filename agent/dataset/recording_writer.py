@@ -265,20 +265,20 @@ def _sum(so_far: int | None, more: int | None) -> int | None:
 
 
 def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -> dict[str, Any]:
-    job = dict(one.job)
+    identity = one.identity
     return {
         "instance": one.instance,
-        "comm": _known(one.comm),
-        "rank": number_of(one.rank),
-        "nranks": number_of(one.nranks),
-        "local_ranks": number_of(one.local_ranks),
-        "node_rank": number_of(one.node_rank),
-        "pid": one.pid,
-        "netns": _known(one.netns),
-        "gpu": _known(one.gpu),
-        "world_rank": number_of(job.get("world_rank", "")),
-        "job": _known(job.get("job", "")),
-        "nccl_version": _known(one.nccl_version),
+        "comm": _known(identity.comm),
+        "rank": number_of(identity.rank),
+        "nranks": number_of(identity.nranks),
+        "local_ranks": number_of(identity.local_ranks),
+        "node_rank": number_of(identity.node_rank),
+        "pid": identity.pid,
+        "netns": _known(identity.netns),
+        "gpu": _known(identity.gpu),
+        "world_rank": number_of(identity.of_job("world_rank")),
+        "job": _known(identity.of_job("job")),
+        "nccl_version": _known(identity.nccl_version),
         "numbered_from_start": numbered_from_start,
     }
 

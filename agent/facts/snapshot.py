@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from railscope.agent.facts.label_numbers import number_of
 from railscope.agent.facts.stall import Stall
 
 UNKNOWN: Final = "unknown"
 
 Labels = tuple[tuple[str, str], ...]
 """Label names and values in the order in which they are shown."""
+RankKey = tuple[str, str]
+"""Communicator and rank: what series of a rank's numbers carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,11 @@ class OpTotal:
 
 
 @dataclass(frozen=True, slots=True)
-class CommunicatorFacts:
-    """One rank's end of one communicator: what `comm_info` and the `comm_*` series show."""
+class RankIdentity:
+    """Who one rank's end of one communicator is: the one record of it, which whatever tells more of a rank holds.
+
+    Fields have the names of `comm_info`'s labels; a number is text, as a label is.
+    """
 
     comm: str
     """NCCL's commHash as 16 hex digits."""
@@ -86,11 +92,46 @@ class CommunicatorFacts:
     """Ranks of this communicator on this node."""
     nccl_version: str
     pid: int
+    """0: not known."""
     netns: str
+    """Label of the network namespace; empty: the agent's own, or not known."""
     job: Labels
     """Facts of the job (`job`, `pod`, `namespace`, `world_rank`, …) as label pairs."""
     identity_source: str
     """How the identity was read: `layout` (struct fields), `init` (arguments of the init call), `unknown`."""
+
+    @property
+    def key(self) -> RankKey:
+        """What series of the rank's numbers carry."""
+        return self.comm, self.rank
+
+    def of_job(self, fact: str) -> str:
+        """A fact of the job, as `world_rank`; empty: not known."""
+        return dict(self.job).get(fact, "")
+
+
+def identity_of(comm: str, rank: str, info: Mapping[str, str], job: Labels) -> RankIdentity:
+    """The identity that the labels of `comm_info` tell; without labels all but its communicator and rank is unknown."""
+    return RankIdentity(
+        comm=comm,
+        rank=rank,
+        nranks=info.get("nranks", UNKNOWN),
+        gpu=info.get("gpu", UNKNOWN),
+        node_rank=info.get("node_rank", UNKNOWN),
+        local_ranks=info.get("local_ranks", UNKNOWN),
+        nccl_version=info.get("nccl_version", UNKNOWN),
+        pid=number_of(info.get("pid", "")) or 0,
+        netns=info.get("netns", ""),
+        job=job,
+        identity_source=info.get("identity_source", UNKNOWN),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorFacts:
+    """What one rank's end of one communicator did: what `comm_info` and the `comm_*` series show."""
+
+    identity: RankIdentity
     enqueued: int
     """Operations given to NCCL on this communicator so far."""
     ops: tuple[OpTotal, ...]

@@ -46,6 +46,8 @@ _NUMBERS_OF: Final = {
     "device": range(1 << 31),
     "pid": range(1 << 31),
 }
+_INLINE: Final = "identity"
+"""A field whose own fields lie among those of the record that holds it."""
 _MOST_SECONDS: Final = _LIMIT / 1e9
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _DAMAGE: Final = (
@@ -119,10 +121,16 @@ def _plain(recording: Recording) -> dict[str, object]:
 
 def _without_classes(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        plain = asdict(value)
+        return {name: entry for field in plain for name, entry in _inlined(field, plain[field]).items()}
     if isinstance(value, tuple):
         return [_without_classes(entry) for entry in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+def _inlined(field: str, entry: Any) -> dict[str, Any]:
+    """What stands in the file for a field: the field, or those of an identity."""
+    return entry if field == _INLINE else {field: entry}
 
 
 def _write_array(member: IO[bytes], records: Records, wrote: Callable[[], None]) -> None:
@@ -200,12 +208,17 @@ def _decoded(kind: Any, value: object, where: str) -> object:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         types_of = typing.get_type_hints(kind)
-        if types_of.keys() != value.keys():
-            different = ", ".join(sorted(map(str, types_of.keys() ^ value.keys())))
+        identity = types_of.pop(_INLINE, None)
+        inlined = typing.get_type_hints(identity) if identity is not None else {}
+        if (types_of | inlined).keys() != value.keys():
+            different = ", ".join(sorted(map(str, (types_of | inlined).keys() ^ value.keys())))
             raise RecordingError(
                 f"the recording is damaged: {where} lacks fields, or has others ({_one_line(different)[:80]})"
             )
-        return kind(**{name: _decoded(types_of[name], value[name], name) for name in types_of})
+        decoded = {name: _decoded(types_of[name], value[name], name) for name in types_of}
+        if identity is not None:
+            decoded[_INLINE] = _decoded(identity, {name: value[name] for name in inlined}, where)
+        return kind(**decoded)
     if origin is types.UnionType:
         if value is None and type(None) in arguments:
             return None

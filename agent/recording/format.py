@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.snapshot import Labels
+from railscope.agent.facts.snapshot import RankIdentity
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 from railscope.probes.nccl.records.internals import COMPLETION_EVENT, CONNECTION, OPERATION
@@ -67,21 +67,12 @@ KINDS: Final[Mapping[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommunicator:
-    """One rank's end of one communicator; the words are those of `railscope.agent.facts.snapshot.CommunicatorFacts`."""
+    """What one rank's end of one communicator did until the recording was made."""
 
     instance: int
     """What calls, completions and lifecycle events call it by."""
-    comm: str
-    rank: str
-    nranks: str
-    gpu: str
-    node_rank: str
-    local_ranks: str
-    nccl_version: str
-    pid: int
-    netns: str
-    job: Labels
-    identity_source: str
+    identity: RankIdentity
+    """In the file its fields lie among the others."""
     enqueued: int
     completed: int | None
     inflight_seconds: float | None

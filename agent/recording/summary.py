@@ -221,7 +221,8 @@ def _groups(events: Records) -> tuple[list[tuple[int, int, int]], Records]:
 def _identity(communicator: RecordedCommunicator | None) -> tuple[str, int | None, int | None]:
     if communicator is None:
         return UNKNOWN, None, None
-    return communicator.comm, number_of(communicator.rank), number_of(communicator.nranks)
+    identity = communicator.identity
+    return identity.comm, number_of(identity.rank), number_of(identity.nranks)
 
 
 def _rank_text(rank: int | None, nranks: int | None) -> str:

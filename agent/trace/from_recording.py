@@ -127,14 +127,14 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
     known = {
         communicator.instance: TimelineCommunicator(
             instance=communicator.instance,
-            comm=_known(communicator.comm),
-            rank=_known(communicator.rank),
-            nranks=_known(communicator.nranks),
-            pid=communicator.pid,
-            gpu=_known(communicator.gpu),
-            netns=_known(communicator.netns),
-            job=dict(communicator.job).get("job", ""),
-            world_rank=dict(communicator.job).get("world_rank", ""),
+            comm=_known(communicator.identity.comm),
+            rank=_known(communicator.identity.rank),
+            nranks=_known(communicator.identity.nranks),
+            pid=communicator.identity.pid,
+            gpu=_known(communicator.identity.gpu),
+            netns=_known(communicator.identity.netns),
+            job=communicator.identity.of_job("job"),
+            world_rank=communicator.identity.of_job("world_rank"),
             numbered_from_start=numbered.get(communicator.instance),
         )
         for communicator in one.communicators

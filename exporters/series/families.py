@@ -30,6 +30,7 @@ from railscope.agent.facts.snapshot import (
     ProbeHealth,
     RailFacts,
     RankArrivals,
+    RankIdentity,
     RankTimes,
     Snapshot,
 )
@@ -199,11 +200,12 @@ def _collectives(collectives: NodeCollectives) -> Iterator[Draft]:
 
 def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Draft]:
     # Every sample of comm_info has every job label, or a join on one of them would lose the others.
-    label_of = _job_label_names(communicators)
+    identities = [one.identity for one in communicators]
+    label_of = _job_label_names(identities)
     job_labels = tuple(dict.fromkeys(label_of.values()))
     values_of: dict[Labels, tuple[str, ...]] = {}
 
-    def info(one: CommunicatorFacts) -> LabelValues:
+    def info(one: RankIdentity) -> LabelValues:
         job_values = values_of.get(one.job)
         if job_values is None:
             job = {label_of[name]: value for name, value in one.job if name in label_of}
@@ -214,8 +216,8 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
             *job_values,
         )
 
-    yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in communicators), more_labels=job_labels)
-    ranks = [((one.comm, one.rank), one) for one in communicators]
+    yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in identities), more_labels=job_labels)
+    ranks = [(one.identity.key, one) for one in communicators]
     yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
     yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if not one.whole))
     living = {rank for rank, one in ranks if one.alive}
@@ -234,7 +236,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     yield Draft(catalogue.COMM_REPLAYED, ((rank, one.replayed) for rank, one in seen if one.replayed))
 
 
-def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, str]:
+def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
     """The label that shows each fact of a job, by the fact's name, in the order of the labels.
 
     Names come from the environment of other people's processes: what Prometheus does not take in a label's name
@@ -242,7 +244,7 @@ def _job_label_names(communicators: tuple[CommunicatorFacts, ...]) -> dict[str, 
     """
     taken = frozenset(catalogue.COMM_INFO.labels)
     shown = {}
-    for name in sorted({name for one in communicators for name, _ in one.job}):
+    for name in sorted({name for one in identities for name, _ in one.job}):
         label = _NOT_IN_LABEL_NAME.sub("_", name).lstrip("_")
         if label and label[0].isdigit():
             label = f"job_{label}"
@@ -340,7 +342,7 @@ def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:
             rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
     while rails and excess > 0:
         excess -= _series(_families(rail_families((rails.pop(),), selection), selection))
-    kept = {(one.comm, one.rank) for one in communicators}
+    kept = {one.identity.key for one in communicators}
     return _Detail(
         communicators=communicators,
         peers=(),
@@ -357,17 +359,18 @@ def _fewer_communicators(
 
     `more`: series that go with a rank, by communicator and rank, besides those made of its facts.
     """
-    ends_of_rank = Counter((one.comm, one.rank) for one in communicators)
+    ends_of_rank = Counter(one.identity.key for one in communicators)
     gone = set()
     for index in sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index)):
         if excess <= 0:
             break
         one = communicators[index]
         gone.add(index)
-        ends_of_rank[one.comm, one.rank] -= 1
+        rank = one.identity.key
+        ends_of_rank[rank] -= 1
         # Its comm_info, and its numbers unless another end of the same rank still needs them.
-        last_of_rank = not ends_of_rank[one.comm, one.rank]
-        excess -= 1 + _numbers_of(one) + more.get((one.comm, one.rank), 0) if last_of_rank else 1
+        last_of_rank = not ends_of_rank[rank]
+        excess -= 1 + _numbers_of(one) + more.get(rank, 0) if last_of_rank else 1
     return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
 
 

@@ -77,10 +77,10 @@ def communicators_json(snapshot: Snapshot) -> bytes:
         "simulated": snapshot.simulated,
         "communicators": [
             {
-                "comm": one.comm,
-                "rank": number_of(one.rank),
-                "nranks": number_of(one.nranks),
-                "pid": one.pid,
+                "comm": one.identity.comm,
+                "rank": number_of(one.identity.rank),
+                "nranks": number_of(one.identity.nranks),
+                "pid": one.identity.pid,
                 "sequence": one.position,
                 "ops": [{"op": op.op, "calls": op.calls, "payload_bytes": op.payload_bytes} for op in one.ops],
             }

@@ -42,7 +42,7 @@ def said(reports: Iterable[RankReport]) -> Calls:
 
 def recorded(one: Recording) -> Calls:
     """What a recording holds, with the identities that stand in it."""
-    who = {comm.instance: (comm.comm, comm.rank) for comm in one.communicators}
+    who = {comm.instance: comm.identity.key for comm in one.communicators}
     calls: defaultdict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for call in one.calls:
         total = calls[*who[int(call["instance"])], op_name(int(call["op"]))]
@@ -85,7 +85,7 @@ def test_a_signal_writes_every_call_of_the_last_minute_and_names_its_communicato
     assert recorded(one) == said(reports)
     assert one.reason == "signal"
     assert one.lost() == {"calls": 0, "completions": 0, "lifecycle": 0}
-    assert {comm.pid for comm in one.communicators} == {report.pid for report in reports}
+    assert {comm.identity.pid for comm in one.communicators} == {report.pid for report in reports}
     # In the order in which each communicator was given them.
     for comm in one.communicators:
         sequence = one.calls["sequence"][one.calls["instance"] == comm.instance].tolist()
@@ -94,7 +94,7 @@ def test_a_signal_writes_every_call_of_the_last_minute_and_names_its_communicato
     assert {(rail.netns, rail.name) for rail in one.rails if rail.netns in ours} == {
         (host, rail) for host in ours for rail in ("rail0", "rail1")
     }
-    assert {comm.netns for comm in one.communicators} == ours
+    assert {comm.identity.netns for comm in one.communicators} == ours
     device = {(rail.netns, rail.name): rail.device for rail in one.rails}
     for report in reports:
         for carried in report.rails:

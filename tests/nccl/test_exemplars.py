@@ -61,7 +61,7 @@ def test_an_exemplar_leads_to_its_operation_in_the_recording_and_in_the_trace(
     # Every bucket that counted something has one.
     counts = [0.0, *(sample.value for sample in buckets)]
     assert len(exemplars) == sum(later > before for before, later in pairwise(counts))
-    who = {(comm.comm, comm.rank): comm.instance for comm in one.communicators}
+    who = {comm.identity.key: comm.instance for comm in one.communicators}
     for exemplar in exemplars:
         done = one.completions[
             (one.completions["instance"] == who[exemplar.labels["comm"], exemplar.labels["rank"]])

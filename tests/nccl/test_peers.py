@@ -76,7 +76,7 @@ def test_peers_get_what_the_calls_say_to_the_byte_and_are_those_that_nccl_sends_
         job.release()
         job.wait()
     recording = read_recording(next(folder.glob("railscope-*.npz")))
-    rank_of = {one.instance: one.rank for one in recording.communicators}
+    rank_of = {one.instance: one.identity.rank for one in recording.communicators}
     used: dict[str, set[str]] = {}
     for connection in recording.connections:
         if connection["send"] and connection["network"] and connection["posted"]:

@@ -38,8 +38,8 @@ def test_a_recording_holds_every_completion_once_and_in_order(
             job.release()
             job.wait()
     one = read_recording(next(folder.glob("railscope-*.npz")))
-    assert sorted(comm.rank for comm in one.communicators) == ["0", "1"]
-    assert len({comm.comm for comm in one.communicators}) == 1
+    assert sorted(comm.identity.rank for comm in one.communicators) == ["0", "1"]
+    assert len({comm.identity.comm for comm in one.communicators}) == 1
     assert len(one.open_operations) == 0
     for comm in one.communicators:
         made = one.calls[one.calls["instance"] == comm.instance]

@@ -37,29 +37,33 @@ from railscope.agent.facts.snapshot import (
     RailQueue,
     RailTcp,
     RankArrivals,
+    RankIdentity,
     RankTimes,
     Snapshot,
     StallTotal,
     WritingRank,
 )
 from railscope.agent.facts.stall import Blame, Stall
+from tests.unit.identities import named
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
 
 
 def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 4711) -> CommunicatorFacts:
     return CommunicatorFacts(
-        comm=comm,
-        rank=rank,
-        nranks="4",
-        gpu="0",
-        node_rank="0",
-        local_ranks="2",
-        nccl_version="2.27.3",
-        pid=pid,
-        netns="4026531840",
-        job=(("job", "pretrain"), ("user", "ada")),
-        identity_source="layout",
+        identity=RankIdentity(
+            comm=comm,
+            rank=rank,
+            nranks="4",
+            gpu="0",
+            node_rank="0",
+            local_ranks="2",
+            nccl_version="2.27.3",
+            pid=pid,
+            netns="4026531840",
+            job=(("job", "pretrain"), ("user", "ada")),
+            identity_source="layout",
+        ),
         enqueued=1200,
         ops=(OpTotal("AllReduce", 1200, 1200 << 20),),
         alive=True,
@@ -113,9 +117,11 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
 def full_snapshot() -> Snapshot:
     """Something of everything, with the values that are awkward to write down."""
     unknown = replace(
-        communicator(comm="unknown", rank="unknown", pid=4713),
-        identity_source="unknown",
-        job=(("pod", 'trainer "a"\\0'), ("rank", "not ours to overwrite")),
+        named(
+            communicator(comm="unknown", rank="unknown", pid=4713),
+            identity_source="unknown",
+            job=(("pod", 'trainer "a"\\0'), ("rank", "not ours to overwrite")),
+        ),
         enqueued=3,
         completed=None,
         inflight_seconds=None,

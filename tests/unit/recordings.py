@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.facts.snapshot import RankIdentity
 from railscope.agent.recording.format import KINDS, Mark, RecordedCommunicator, RecordedRail, RecordedStall, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
@@ -79,17 +80,19 @@ def recording(reason: str = "stall", calls: int = 100) -> Recording:
         communicators=(
             RecordedCommunicator(
                 instance=7,
-                comm="00c0ffee00c0ffee",
-                rank="3",
-                nranks="4",
-                gpu="0",
-                node_rank="0",
-                local_ranks="2",
-                nccl_version="2.27.3",
-                pid=4711,
-                netns="",
-                job=(("job", "pretrain"), ("user", "ada")),
-                identity_source="layout",
+                identity=RankIdentity(
+                    comm="00c0ffee00c0ffee",
+                    rank="3",
+                    nranks="4",
+                    gpu="0",
+                    node_rank="0",
+                    local_ranks="2",
+                    nccl_version="2.27.3",
+                    pid=4711,
+                    netns="",
+                    job=(("job", "pretrain"), ("user", "ada")),
+                    identity_source="layout",
+                ),
                 enqueued=1200,
                 completed=1199,
                 inflight_seconds=None,

@@ -55,7 +55,7 @@ class Node:
         return {total.gpu: (total.calls, total.payload_bytes) for total in self.facts().totals}
 
     def communicators(self) -> dict[str, CommunicatorFacts]:
-        return {facts.comm: facts for facts in self.facts().communicators}
+        return {facts.identity.comm: facts for facts in self.facts().communicators}
 
     def expected_bytes(self) -> int:
         return sum(expected.transmit.spread_bytes for expected in self.collectives.expected(self.collectives.read()))
@@ -81,7 +81,7 @@ def test_what_an_ended_process_did_leaves_the_kernel_and_stays_in_every_total(no
     assert node.totals() == before
     assert node.expected_bytes() == expected
     facts = node.communicators()[f"{1:016x}"]
-    assert (facts.enqueued, facts.alive, facts.job) == (5, False, (("job", "a"),))
+    assert (facts.enqueued, facts.alive, facts.identity.job) == (5, False, (("job", "a"),))
 
 
 @pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "0")])
@@ -253,7 +253,7 @@ def test_a_process_that_gets_the_pid_of_another_does_not_take_its_labels_or_call
     node.kernel.call(10, 2, 7)
     node.kernel.call(10, 0, 1)
     facts = node.facts().communicators
-    assert {(one.comm, one.job, one.enqueued, one.alive) for one in facts} == {
+    assert {(one.identity.comm, one.identity.job, one.enqueued, one.alive) for one in facts} == {
         (f"{1:016x}", (("job", "old"),), 5, False),
         ("unknown", (("job", "old"),), 2, False),
         (f"{2:016x}", (("job", "new"),), 7, True),
@@ -351,29 +351,34 @@ def test_a_communicator_of_an_unknown_build_is_named_by_its_unique_id_once_the_v
     known: dict[str, Any] = {"nranks": 8, "rank": 3, "has_unique_id": 1, "unique_id": unique_id}
     node.kernel.event(10, 1, LifecycleKind.INIT, **known)
     (facts,) = node.facts().communicators
-    assert (facts.comm, facts.rank, facts.identity_source) == ("unknown", "3", "init")
+    assert (facts.identity.comm, facts.identity.rank, facts.identity.identity_source) == ("unknown", "3", "init")
     node.begin(10)
     (facts,) = node.facts().communicators
-    assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
-    assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "init")
+    assert facts.identity.comm == f"{two_lane_hash(bytes(range(128))):016x}"
+    assert (facts.identity.rank, facts.identity.nranks, facts.identity.identity_source) == ("3", "8", "init")
 
 
 def test_a_layout_that_tells_ranks_alone_leaves_the_name_to_the_unique_id(node: Node) -> None:
     node.begin(10)
     node.kernel.communicator(10, 1, comm_hash=0, rank=3, nranks=8)
     (facts,) = node.facts().communicators
-    assert (facts.comm, facts.rank, facts.nranks, facts.identity_source) == ("unknown", "3", "8", "layout")
+    assert (facts.identity.comm, facts.identity.rank, facts.identity.nranks, facts.identity.identity_source) == (
+        "unknown",
+        "3",
+        "8",
+        "layout",
+    )
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     identity = node.kernel.communicators.read()[1][0]["identity"]
     node.kernel.event(10, 1, LifecycleKind.INIT, confirmed=1, identity=identity, has_unique_id=1, unique_id=unique_id)
     for _ in range(2):
         (facts,) = node.facts().communicators
-        assert facts.comm == f"{two_lane_hash(bytes(range(128))):016x}"
-        assert (facts.rank, facts.nranks, facts.identity_source) == ("3", "8", "layout")
+        assert facts.identity.comm == f"{two_lane_hash(bytes(range(128))):016x}"
+        assert (facts.identity.rank, facts.identity.nranks, facts.identity.identity_source) == ("3", "8", "layout")
 
 
 def test_a_communicator_that_grew_is_not_named_by_the_id_it_grew_with(node: Node) -> None:
     node.begin(10)
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     node.kernel.event(10, 1, LifecycleKind.GROW, nranks=8, rank=3, has_unique_id=1, unique_id=unique_id)
-    assert [facts.comm for facts in node.facts().communicators] == ["unknown"]
+    assert [facts.identity.comm for facts in node.facts().communicators] == ["unknown"]

@@ -26,6 +26,7 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.records.calls import LifecycleKind
 from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, UNKNOWN_BYTES
+from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 U8 = st.integers(0, 255)
@@ -161,8 +162,8 @@ def test_times_of_day_are_those_of_the_recording_whatever_the_clocks_did(
 def test_who_is_who_is_there_with_nulls_for_what_nobody_knows(tmp_path: Path) -> None:
     one = recording()
     known = one.communicators[0]
-    nameless = replace(
-        known, instance=8, comm="unknown", rank="unknown", nranks="4", gpu="unknown", netns="job-a",
+    nameless = named(
+        replace(known, instance=8), comm="unknown", rank="unknown", nranks="4", gpu="unknown", netns="job-a",
         job=(("world_rank", "17"), ("job", "4242")), nccl_version="unknown",
     )  # fmt: skip
     connections = records("connections", 4, instance=7, peer=[1, 1, -1, 9], channel=[0, 0, 2, 3], send=[1, 1, 0, 1])

@@ -17,6 +17,7 @@ from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.recording.format import Mark
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
+from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, records, stall
 
 
@@ -55,7 +56,7 @@ def test_what_is_learnt_later_takes_the_place_of_what_was_known_before(tmp_path:
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     first = piece(0)
     (known,) = first.communicators
-    writer.add(replace(first, communicators=(replace(known, rank="unknown"),)), NO_LOSSES, {(7, 1): stall()})
+    writer.add(replace(first, communicators=(named(known, rank="unknown"),)), NO_LOSSES, {(7, 1): stall()})
     assert [row["rank"] for row in read(tmp_path, "communicators")] == [None]
     writer.add(
         replace(piece(1), communicators=(known, replace(known, instance=8))),
@@ -139,9 +140,9 @@ def test_names_that_are_no_utf_8_are_written_with_what_is_readable_of_them(tmp_p
     one = piece(0)
     (end,) = one.communicators
     marks = (Mark(one.began_ns, "m\udcff"),)
-    named = replace(end, netns="x\udcff", job=(("job", "né\udcff"),))
+    odd = named(end, netns="x\udcff", job=(("job", "né\udcff"),))
     rails = tuple(replace(rail, name="e\udcff") for rail in one.rails)
-    writer.add(replace(one, communicators=(named,), rails=rails, marks=marks), NO_LOSSES, {})
+    writer.add(replace(one, communicators=(odd,), rails=rails, marks=marks), NO_LOSSES, {})
     assert [(row["netns"], row["job"]) for row in read(tmp_path, "communicators")] == [("x?", "né?")]
     assert [row["device"] for row in read(tmp_path, "rails")] == ["e?"]
     assert [row["text"] for row in read(tmp_path, "marks")] == ["m?"]

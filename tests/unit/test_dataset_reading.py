@@ -21,6 +21,7 @@ from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES, schema_page
 from railscope.agent.dataset.writer import DatasetWriter, read_part
 from railscope.agent.node.recorder.store import save
 from tests.unit.datasets import JobDataset
+from tests.unit.identities import named
 from tests.unit.recordings import recording
 
 
@@ -282,7 +283,7 @@ def test_recordings_that_hold_the_same_moments_of_the_same_ranks_are_remarked_on
     again = replace(first, began_ns=first.began_ns + 50 * 10**9, ended_ns=first.ended_ns + 50 * 10**9)
     later = replace(first, began_ns=first.ended_ns, ended_ns=first.ended_ns + 10**9)
     elsewhere = replace(again, host="gpu-02")
-    other = replace(again, communicators=tuple(replace(one, pid=4712) for one in first.communicators))
+    other = replace(again, communicators=tuple(named(one, pid=4712) for one in first.communicators))
     files = [
         save(one, tmp_path / f"{place}.npz")[0] for place, one in enumerate((first, again, later, elsewhere, other))
     ]

@@ -19,7 +19,7 @@ def doing(comm: str, enqueued: int, *, alive: bool = True) -> CommunicatorFacts:
 def test_the_busiest_communicators_come_first_ended_ones_last_and_the_rest_are_counted() -> None:
     idle = [doing(f"idle{number}", 1_000_000) for number in range(8)]
     shown = [*idle, doing("ended", 9_000, alive=False), doing("new", 70), doing("slow", 1_050), doing("fast", 3_000)]
-    before = {(4711, facts.comm): 1_000_000 for facts in idle} | {(4711, "slow"): 1_000, (4711, "fast"): 1_000}
+    before = {(4711, facts.identity.comm): 1_000_000 for facts in idle} | {(4711, "slow"): 1_000, (4711, "fast"): 1_000}
     lines = list(communicator_lines(shown, before))
     assert [line.split()[1] for line in lines[:4]] == ["fast", "new", "slow", "idle0"]
     assert lines[0].startswith("  comm fast rank 0/4:   2,000 ops/s   AllReduce 1,200")

@@ -8,7 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import AgentHealth, CommunicatorFacts, Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.snapshot import (
+    AgentHealth,
+    CommunicatorFacts,
+    Histogram,
+    OpHistogram,
+    RankIdentity,
+    Snapshot,
+)
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import families
 from railscope.exporters.series.family import Family
@@ -21,6 +28,7 @@ from tests.unit.exporters_snapshots import (
     with_communicators,
     without_ranks,
 )
+from tests.unit.identities import named
 
 EMPTY = Snapshot(realtime_ns=0, version="0.1.0", kernel="6.8.0")
 
@@ -56,7 +64,7 @@ def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it
 
 
 def test_a_job_fact_whose_name_is_no_label_name_is_shown_under_one_that_is() -> None:
-    odd = replace(communicator(), job=(("app.kubernetes.io/name", "a"), ("__meta", "b"), ("9lives", "c"), ("é", "d")))
+    odd = named(communicator(), job=(("app.kubernetes.io/name", "a"), ("__meta", "b"), ("9lives", "c"), ("é", "d")))
     ((labels, _),) = samples(families(with_communicators(EMPTY, odd)), "comm_info")
     assert (labels["app_kubernetes_io_name"], labels["meta"], labels["job_9lives"]) == ("a", "b", "c")
     assert "d" not in labels.values()
@@ -73,13 +81,13 @@ def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_ide
 def test_a_rank_counted_late_says_so_also_once_its_process_is_gone(alive: bool) -> None:
     late = replace(communicator(), whole=False, alive=alive)
     shown = families(with_communicators(EMPTY, late))
-    assert samples(shown, "comm_counted_from_start") == [({"comm": late.comm, "rank": late.rank}, 0)]
+    assert samples(shown, "comm_counted_from_start") == [({"comm": late.identity.comm, "rank": late.identity.rank}, 0)]
 
 
 def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
     living, ended = communicator(rank="0"), replace(communicator(rank="1"), alive=False)
     shown = families(with_communicators(EMPTY, living, ended))
-    assert samples(shown, "comm_ended") == [({"comm": ended.comm, "rank": "1"}, 1)]
+    assert samples(shown, "comm_ended") == [({"comm": ended.identity.comm, "rank": "1"}, 1)]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,7 @@ def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
     ids=["without a name", "without a number", "the next job's under the same name"],
 )
 def test_no_end_is_said_of_a_rank_that_may_be_another_one_that_lives(others: dict[str, str | int]) -> None:
-    ended = replace(communicator(), alive=False, **others)  # type: ignore[arg-type]
+    ended = named(replace(communicator(), alive=False), **others)
     living = communicator() if "pid" in others else communicator(rank="1")
     assert not samples(families(with_communicators(EMPTY, ended, living)), "comm_ended")
 
@@ -207,8 +215,8 @@ def test_a_budget_for_nothing_is_refused() -> None:
 
 
 few_texts = st.sampled_from(["", "0", "1", "unknown", 'a"b\\', "é\n"])
-communicators = st.builds(
-    CommunicatorFacts,
+identities = st.builds(
+    RankIdentity,
     comm=few_texts,
     rank=few_texts,
     nranks=few_texts,
@@ -220,6 +228,10 @@ communicators = st.builds(
     netns=few_texts,
     job=st.lists(st.tuples(st.sampled_from(["job", "a.b", "a-b", "a_b", "pid", "é", "__x"]), few_texts)).map(tuple),
     identity_source=few_texts,
+)
+communicators = st.builds(
+    CommunicatorFacts,
+    identity=identities,
     enqueued=st.integers(0, 2**64 - 1),
     ops=st.just(()),
     alive=st.booleans(),

@@ -174,8 +174,11 @@ def test_communicators_are_those_that_live_and_those_that_events_name(clock: Clo
     )
     recorder.add_calls(calls(clock, 1, instance=12))
     one = frozen(recorder, communicators=(living, ended, forgotten, nameless))
-    assert [(facts.instance, facts.pid, facts.alive) for facts in one.communicators] == [(11, 1, True), (12, 2, False)]
-    assert one.communicators[0].job == living.job
+    assert [(facts.instance, facts.identity.pid, facts.alive) for facts in one.communicators] == [
+        (11, 1, True),
+        (12, 2, False),
+    ]
+    assert one.communicators[0].identity == living.identity
     assert one.communicators[0].completed == living.completed
 
 

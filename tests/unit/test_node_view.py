@@ -12,6 +12,7 @@ from railscope.exporters.top.node_view import node_view
 from railscope.exporters.top.scraped import ScrapeError, node_scrape
 from railscope.exporters.web.pages import communicators_json, stalls_json
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
+from tests.unit.identities import named
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
 
 COMM = "00c0ffee00c0ffee"
@@ -65,7 +66,7 @@ def test_a_counter_that_fell_has_no_rate_and_its_neighbours_keep_theirs() -> Non
 def test_another_process_under_the_same_rank_is_not_compared_with_the_one_before() -> None:
     before = healthy()
     now = later(before)
-    now = with_communicators(now, *(replace(one, pid=one.pid + 100) for one in now.collectives.communicators))
+    now = with_communicators(now, *(named(one, pid=one.identity.pid + 100) for one in now.collectives.communicators))
     assert {rank.calls_per_second for rank in view_of(before, now).ranks} == {None}
 
 
@@ -125,7 +126,7 @@ def test_a_rank_that_made_fewer_calls_than_its_neighbour_is_behind() -> None:
 def test_where_an_agent_came_late_ranks_compare_by_nccl_s_numbers_or_not_at_all() -> None:
     node = healthy()
     ends = enumerate(node.collectives.communicators)
-    first, second, *rest = (replace(one, comm=COMM, rank=str(at)) for at, one in ends)
+    first, second, *rest = (named(one, comm=COMM, rank=str(at)) for at, one in ends)
     late = replace(first, enqueued=900, whole=False, position=5_000)
     compared = with_communicators(node, late, replace(second, enqueued=1_000, position=4_998), *rest)
     assert [rank.behind for rank in node_view(None, scraped(compared)).ranks][:2] == [0, 2]

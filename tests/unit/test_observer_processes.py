@@ -125,7 +125,7 @@ def test_another_program_has_the_nccl_that_it_maps_itself_and_until_then_none_th
     host: Host, then: str
 ) -> None:
     def version(one: CommunicatorFacts) -> str:
-        return one.nccl_version
+        return one.identity.nccl_version
 
     host.runs(PID, host.library("2.90.1"))
     host.observer.look_at({PID})
@@ -158,7 +158,7 @@ def test_another_program_is_looked_at_for_nccl_also_in_files_that_the_first_one_
 @pytest.mark.parametrize("start", [100, 200], ids=["execve", "pid used again"])
 def test_what_had_the_pid_before_has_ended_and_keeps_its_job(host: Host, start: int) -> None:
     def told(one: CommunicatorFacts) -> tuple[str | None, int, bool]:
-        return dict(one.job).get("job"), one.enqueued, one.alive
+        return dict(one.identity.job).get("job"), one.enqueued, one.alive
 
     library = host.library("2.90.1")
     host.runs(PID, library, job="111")

@@ -215,5 +215,5 @@ def test_what_ended_communicators_sent_stays_until_they_are_forgotten() -> None:
     kernel.communicator(10, 1)
     (row,) = kernel.communicators.rows.values()
     kernel.event(10, 1, LifecycleKind.INIT, confirmed=1, identity=row["identity"])
-    assert [one.comm for one in facts(collectives).communicators] == [f"{1:016x}"]
+    assert [one.identity.comm for one in facts(collectives).communicators] == [f"{1:016x}"]
     assert peers(collectives) == ()

@@ -27,6 +27,7 @@ from railscope.agent.trace.perfetto import write_trace
 from railscope.agent.trace.same_operations import same_operations
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import LifecycleKind
+from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 from tests.unit.traces import ReadTrace, read_trace
 
@@ -37,12 +38,17 @@ COMM = "00c0ffee00c0ffee"
 def rank(number: int, *, host: str, from_start: bool = True, first: int = 1, late_ns: int = 0) -> Recording:
     """A host with one rank of two; five operations of 4 ms, 10 ms apart, each handed over 2 ms after its call."""
     one = recording("record", calls=0)
-    communicator: RecordedCommunicator = replace(one.communicators[0], rank=str(number), nranks="2", pid=100 + number)
+    communicator: RecordedCommunicator = named(one.communicators[0], rank=str(number), nranks="2", pid=100 + number)
     at_ns = BEGAN_NS + SECOND_NS + late_ns + np.arange(5, dtype=np.uint64) * 10 * MILLISECOND_NS
-    said: dict[str, Any] = {"instance": 7, "tgid": communicator.pid, "op": int(Op.AllReduce), "payload_bytes": 4096}
+    said: dict[str, Any] = {
+        "instance": 7,
+        "tgid": communicator.identity.pid,
+        "op": int(Op.AllReduce),
+        "payload_bytes": 4096,
+    }
     said |= {"sequence": first + np.arange(5)}
     arrays = {kind: array[:0] for kind, array in one.arrays.items()} | {
-        "calls": records("calls", 5, **said, time_ns=at_ns, data_type=7, peer=-1, tid=communicator.pid),
+        "calls": records("calls", 5, **said, time_ns=at_ns, data_type=7, peer=-1, tid=communicator.identity.pid),
         "completions": records(
             "completions",
             5,
@@ -407,7 +413,7 @@ def test_a_clock_that_nobody_corrects_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_a_window_and_a_communicator_can_be_chosen(tmp_path: Path) -> None:
     one = recording()
-    other = replace(one.communicators[0], instance=8, comm="00beef0000beef00")
+    other = named(replace(one.communicators[0], instance=8), comm="00beef0000beef00")
     calls = np.concatenate((one.calls, records("calls", 10, instance=8, tgid=4711, op=int(Op.AllGather))))
     one = replace(one, communicators=(*one.communicators, other), arrays={**one.arrays, "calls": calls})
     save(one, tmp_path / "one.npz")

@@ -21,6 +21,7 @@ from railscope.agent.record import command as record
 from railscope.agent.record.command import RecordSettings, run_describe
 from railscope.agent.recording.format import KINDS, Recording
 from railscope.agent.recording.summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
+from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 
@@ -103,7 +104,7 @@ def test_a_terminal_is_given_nothing_to_obey() -> None:
                 replace(
                     one,
                     host=hostile,
-                    communicators=(replace(comm, comm=hostile),),
+                    communicators=(named(comm, comm=hostile),),
                     rails=(replace(rail, name=hostile, netns=hostile),),
                     stalls=(replace(what, comm=hostile, cause=hostile, op=hostile),),
                     marks=(replace(one.marks[0], text=hostile),),

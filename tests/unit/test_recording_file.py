@@ -141,6 +141,15 @@ def test_a_file_that_is_not_there_or_is_something_else_is_named(tmp_path: Path) 
     assert error_of(other) == "this is no recording of railscope"
 
 
+def test_in_the_file_an_end_s_identity_lies_among_what_else_is_told_of_it() -> None:
+    with zipfile.ZipFile(io.BytesIO(as_bytes(recording()))) as archive:
+        (end,) = json.loads(archive.read(HEADER))["communicators"]
+    assert list(end) == [
+        *("instance", "comm", "rank", "nranks", "gpu", "node_rank", "local_ranks", "nccl_version", "pid", "netns"),
+        *("job", "identity_source", "enqueued", "completed", "inflight_seconds", "alive"),
+    ]
+
+
 def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _: None, **members: bytes) -> None:
     """Write a recording with another header or other members; the zip itself is sound."""
     with zipfile.ZipFile(io.BytesIO(as_bytes(recording()))) as archive, zipfile.ZipFile(path, "w") as other:

@@ -9,6 +9,7 @@ from railscope.agent.facts.snapshot import NodeStalls
 from railscope.exporters.web.pages import communicators_json, stalls_json
 from tests.unit.exporters_snapshots import full_snapshot, with_communicators
 from tests.unit.exporters_snapshots import stall as rail_stall
+from tests.unit.identities import named
 
 
 def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -> None:
@@ -55,6 +56,6 @@ def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
     assert (known["rank"], known["nranks"], known["blamed_rank"]) == (1, 2, 0)
     assert (unknown["rank"], unknown["nranks"], unknown["blamed_rank"]) == (None, None, None)
     end = snapshot.collectives.communicators[0]
-    unnumbered = replace(end, rank="unknown", nranks="unknown")
+    unnumbered = named(end, rank="unknown", nranks="unknown")
     document = json.loads(communicators_json(with_communicators(snapshot, end, unnumbered)))
     assert [(one["rank"], one["nranks"]) for one in document["communicators"]] == [(0, 4), (None, None)]

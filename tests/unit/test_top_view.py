@@ -25,6 +25,7 @@ from tests.unit.exporters_snapshots import (
     stall,
     with_communicators,
 )
+from tests.unit.identities import named
 from tests.unit.nodes import healthy, later, scraped, view_of
 
 STATUS = Status("http://127.0.0.1:9779", 2.0)
@@ -180,7 +181,7 @@ def test_a_pane_alone_has_the_whole_screen_and_scrolls_to_its_last_row() -> None
 
 
 def test_names_that_could_steer_the_terminal_are_made_harmless() -> None:
-    one = replace(communicator(), job=(("job", "\x1b[2Jgone\r"),))
+    one = named(communicator(), job=(("job", "\x1b[2Jgone\r"),))
     lines = screen(moving(with_communicators(healthy(), one)), 120)
     assert line_with(lines, COMM).rstrip().endswith("?[2Jgone?")
 
@@ -240,7 +241,7 @@ def split_often(ended: int = 30) -> NodeView:
     gone = [replace(one, enqueued=1200, alive=False) for one in now.collectives.communicators[:ended]]
     slow, fast, idle, new, stalled = now.collectives.communicators[ended:]
     return view_of(
-        with_communicators(before, *(one for one in before.collectives.communicators if one.comm != "c" * 16)),
+        with_communicators(before, *(one for one in before.collectives.communicators if one.identity.comm != "c" * 16)),
         with_communicators(
             now,
             *gone,
@@ -248,7 +249,7 @@ def split_often(ended: int = 30) -> NodeView:
             new,
             slow,
             replace(fast, enqueued=fast.enqueued + 1000),
-            replace(slow, rank="3", alive=False),
+            named(replace(slow, alive=False), rank="3"),
             stalled,
         ),
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal, RankIdentity
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, text
 from railscope.agent.node.completion.completion import CommunicatorProgress
@@ -117,11 +117,11 @@ class CommunicatorHistory:
         for communicator in by_instance.values():
             process = process_of(communicator.tgid)
             ops = done.get(communicator.instance, _ops())
-            facts = _facts(communicator, process, netns_of(process), ops)
-            if (progress := progress_of(communicator.instance)) is not None:
-                facts = _with_progress(facts, progress, now_ns)
+            position = None
             if communicator.ended_ns is None:
-                facts = replace(facts, position=position_of(communicator.instance, facts.enqueued))
+                position = position_of(communicator.instance, _calls(ops))
+            progress = progress_of(communicator.instance)
+            facts = _facts(communicator, process, netns_of(process), ops, progress, now_ns, position)
             found.append((communicator.first_ns, facts))
         found.sort(key=lambda entry: entry[0])
         return tuple(facts for _, facts in found)
@@ -129,44 +129,55 @@ class CommunicatorHistory:
 
 def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
     if ended.facts is None:
-        ended.facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops)
-        if (progress := progress_of(ended.communicator.instance)) is not None:
-            ended.facts = _with_progress(ended.facts, progress, None)
+        progress = progress_of(ended.communicator.instance)
+        ended.facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops, progress, None, None)
     return ended.facts
-
-
-def _with_progress(facts: CommunicatorFacts, progress: CommunicatorProgress, now_ns: int | None) -> CommunicatorFacts:
-    """`now_ns` None: it has ended, and nothing of it is in flight."""
-    inflight_ns = 0 if progress.oldest_posted_ns is None or now_ns is None else now_ns - progress.oldest_posted_ns
-    return replace(
-        facts,
-        completed=min(progress.completed, facts.enqueued),
-        inflight_seconds=max(0, inflight_ns) / 1e9 if progress.age_known else None,
-        captured=progress.captured,
-        replayed=progress.replayed,
-    )
 
 
 def _nameless(tgid: int, ended_ns: int | None) -> Communicator:
     return Communicator(-tgid, tgid, 0, ended_ns=ended_ns)
 
 
-def _facts(communicator: Communicator, process: ObservedProcess | None, netns: str, ops: _Ops) -> CommunicatorFacts:
+def _calls(ops: _Ops) -> int:
+    return sum(calls for calls, _ in ops.values())
+
+
+def _facts(
+    communicator: Communicator,
+    process: ObservedProcess | None,
+    netns: str,
+    ops: _Ops,
+    progress: CommunicatorProgress | None,
+    now_ns: int | None,
+    position: int | None,
+) -> CommunicatorFacts:
+    """`now_ns` None: it has ended, and nothing of it is in flight."""
+    enqueued = _calls(ops)
+    inflight_ns = 0
+    if progress is not None and progress.oldest_posted_ns is not None and now_ns is not None:
+        inflight_ns = max(0, now_ns - progress.oldest_posted_ns)
     return CommunicatorFacts(
-        comm=communicator.name,
-        rank=text(communicator.rank),
-        nranks=text(communicator.nranks),
-        gpu=communicator.gpu,
-        node_rank=text(communicator.node),
-        local_ranks=text(communicator.local_ranks),
-        nccl_version=process.nccl_version if process else UNKNOWN,
-        pid=communicator.tgid,
-        netns=netns,
-        job=process.job.labels() if process else (),
-        identity_source=communicator.source,
-        enqueued=sum(calls for calls, _ in ops.values()),
+        identity=RankIdentity(
+            comm=communicator.name,
+            rank=text(communicator.rank),
+            nranks=text(communicator.nranks),
+            gpu=communicator.gpu,
+            node_rank=text(communicator.node),
+            local_ranks=text(communicator.local_ranks),
+            nccl_version=process.nccl_version if process else UNKNOWN,
+            pid=communicator.tgid,
+            netns=netns,
+            job=process.job.labels() if process else (),
+            identity_source=communicator.source,
+        ),
+        enqueued=enqueued,
         ops=tuple(OpTotal(op_name(op), calls, size) for op, (calls, size) in sorted(ops.items())),
         alive=communicator.ended_ns is None,
-        whole=communicator.whole,
+        completed=min(progress.completed, enqueued) if progress is not None else None,
+        inflight_seconds=inflight_ns / 1e9 if progress is not None and progress.age_known else None,
+        captured=progress.captured if progress is not None else 0,
+        replayed=progress.replayed if progress is not None else 0,
         instance=max(communicator.instance, 0),
+        whole=communicator.whole,
+        position=position,
     )

@@ -53,7 +53,11 @@ class Exemplars:
 
         `realtime_offset_ns`: the time of day less the monotonic one.
         """
-        named = {one.instance: (("comm", one.comm), ("rank", one.rank)) for one in communicators if one.comm != UNKNOWN}
+        named = {
+            one.instance: (("comm", one.identity.comm), ("rank", one.identity.rank))
+            for one in communicators
+            if one.identity.comm != UNKNOWN
+        }
         by_name = {op_name(op): self._last[op * BUCKETS :][:BUCKETS] for op in Op}
         return tuple(
             OpHistogram(one.op, _with_last(one.histogram, by_name[one.op], named, realtime_offset_ns))

@@ -433,17 +433,7 @@ def _with_last_before(records: Records, began_ns: int, key: str | None) -> Recor
 def _communicator(facts: CommunicatorFacts) -> RecordedCommunicator:
     return RecordedCommunicator(
         instance=facts.instance,
-        comm=facts.comm,
-        rank=facts.rank,
-        nranks=facts.nranks,
-        gpu=facts.gpu,
-        node_rank=facts.node_rank,
-        local_ranks=facts.local_ranks,
-        nccl_version=facts.nccl_version,
-        pid=facts.pid,
-        netns=facts.netns,
-        job=facts.job,
-        identity_source=facts.identity_source,
+        identity=facts.identity,
         enqueued=facts.enqueued,
         completed=facts.completed,
         inflight_seconds=facts.inflight_seconds,

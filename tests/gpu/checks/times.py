@@ -126,7 +126,9 @@ def _one_by_one(lane: Lane, ranks: Ranks, truth_ms: Mapping[int, Sequence[Sequen
     """Every completion in the recording beside the events around the same call."""
     file = next((lane.folder / "recordings").glob("*.npz"))
     recording = read_recording(file)
-    ranks_of = {one.instance: int(one.rank) for one in recording.communicators if one.pid in ranks.pids}
+    ranks_of = {
+        one.instance: int(one.identity.rank) for one in recording.communicators if one.identity.pid in ranks.pids
+    }
     for payload, by_rank in truth_ms.items():
         differences = []
         for instance, rank in ranks_of.items():
