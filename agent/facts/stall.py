@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from railscope.agent.facts.causes import Cause
+from railscope.probes.processes.owner import ProcessOwner
 
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
@@ -94,6 +95,8 @@ class Stall:
     """The time of day less CLOCK_MONOTONIC, read once when it was found: what is told of its times never changes."""
     strength: Strength
     blame: Blame
+    owner: ProcessOwner | None = None
+    """Whose its process is; None: not known when it was found."""
     slow: bool = False
     """Operations complete, but take much longer than they did; False: one does not complete."""
     ended_ns: int | None = None

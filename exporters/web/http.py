@@ -15,12 +15,13 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
@@ -64,8 +65,8 @@ class ServerSettings:
 class MetricsServer:
     """Serves metrics and health until closed.  Listens from construction on, answers from `start` on.
 
-    The callables run on connection threads: `snapshot` one call at a time, `healthy` and `ready` at any time.  Where
-    one raises, the client gets a 500 of one line and the log the reason.
+    The callables run on connection threads: `snapshot` one call at a time, `processes`, `healthy` and `ready` at any
+    time.  Where one raises, the client gets a 500 of one line and the log the reason.
 
     Raises:
         ServerError: the address or the telemetry path cannot be used.
@@ -76,6 +77,7 @@ class MetricsServer:
         settings: ServerSettings,
         *,
         snapshot: Callable[[], Snapshot],
+        processes: Callable[[], Iterable[RankProcess]] = lambda: (),
         healthy: Check,
         ready: Check,
         budget: SeriesBudget | None = None,
@@ -90,6 +92,7 @@ class MetricsServer:
         pages = Pages(
             telemetry_path=path,
             snapshot=snapshot,
+            processes=processes,
             healthy=healthy,
             ready=ready,
             budget=budget or SeriesBudget(),

@@ -6,7 +6,9 @@ the lock is given up long enough for a waiting thread to take it.
 
 `/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
 carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
-that go on, and those that ended lately.
+that go on, and those that ended lately.  Both tell whose the processes are and what they take: of a command line they
+tell the program alone (probes/processes/owner.py), because whoever may scrape an agent need not see what jobs are given
+as arguments.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.exporters.series.budget import SeriesBudget
@@ -29,28 +32,33 @@ from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
+from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
+from railscope.probes.processes.processes import ProcessIdentity
 
 
-def stalls_json(snapshot: Snapshot) -> bytes:
+def stalls_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
     """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
 
-    Ranks are numbers, null where they are not known or nobody is blamed.
+    Ranks are numbers, null where they are not known or nobody is blamed.  `process` holds what is known of the stalled
+    rank's process: whose it is, and while it lives what it takes.
     """
+    usages = {one.identity: one.usage for one in processes}
     document = {
         "simulated": snapshot.simulated,
-        "stalls": [_stall(stall, snapshot) for stall in snapshot.stalls.current],
-        "ended": [_stall(stall, snapshot) for stall in snapshot.stalls.ended],
+        "stalls": [_stall(stall, snapshot, usages) for stall in snapshot.stalls.current],
+        "ended": [_stall(stall, snapshot, {}) for stall in snapshot.stalls.ended],
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
-    blame = stall.blame
+def _stall(stall: Stall, snapshot: Snapshot, usages: Mapping[ProcessIdentity, ProcessUsage | None]) -> dict[str, Any]:
+    blame, owner = stall.blame, stall.owner
     return {
         "comm": stall.comm,
         "rank": number_of(stall.rank),
         "nranks": number_of(stall.nranks),
         "pid": stall.pid,
+        "process": _process(owner, usages.get(owner.identity) if owner is not None else None),
         "op": stall.op,
         "payload_bytes": stall.payload_bytes,
         "cause": blame.cause.value,
@@ -67,8 +75,18 @@ def _stall(stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def communicators_json(snapshot: Snapshot) -> bytes:
+def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> dict[str, Any]:
+    """What is known of a process; what is not has no key."""
+    known: dict[str, Any] = {}
+    if owner is not None:
+        known |= {name: value for name, value in (("user", owner.user), ("program", owner.program)) if value}
+    return known if usage is None else known | asdict(usage)
+
+
+def communicators_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
     """Calls and payload by operation since railscope first saw each communicator; ended ones are left out.
+
+    `processes` are those that map NCCL, by pid: what is known of whose they are and of what they take.
 
     Ranks are numbers, null where they are not known; so is `sequence`, the collectives that a rank entered since the
     communicator was made as NCCL numbers them.
@@ -87,6 +105,7 @@ def communicators_json(snapshot: Snapshot) -> bytes:
             for one in snapshot.collectives.communicators
             if one.alive
         ],
+        "processes": [{"pid": one.identity.pid} | _process(one.owner, one.usage) for one in processes],
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
@@ -130,6 +149,7 @@ class Pages:
         *,
         telemetry_path: str,
         snapshot: Callable[[], Snapshot],
+        processes: Callable[[], Iterable[RankProcess]],
         healthy: Check,
         ready: Check,
         budget: SeriesBudget,
@@ -137,6 +157,7 @@ class Pages:
     ) -> None:
         self._telemetry_path = telemetry_path
         self._snapshot = snapshot
+        self._processes = processes
         self._checks = {HEALTH_PATH: healthy, READY_PATH: ready}
         self._budget = budget
         self._selection = selection
@@ -161,10 +182,11 @@ class Pages:
             HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
         )
 
-    def _json(self, render: Callable[[Snapshot], bytes]) -> Answer:
-        """A small page; one at a time, like scrapes."""
+    def _json(self, render: Callable[[Snapshot, Iterable[RankProcess]], bytes]) -> Answer:
+        """A small page; one at a time, like scrapes, which do not wait while processes are read."""
+        processes = self._processes()
         with self._scrape:
-            return Answer(HTTPStatus.OK, render(self._snapshot()), "application/json")
+            return Answer(HTTPStatus.OK, render(self._snapshot(), processes), "application/json")
 
     def _metrics(self, accept: str, accept_encoding: str) -> Answer:
         format = metrics_format(accept)

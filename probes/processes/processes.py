@@ -298,12 +298,22 @@ class MappedFiles:
 
 def environ(procfs: Path, pid: int) -> dict[str, str]:
     """The environment that the process started with, at most its first MiB; empty when gone or not permitted."""
-    try:
-        text = _read(f"{procfs}/{pid}/environ", MAX_ENVIRON_BYTES) or b""
-    except PermissionError:
-        return {}
+    text = _read_if_allowed(f"{procfs}/{pid}/environ", MAX_ENVIRON_BYTES)
     entries = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in entries}
+
+
+def command_line(procfs: Path, pid: int, budget_bytes: int) -> bytes:
+    """The text of /proc/PID/cmdline, cut at the budget: words that end in NUL.  A process may change it as it likes.
+
+    Empty where the process has gone, has none (a zombie), or may not be read.
+    """
+    return _read_if_allowed(f"{procfs}/{pid}/cmdline", budget_bytes)
+
+
+def command_name(procfs: Path, pid: int) -> bytes:
+    """The text of /proc/PID/comm, 15 bytes that a process may change; empty when gone or not permitted."""
+    return _read_if_allowed(f"{procfs}/{pid}/comm", 64).rstrip(b"\n")
 
 
 def cgroup(procfs: Path, pid: int) -> str | None:
@@ -376,6 +386,14 @@ def _stat(procfs: Path, pid: int, file: str = "stat") -> _Stat | None:
         )
     except ValueError:
         return None
+
+
+def _read_if_allowed(path: str, budget_bytes: int) -> bytes:
+    """`_read`, and nothing where there is nothing or the kernel does not let us look."""
+    try:
+        return _read(path, budget_bytes) or b""
+    except PermissionError:
+        return b""
 
 
 def _read(path: str, budget_bytes: int) -> bytes | None:

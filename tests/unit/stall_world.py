@@ -33,6 +33,7 @@ from railscope.probes.nccl.records.internals import (
     OPERATION_KEY,
     NetworkKind,
 )
+from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity
 
 COMM_HASH = 0xABCD
@@ -164,6 +165,9 @@ class WorldFacts:
         before = self._world.calls_before.get(instance)
         return None if before is None else before + calls
 
+    def owner(self, pid: int) -> ProcessOwner | None:
+        return self._world.owners.get(pid)
+
     def devices(self, _pid: int, _numbers: Collection[int]) -> frozenset[str]:
         return frozenset()
 
@@ -186,6 +190,7 @@ class World:
         """The agent was there before the communicators."""
         self.calls_before: dict[int, int] = {}
         """By instance: calls before the agent came, of ranks for which NCCL's own numbers tell them."""
+        self.owners: dict[int, ProcessOwner] = {}
         self.graph_in_flight = False
         """What is in flight is of a graph: no call was made for it."""
         self.begun: list[tuple[int, Stall]] = []

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeStalls
 from railscope.exporters.web.pages import communicators_json, stalls_json
+from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import full_snapshot, with_communicators
 from tests.unit.exporters_snapshots import stall as rail_stall
 from tests.unit.identities import named
@@ -59,3 +62,35 @@ def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
     unnumbered = named(end, rank="unknown", nranks="unknown")
     document = json.loads(communicators_json(with_communicators(snapshot, end, unnumbered)))
     assert [(one["rank"], one["nranks"]) for one in document["communicators"]] == [(0, 4), (None, None)]
+
+
+def test_a_stall_tells_whose_its_process_is_and_while_that_lives_what_it_takes() -> None:
+    owner = ProcessOwner(ProcessIdentity(4712, 99), "ada", "python3 train.py")
+    usage = ProcessUsage(1_750_000_000_000_000_000, 12.5, 3 << 30, 97, 1_749_000_000_000_000_000)
+    snapshot = full_snapshot()
+    owned = replace(rail_stall(), owner=owner)
+    current = replace(snapshot.stalls.lengths[0], current=owned)
+    snapshot = replace(snapshot, stalls=NodeStalls((current,), ended=(replace(owned, ended_ns=7_000_000_000),)))
+    taken = {
+        "cpu_seconds": 12.5,
+        "resident_bytes": 3 << 30,
+        "threads": 97,
+        "start_realtime_ns": 1_749_000_000_000_000_000,
+        "read_realtime_ns": 1_750_000_000_000_000_000,
+    }
+    whose = {"user": "ada", "program": "python3 train.py"}
+    page = json.loads(stalls_json(snapshot, [RankProcess(owner.identity, owner, usage)]))
+    assert [one["process"] for one in page["stalls"] + page["ended"]] == [whose | taken, whose]
+    # Another process has its pid now.
+    later = RankProcess(ProcessIdentity(4712, 100), None, usage)
+    assert json.loads(stalls_json(snapshot, [later]))["stalls"][0]["process"] == whose
+
+
+def test_of_a_process_what_is_not_known_is_absent() -> None:
+    unnamed = ProcessOwner(ProcessIdentity(4712, 99), "", "python3 train.py")
+    ended = (rail_stall(), replace(rail_stall(), owner=unnamed))
+    snapshot = replace(full_snapshot(), stalls=NodeStalls(ended=ended))
+    page = json.loads(stalls_json(snapshot))
+    assert [one["process"] for one in page["ended"]] == [{}, {"program": "python3 train.py"}]
+    processes = [RankProcess(unnamed.identity, None, None)]
+    assert json.loads(communicators_json(snapshot, processes))["processes"] == [{"pid": 4712}]

@@ -14,6 +14,8 @@ from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import CALL_EVENT
+from railscope.probes.processes.owner import ProcessOwner
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.stall_world import (
     AFTER_S,
     COMM_HASH,
@@ -45,6 +47,30 @@ def test_a_rank_stopped_within_an_operation_is_named_on_its_own_host() -> None:
     assert stall is not None
     assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.PROCESS_STOPPED, 0, "strong")
     assert (stall.op, stall.payload_bytes, stall.comm) == ("AllReduce", MIB, f"{COMM_HASH:016x}")
+
+
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        (ProcessOwner(ProcessIdentity(4711, 1), "ada", "python3 train.py"), 'process 4711 of ada, "python3 train.py"'),
+        (None, "process 4711"),
+    ],
+)
+def test_the_log_says_whose_the_process_of_a_stalled_rank_is(
+    caplog: pytest.LogCaptureFixture, owner: ProcessOwner | None, words: str
+) -> None:
+    world = World()
+    if owner is not None:
+        world.owners[4711] = owner
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    rank.process = STOPPED
+    world.until_flagged(10)
+    assert world.stall is not None
+    assert world.stall.owner == owner
+    (line,) = caplog.messages
+    assert line.endswith(f"({words})")
 
 
 def test_the_time_of_day_of_a_stall_is_read_once() -> None:

@@ -182,6 +182,7 @@ class Daemon:
         return MetricsServer(
             settings,
             snapshot=self._snapshot,
+            processes=lambda: self.observer.rank_processes(),
             healthy=self._healthy,
             ready=self._is_ready,
             budget=SeriesBudget(self._config.series_limit),

@@ -40,6 +40,7 @@ from railscope.agent.node.stalls.watchdog import InFlightTables, StallWatch
 from railscope.agent.node.targets.jobs import job_facts
 from railscope.agent.node.targets.libraries import Discovery, Library
 from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.agent.node.targets.rank_processes import RankProcesses
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
@@ -48,6 +49,7 @@ from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, network_namespace
+from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
@@ -100,8 +102,10 @@ class _KnownToStalls:
         collectives: Collectives,
         completion: Completion | None,
         rail_bytes: RailBytes | None,
+        rank_processes: RankProcesses,
     ) -> None:
         self._processes = processes
+        self._rank_processes = rank_processes
         self._completion = completion
         self._rail_bytes = rail_bytes
         self.communicator = collectives.communicator
@@ -110,6 +114,10 @@ class _KnownToStalls:
 
     def process(self, pid: int) -> ObservedProcess | None:
         return self._processes.get(pid)
+
+    def owner(self, pid: int) -> ProcessOwner | None:
+        process = self._processes.get(pid)
+        return self._rank_processes.owner(process.identity) if process is not None else None
 
     def completed(self, instance: int) -> int | None:
         progress = self._completion.of(instance) if self._completion is not None else None
@@ -148,6 +156,8 @@ class NcclObserver:
         self._node_name = socket.gethostname()
         self._processes: dict[int, ObservedProcess] = {}
         """Those that run, and those that ended since the last tick."""
+        self.rank_processes = RankProcesses(config.procfs, clock)
+        """Who runs them, and what they take; safe from any thread."""
         self._silent: set[ProcessIdentity] = set()
         """Processes that had ended at the last scan, though no descriptor said so."""
         self._scanned = CollectorResult("collective", True, 0.0)
@@ -180,7 +190,7 @@ class NcclObserver:
         self.stalls = StallWatch(
             self._programs.communicators,
             sources.in_flight,
-            _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes),
+            _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes, self.rank_processes),
             clock,
             StallLimits(config.stall_after_ns, config.stall_factor, config.stall_floor_ns),
             procfs=config.procfs,
@@ -390,6 +400,7 @@ class NcclObserver:
             namespace = None
         program = program_mark(self._config.procfs, identity)
         self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version, program)
+        self.rank_processes.add(identity)
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
         events = self._hardware.add_process(identity.pid, namespace, environment)
@@ -402,6 +413,7 @@ class NcclObserver:
         # While its communicators still count as living.
         self._collectives.drain()
         self.stalls.process_gone(tgid, status)
+        self.rank_processes.remove(process.identity)
         self._processes[tgid] = replace(process, ended_ns=now_ns)
         self._collectives.end_process(tgid, now_ns)
         if self._programs.settings.only_observed_processes:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.daemon.hardware import Hardware
@@ -204,6 +205,10 @@ class Observer:
                     recordings=self._recordings.counts() if self._recordings is not None else {},
                 ),
             )
+
+    def rank_processes(self) -> tuple[RankProcess, ...]:
+        """Who runs the processes that map NCCL, and what those take; read now, on the thread that asks."""
+        return self._nccl.rank_processes.read() if self._nccl is not None else ()
 
     def attached(self) -> bool:
         """Whether every library found so far is probed."""

@@ -26,6 +26,7 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import Blame, InFlight, Stall
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import blame_for
+from railscope.probes.processes.owner import ProcessOwner
 
 _SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
 _BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})
@@ -96,14 +97,17 @@ class Stalls:
         limits: StallLimits,
         realtime_offset_ns: Callable[[], int],
         ended: Callable[[str], Collection[str]] = lambda _comm: (),
+        owner: Callable[[int], ProcessOwner | None] = lambda _pid: None,
     ) -> None:
         """`realtime_offset_ns`: the time of day less CLOCK_MONOTONIC, asked once for each stall.
 
         `ended`: ranks of this host whose end of a communicator has ended, by its name.
+        `owner`: whose a process is, by its pid; asked once for each stall.
         """
         self.limits = limits
         self._realtime_offset_ns = realtime_offset_ns
         self._ended = ended
+        self._owner = owner
         self._current: dict[int, Stall] = {}
         self._excused: dict[int, tuple[int, int]] = {}
         """By instance: since when the operation in flight was, and when it was last excused."""
@@ -311,6 +315,7 @@ class Stalls:
             realtime_offset_ns=self._realtime_offset_ns(),
             strength=flight.strength,
             blame=blame,
+            owner=self._owner(rank.pid),
         )
 
 

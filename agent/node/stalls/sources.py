@@ -12,6 +12,7 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.internals import Sent
+from railscope.probes.processes.owner import ProcessOwner
 
 
 class Look(Protocol):
@@ -48,6 +49,9 @@ class Known(Protocol):
         """Ranks of this host whose end of a communicator, by its name, has ended."""
 
     def process(self, pid: int) -> ObservedProcess | None: ...
+
+    def owner(self, pid: int) -> ProcessOwner | None:
+        """Whose a process is; None: not known.  Never waits for the process."""
 
     def completed(self, instance: int) -> int | None:
         """Calls of a communicator that are complete; None: completion cannot be seen."""

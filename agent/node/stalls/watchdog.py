@@ -19,6 +19,7 @@ from typing import Final
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.rank_process import process_words
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, StallTotal, WritingRank
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
@@ -69,7 +70,7 @@ class StallWatch:
         self._clock = clock
         self._look = look or CloseLook(clock, procfs, rails_of)
         self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
-        self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended)
+        self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended, known.owner)
         self._stragglers = Stragglers()
         self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
@@ -335,5 +336,5 @@ def _sentence(stall: Stall) -> str:
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
     return (
         f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
-        f"{stall.blame.cause.value}{blamed}: {'; '.join(blame.evidence)}"
+        f"{stall.blame.cause.value}{blamed}: {'; '.join(blame.evidence)} ({process_words(stall.pid, stall.owner)})"
     )

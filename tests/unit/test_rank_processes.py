@@ -1,0 +1,144 @@
+"""Facts of the processes that run ranks, read beside the daemon's loop."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from railscope.agent.node.targets import rank_processes
+from railscope.agent.node.targets.rank_processes import HANGS_NS, MOST_READING_NS, MOST_THREADS, RankProcesses
+from railscope.probes.clock import SystemClock
+from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
+from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
+from tests.unit.stall_world import SimulatedClock
+
+
+@contextmanager
+def running(*command: str) -> Iterator[ProcessIdentity]:
+    process = subprocess.Popen(command)
+    try:
+        identity = identity_of(PROCFS, process.pid)
+        assert identity is not None
+        yield identity
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_is_told_with_its_owner_and_usage_until_it_ends() -> None:
+    processes = RankProcesses(PROCFS, SystemClock())
+    with running("sleep", "60") as identity:
+        processes.add(identity)
+        wait_for(lambda: processes.owner(identity) is not None)
+        (told,) = processes.read()
+        assert told.identity == identity
+        assert told.owner is not None
+        assert told.owner.program == "sleep"
+        assert told.usage is not None
+        assert told.usage.threads == 1
+    # It has ended and the loop has not heard of that yet.
+    time.sleep(0.3)
+    assert processes.read()[0].usage is None
+    processes.remove(identity)
+    assert processes.read() == ()
+    assert processes.owner(identity) is None
+
+
+def test_a_later_process_with_the_pid_is_not_taken_for_the_first_nor_removed_with_it() -> None:
+    processes = RankProcesses(PROCFS, SystemClock())
+    with running("sleep", "60") as identity:
+        first = ProcessIdentity(identity.pid, identity.start_time_ticks - 1)
+        processes.add(identity)
+        wait_for(lambda: processes.owner(identity) is not None)
+        assert processes.owner(first) is None
+        processes.remove(first)
+        assert [one.identity for one in processes.read()] == [identity]
+
+
+def test_another_program_of_a_process_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = iter(("train.py", "evaluate.py"))
+    monkeypatch.setattr(
+        rank_processes, "owner_of", lambda _procfs, identity: ProcessOwner(identity, "ada", next(programs))
+    )
+    processes, identity = RankProcesses(PROCFS, SystemClock()), ProcessIdentity(7, 1)
+    said = []
+    for _ in range(2):
+        processes.add(identity)
+        wait_for(lambda: processes.owner(identity) is not None)
+        said.append(processes.owner(identity))
+    assert [one.program for one in said if one is not None] == ["train.py", "evaluate.py"]
+
+
+def test_a_command_line_that_hangs_keeps_nobody_waiting_and_the_others_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released, hangs = threading.Event(), threading.Semaphore(0)
+
+    def read(_procfs: Path, identity: ProcessIdentity) -> ProcessOwner:
+        if identity.pid <= MOST_THREADS - 1:
+            hangs.release()
+            released.wait(60)
+        return ProcessOwner(identity, "ada", "python3 train.py")
+
+    monkeypatch.setattr(rank_processes, "owner_of", read)
+    clock = SimulatedClock()
+    processes = RankProcesses(PROCFS, clock)
+    identities = [ProcessIdentity(pid, 1) for pid in range(1, 10)]
+    try:
+        for identity in identities:
+            processes.add(identity)
+        for _ in range(MOST_THREADS - 1):
+            assert hangs.acquire(timeout=30)
+            clock.now_ns += HANGS_NS + 1
+            processes.owner(identities[-1])
+        wait_for(lambda: all(processes.owner(one) is not None for one in identities[MOST_THREADS - 1 :]))
+        assert all(processes.owner(one) is None for one in identities[: MOST_THREADS - 1])
+    finally:
+        released.set()
+    wait_for(lambda: processes.owner(identities[0]) is not None)
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "process-owners" and thread.daemon is False
+    ]
+
+
+def test_of_4000_processes_a_question_reads_what_time_allows_and_the_next_ones_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimulatedClock()
+    asked: list[int] = []
+
+    def read(_procfs: Path, identity: ProcessIdentity, _clock: object) -> ProcessUsage:
+        clock.now_ns += 100_000
+        asked.append(identity.pid)
+        return ProcessUsage(clock.now_ns, 1.0, 1 << 30, 100, 1)
+
+    monkeypatch.setattr(rank_processes, "usage_of", read)
+    monkeypatch.setattr(rank_processes, "owner_of", lambda _procfs, identity: ProcessOwner(identity, "ada", "x"))
+    processes = RankProcesses(PROCFS, clock)
+    for pid in range(1, 4001):
+        processes.add(ProcessIdentity(pid, 1))
+    questions = 0
+    while any(one.usage is None for one in processes.read()):
+        questions += 1
+        assert len(asked) <= questions * (MOST_READING_NS // 100_000 + 1)
+        clock.now_ns += 1_000_000_000
+    assert sorted(asked[:4000]) == list(range(1, 4001)), "nobody was read twice before everybody was read once"
+    # Who asks again at once gets the same, unless it was not read yet.
+    clock.now_ns += 1_000_000_000
+    processes.read()
+    before = len(asked)
+    processes.read()
+    assert set(asked[before:]).isdisjoint(asked[before - 100 : before])
