@@ -8,6 +8,7 @@ import json
 import random
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,34 @@ def test_a_broken_element_costs_itself_and_names_its_line() -> None:
     found, problems = parsed('{"events": [\n{"a": 1},\n{"a": oh, "b": 2},\n{"a": 3}\n]}', 1 << 20)
     assert found == [("events", {"a": 1}), ("events", {"a": 3})]
     assert [line for line, _ in problems] == [3]
+
+
+@pytest.mark.parametrize(
+    ("element", "reason"),
+    [
+        ("[" * 3_000_000, "nested too deep"),
+        ('{"a":' * 1_000_000, "nested too deep"),
+        ('"' + "x" * (3 << 20) + '"', "too large"),
+        ("[" + "1," * (2 << 20) + "1]", "too large"),
+        ("9" * 10_000, "a number of too many digits"),
+    ],
+)
+def test_an_element_that_no_profiler_writes_is_passed_over_in_bounded_time(
+    element: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_stream, "_LARGEST_ELEMENT", 1 << 21)
+    began = time.process_time()
+    found, problems = parsed('{"events": [\n{"a": 1},\n' + element + ',\n{"a": 3}\n]}', 1 << 16)
+    assert found[0] == ("events", {"a": 1})
+    assert problems[0] == (3, f"no JSON: {reason}")
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", '"line\nbreak"'])
+def test_what_profilers_write_beside_the_standard_is_read(value: str) -> None:
+    found, problems = parsed(f'{{"events": [{{"a": {value}}}, {{"a": 3}}]}}', 1 << 16)
+    assert [key for key, _ in found] == ["events", "events"]
+    assert problems == []
 
 
 @settings(max_examples=100, deadline=None)
