@@ -2,6 +2,11 @@
 
 A pickle is a program.  This is an interpreter of the part of it that builds numbers, texts, lists, tuples and
 dictionaries; every instruction that would import or call something is refused, so nothing of the file is ever run.
+
+Why not `pickle.Unpickler` with a `find_class` that refuses: it runs nothing either, but nine bytes that store at a high
+place of its memo take 4 GiB, and 2 MB with a tuple of tuples as a key end the process with a segmentation fault
+(Python 3.11).  Here the first takes nothing and the second is refused.  The price is speed: a dump of 20,000 entries
+takes 0.4 s here and 0.01 s there.
 """
 
 from __future__ import annotations

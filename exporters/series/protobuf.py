@@ -4,8 +4,8 @@ This is the only format in which Prometheus takes native histograms; they stand 
 text formats, everything before a value is made once for each series and kept.  Values have a fixed length here, so
 the lengths around them never change either, and a scrape is one lookup and one packed number a series.
 
-Encoded here and not with the protobuf package, which takes ten times as long for twenty thousand series, and which
-the agent would need for nothing else; the tests read all of it back with that package.
+Why not the protobuf package: it takes ten times as long as the 6 ms for 20,000 series, and the agent would need it for
+nothing else.  The tests read all of it back with that package.
 
 Source: prompb/io/prometheus/client/metrics.proto of Prometheus, and https://protobuf.dev/programming-guides/encoding/.
 """

@@ -1,6 +1,10 @@
 """The live view as a loop: ask the agent, draw, heed keys.
 
 The agent is asked on a thread of its own, so that keys are answered at once however long it takes.
+
+Why rich and not textual, measured on a terminal of 120 by 40 before the same tables: the first frame is there after
+0.21 s, and after 0.40 s with textual; two frames a second take 1 % of a core, and 4 %; 27 MiB, and 44.  As much
+goes over ssh with both, 20 kB a second.  The view is looked at on nodes whose cores belong to jobs.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 It has what a daemon on a production node owes its host: a bound on connections, of which idle and abandoned ones make
 room for new ones, one deadline for each request however slowly it trickles in, one line instead of a traceback for
 every error, TLS and passwords from a web configuration file, and no name lookups on the way.
+
+Why not `http.server` or a framework: none of those bounds is theirs, and the agent would keep 6.5 MiB for `http.server`
+and 8 MiB for asyncio alone, of a budget that its host was promised.  `socketserver` accepts connections; what a request
+says is read by http_request.py.
 """
 
 from __future__ import annotations

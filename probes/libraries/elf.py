@@ -6,6 +6,10 @@ maps, because a file that is truncated while mapped kills its reader with SIGBUS
 dynamic linker finds them, through the hash table that the program headers lead to: a few small reads, also in a
 library of 470 MB, and section headers may be missing.  Names that are not exported come from `.symtab`.
 
+Why not pyelftools, which reads debug information in a process that may fail: it trusts the file.  In a string table of
+64 MiB without an end, each symbol takes it 0.3 s and 64 MiB, of as many as the file claims; and six functions of an
+NCCL library take it 1.4 ms, and 0.3 ms here.
+
 Sources: System V ABI (gABI) chapters 4 and 5, the x86-64 and AArch64 supplements, elf.h of glibc.
 """
 

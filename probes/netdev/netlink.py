@@ -2,8 +2,9 @@
 
 Source: the kernel's include/uapi/linux/netlink.h and netlink(7).
 
-pyroute2 knows all of netlink, but importing any part of it imports the whole package: 19 MB on top of numpy and
-0.13-0.2 s, of the agent's 60 MB and 1 s.  So these lines stand here and pyroute2 is the reference in the tests.
+Why not pyroute2, which knows all of netlink: importing any part of it imports the whole package, 17 MiB and 0.13 to
+0.26 s of the agent's 60 MiB and 1 s; and a list of four links takes it 880 µs, and 15 µs here.  So these lines stand
+here, and pyroute2 is the reference in the tests.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ _UNWANTED = frozenset(
         ),
         # For tests and for other loaders only.
         *("pyroute2", "elftools", "capstone", "prometheus_client", "pynvml", "pyarrow", "asyncio"),
+        *("scipy", "google.protobuf", "rich"),
     }
 )
 

@@ -311,7 +311,7 @@ def test_the_options_load_nothing_of_the_analysis() -> None:
         "from railscope.agent.analysis.compare.command import add_compare_arguments\n"
         "for add in (add_matrix_arguments, add_compare_arguments):\n"
         "    parser = argparse.ArgumentParser(); add(parser); parser.format_help()\n"
-        "print(sorted({'ibis', 'pyarrow', 'duckdb', 'numpy', 'PIL', 'pandas'} & set(sys.modules)))\n"
+        "print(sorted({'ibis', 'pyarrow', 'duckdb', 'numpy', 'PIL', 'pandas', 'scipy'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

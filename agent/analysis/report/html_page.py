@@ -2,6 +2,10 @@
 
 Elements are nodes of a tree, which the standard library writes out with every text and attribute escaped: whatever a
 recording holds, it stays text.  There is no script, and nothing is loaded from anywhere.
+
+Why not Jinja2 with its automatic escaping: pictures are such trees too, and would have to be marked as safe, where a
+tree has no way to write unescaped text at all; the types of what goes into a template are checked by nobody; and it
+takes 24 ms and 7 MiB to load.  A page of 115 kB takes 13 ms.
 """
 
 from __future__ import annotations
