@@ -1,10 +1,16 @@
-"""Made-up fleets for tests of the verdict: hosts with ranks and two rails each, healthy until a test says otherwise."""
+"""Made-up fleets for tests of the verdict: hosts with ranks and two rails each, healthy until a test says otherwise.
+
+And a case of their tables: a fleet, and what the verdict on it says and does not say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+import pytest
+from hypothesis import strategies as st
 
 from railscope.agent.cluster.fleet.facts import (
     Agent,
@@ -19,6 +25,7 @@ from railscope.agent.cluster.fleet.facts import (
 )
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import Finding, verdict_of
+from railscope.agent.facts.causes import Cause
 
 NOW: Final = 1_000_000.0
 COMM: Final = "00000000000000aa"
@@ -94,6 +101,16 @@ class Fleets:
         self._change(self.ranks, lambda one: (one.comm, one.rank) == (comm, str(number)), changes)
         return self
 
+    def each(self, **changes: Any) -> Fleets:
+        """Change facts of all ranks."""
+        self.ranks = [replace(one, **changes) for one in self.ranks]
+        return self
+
+    def never_told_of(self, *numbers: int) -> Fleets:
+        """These ranks have no series at all."""
+        self.ranks = [one for one in self.ranks if int(one.rank) not in numbers]
+        return self
+
     def behind(self, number: int, comm: str = COMM, by: int = 1) -> Fleets:
         """This rank did not enter the last operation, and has nothing under way."""
         at = 1205 - by
@@ -119,6 +136,16 @@ class Fleets:
 
     def rail(self, host: int, rail: int, **changes: Any) -> Fleets:
         self._change(self.rails, lambda one: (one.host, one.rail) == (f"host{host}", str(rail)), changes)
+        return self
+
+    def agent(self, host: int, **changes: Any) -> Fleets:
+        self._change(self.agents, lambda one: one.host == f"host{host}", changes)
+        return self
+
+    def restart_agent(self, host: int) -> Fleets:
+        """It was lost and is back: it knows nothing of what was before."""
+        self.lose_host(host)
+        self.agents[host] = Agent(f"host{host}", up=True)
         return self
 
     def lose_host(self, host: int) -> Fleets:
@@ -161,3 +188,128 @@ def only(fleets: Fleets) -> Finding:
 def waiting(hosts: int = 2) -> Fleets:
     """A communicator in which every rank waits and no host knows why."""
     return Fleets(hosts).communicator().all_say("unknown")
+
+
+def gone(blaming: int) -> Stall:
+    return stall("process_gone", blamed_rank=str(blaming))
+
+
+def killed(*first: int) -> Fleets:
+    """A job with two ranks a host whose processes are all gone; of each host, the rank that went first."""
+    fleets = Fleets(len(first), 2).communicator()
+    for number in range(2 * len(first)):
+        fleets.rank(number, stall=gone(first[number // 2]), ended=True, inflight_seconds=None)
+    return fleets
+
+
+def failed_last() -> Fleets:
+    """A job of four ranks that have all ended, the last of which failed."""
+    return Fleets(2, 2).communicator().each(ended=True, inflight_seconds=None).rank(3, stall=gone(3))
+
+
+def idle(**changes: Any) -> Fleets:
+    """Every rank completed its 1,205 operations, and then the process of rank 1 was stopped; changes: of rank 0."""
+    fleets = Fleets(2).communicator().each(completed=1205, inflight_seconds=0.0)
+    return fleets.rank(1, stall=stall("process_stopped", blamed_rank="1", strength="weak")).rank(0, **changes)
+
+
+def checkpoint(hosts: int = 2, comm: str = COMM, at: float = NOW) -> Fleets:
+    """Rank 0 writes while all others wait for it."""
+    fleets = Fleets(hosts, at=at).communicator(comm).all_say("rank_behind", comm)
+    return fleets.behind(0, comm).rank(0, comm, writing=True)
+
+
+Words = tuple[str, str]
+"""Where something is said (headline, evidence, its first line, healthy, unknown, steps, why, notes), and what: a part
+of a line there, its beginning `…`, `…` its end, or `=` all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is said of one fleet."""
+
+    name: str
+    fleets: Fleets
+    says: tuple[Words, ...] = ()
+    never: tuple[Words, ...] = ()
+    found: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the only finding, by their name."""
+
+    def assert_found(self, cause: str) -> None:
+        """There is one root cause, which is this, with all that the case asks for."""
+        finding = only(self.fleets)
+        assert finding.cause == cause
+        facts = {"commands": tuple(step.command for step in finding.next_steps)}
+        assert {name: facts.get(name) or getattr(finding, name) for name in self.found} == self.found
+        self._assert_said(lambda where: _lines_of(finding, where))
+
+    def assert_silent(self, comm: str | None = None) -> None:
+        """There is no stall, and all that the case asks for is said."""
+        verdict = verdict_of(self.fleets.made(), comm)
+        assert not verdict.problem
+        assert verdict.findings == ()
+        self._assert_said(lambda where: verdict.notes if where == "notes" else (verdict.headline,))
+
+    def _assert_said(self, lines: Callable[[str], Iterable[str]]) -> None:
+        for where, words in self.says:
+            assert any(_holds(line, words) for line in lines(where)), (where, words, list(lines(where)))
+        for where, words in self.never:
+            assert not any(_holds(line, words) for line in lines(where)), (where, words, list(lines(where)))
+
+
+def _lines_of(finding: Finding, where: str) -> Iterable[str]:
+    if where == "steps":
+        return [f"{step.host}: {step.command}" for step in finding.next_steps]
+    if where == "first":
+        return finding.evidence[:1]
+    if where == "why":
+        return [step.why for step in finding.next_steps]
+    said = getattr(finding, where)
+    return (said,) if isinstance(said, str) else said
+
+
+def _holds(line: str, words: str) -> bool:
+    if words.startswith("="):
+        return line == words[1:]
+    if words.startswith("…"):
+        return line.endswith(words[1:])
+    return line.startswith(words[:-1]) if words.endswith("…") else words in line
+
+
+def of_cause(cases: Mapping[str, Iterable[Case]]) -> list[Any]:
+    """Parameters of a test: each cause with each of its cases."""
+    return [pytest.param(cause, case, id=f"{cause}: {case.name}") for cause, of_it in cases.items() for case in of_it]
+
+
+def named(cases: Iterable[Case]) -> list[Any]:
+    """Parameters of a test: each case."""
+    return [pytest.param(case, id=case.name) for case in cases]
+
+
+CAUSES: Final = st.sampled_from([*(cause for cause in Cause if cause is not Cause.RANK_MISSING), "some_new_cause"])
+
+
+@st.composite
+def fleets_of_any_kind(draw: st.DrawFn) -> Fleets:
+    """Communicators over two to four hosts, with any mixture of what hosts may say."""
+    fleets = Fleets(draw(st.integers(2, 4)))
+    for index in range(draw(st.integers(1, 4))):
+        comm = f"{index:016x}"
+        fleets.communicator(comm, pids=draw(st.sampled_from([100, 101, 500])))
+        for number in range(fleets.hosts):
+            entered = draw(st.integers(1200, 1206))
+            fleets.ranks = [
+                replace(
+                    one,
+                    stall=draw(st.none() | st.builds(stall, CAUSES, blamed_rank=st.sampled_from(["", "0", "1", "9"]))),
+                    enqueued=entered,
+                    completed=draw(st.none() | st.integers(1199, entered)),
+                    position=draw(st.none() | st.just(Position(entered)) | st.just(Position(entered, 2, True))),
+                    present=draw(st.sampled_from([True, True, True, False])),
+                )
+                if (one.comm, one.rank) == (comm, str(number))
+                else one
+                for one in fleets.ranks
+            ]
+    fleets.rails = draw(st.lists(st.sampled_from(fleets.rails), unique=True))
+    return fleets

@@ -19,8 +19,7 @@ from railscope.agent.cluster.fleet.prometheus import PrometheusError
 from railscope.agent.cluster.options import add_diagnose_arguments
 from railscope.agent.cluster.verdict.words import Verdict, verdict_of
 from tests.unit.canned_store import NOW, CannedStore, agent
-from tests.unit.fleets import COMM, OTHER, Fleets, stall
-from tests.unit.test_verdict import fleets_of_any_kind
+from tests.unit.fleets import COMM, OTHER, Fleets, fleets_of_any_kind, stall
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

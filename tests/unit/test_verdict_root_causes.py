@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from railscope.agent.cluster.fleet.facts import Moving
 from railscope.agent.cluster.verdict.words import verdict_of
-from tests.unit.fleets import COMM, OTHER, Fleets, only, stall, waiting
+from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
 
 def test_a_communicator_that_waits_for_a_process_stuck_elsewhere_is_listed_below_the_root() -> None:
@@ -100,12 +99,6 @@ def test_of_stalls_that_nobody_can_explain_the_first_in_a_job_is_the_root() -> N
     assert [one.comm for one in only(fleets).waiting] == [COMM, OTHER]
 
 
-def test_a_healthy_job_beside_the_sick_one_is_shown() -> None:
-    fleets = waiting().rank(1, stall=stall("process_stopped", blamed_rank="1"))
-    fleets.moving.append(Moving("00000000000000ff", "host1", 900.0))
-    assert "communicator 00000000000000ff goes on at 900.0 calls/s on host1" in only(fleets).healthy
-
-
 THIRD = "00000000000000cc"
 
 
@@ -149,3 +142,16 @@ def test_processes_that_end_after_the_first_of_their_job_are_no_causes_of_their_
     (later,) = finding.waiting
     assert later.comm == OTHER
     assert "pid 22 on host2 ended then, or soon after" in later.why
+
+
+def test_asked_for_a_waiting_communicator_the_root_is_shown_and_others_are_not() -> None:
+    fleets = (
+        Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[0, 1]).communicator("cc", hosts=[2, 3])
+    )
+    for comm in (COMM, OTHER):
+        fleets.all_say("rank_behind", comm).rank(1, comm, stall=stall("process_stopped", blamed_rank="1"))
+    fleets.rank(0, "cc", pid="9").rank(1, "cc", pid="8").all_say("unknown", "cc")
+    assert [one.comm for one in verdict_of(fleets.made(), OTHER).findings] == [COMM]
+
+
+# Notes

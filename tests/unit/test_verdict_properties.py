@@ -1,0 +1,105 @@
+"""What holds for every verdict, whatever hosts say; on made-up fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.agent.cluster.fleet.facts import Rank
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.culprits import culprits_of
+from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text
+from railscope.agent.cluster.verdict.verdict import has_ended, is_idle, root_causes
+from railscope.agent.cluster.verdict.words import verdict_of
+from tests.unit.fleets import COMM, Fleets, fleets_of_any_kind, only, stall
+
+
+@given(fleets_of_any_kind())
+def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None:
+    fleet = fleets.made()
+    by_comm = {comm: [one for one in fleet.ranks if one.comm == comm] for comm in sorted({r.comm for r in fleet.ranks})}
+    stalled = [
+        comm
+        for comm, ranks in by_comm.items()
+        if any(rank.stall for rank in ranks) and not has_ended(ranks) and not is_idle(ranks)
+    ]
+    shown = [
+        comm
+        for cause in root_causes(fleet)
+        for comm in (cause.stalled.comm, *(d.stalled.comm for d in cause.dependents))
+    ]
+    assert sorted(shown) == stalled
+    assert verdict_of(fleet).problem == bool(stalled)
+
+
+@given(fleets_of_any_kind())
+def test_the_best_evidence_comes_first_and_the_order_of_series_does_not_matter(fleets: Fleets) -> None:
+    fleet = fleets.made()
+    tiers = [one.stalled.culprit.tier for one in root_causes(fleet)]
+    assert tiers == sorted(tiers)
+    turned = replace(fleet, ranks=tuple(reversed(fleet.ranks)), rails=tuple(reversed(fleet.rails)))
+    assert [one.stalled.comm for one in root_causes(turned)] == [one.stalled.comm for one in root_causes(fleet)]
+
+
+@given(st.permutations(["rank_behind", "unknown", "process_stopped", "rail_slow"]))
+def test_whoever_says_it_the_stopped_process_is_the_cause(said: list[str]) -> None:
+    fleets = Fleets(4).communicator()
+    for number, cause in enumerate(said):
+        fleets.rank(number, stall=stall(cause, blamed_rank=str(number) if cause == "process_stopped" else ""))
+    finding = only(fleets)
+    assert finding.ranks == (str(said.index("process_stopped")),)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=8))
+def test_only_ranks_that_entered_least_are_called_behind(lags: list[int]) -> None:
+    ranks = [
+        Rank(
+            COMM,
+            str(number),
+            "host0",
+            len(lags),
+            enqueued=100 - lag,
+            position=Position(100 - lag),
+            stall=stall("unknown"),
+        )
+        for number, lag in enumerate(lags)
+    ]
+    culprit = culprits_of(ranks, Fleets().made())[0]
+    if max(lags) == 0 or len(set(lags)) == 1:
+        assert culprit.cause == "unknown"
+    else:
+        assert {rank.rank for rank in culprit.ranks} == {str(n) for n, lag in enumerate(lags) if lag == max(lags)}
+
+
+# Words
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_ranks_are_written_so_that_they_can_be_read_back(numbers: set[int]) -> None:
+    text = ranks_text(map(str, numbers)).split(" ", 1)[1]
+    read: set[int] = set()
+    for part in text.split(", "):
+        first, _, last = part.partition("-")
+        read |= set(range(int(first), int(last or first) + 1))
+    assert read == numbers
+
+
+@given(st.lists(st.text(max_size=4) | st.just("²") | st.just("9" * 5000)))
+def test_whatever_ranks_are_called_they_can_be_written(names: list[str]) -> None:
+    assert ranks_text(names).startswith(("rank ", "ranks ", "an unknown rank"))
+
+
+def test_amounts_are_written_as_link_speeds_are() -> None:
+    assert [decimal_bytes(x) for x in (0, 999, 1e3, 1.25e9)] == ["0 B", "999 B", "1 kB", "1.25 GB"]
+
+
+def test_lengths_of_time_are_short() -> None:
+    assert [duration(x) for x in (0.04, 9.96, 42.4, 185, 7800)] == [
+        "0.0 s",
+        "10.0 s",
+        "42 s",
+        "3 min 5 s",
+        "2 h 10 min",
+    ]
