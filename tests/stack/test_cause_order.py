@@ -38,6 +38,13 @@ def test_tiers_and_the_order_of_the_table_agree() -> None:
     assert numbers == list(range(len(OF_HOSTS) + 2, 0, -1))
 
 
+def test_what_is_seen_by_itself_is_better_evidence_than_what_follows_from_signs() -> None:
+    assert [{cause for cause in Cause if CAUSES[cause].tier is tier} for tier in (Tier.PLAIN, Tier.RAIL)] == [
+        {Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN},
+        {Cause.RAIL_FILTERED, Cause.RAIL_LOSSY, Cause.RAIL_SLOW},
+    ]
+
+
 def first_of_diagnose(said: tuple[Cause, Cause], *, behind: bool, named: bool) -> str:
     """The cause that diagnose names first."""
     fleet = Fleets().communicator()

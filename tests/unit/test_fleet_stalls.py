@@ -68,6 +68,15 @@ def test_the_telling_moment_is_the_latest_at_which_the_best_founded_cause_was_sa
     assert history.last == NOW - 4.5
 
 
+def test_of_moments_at_which_the_best_founded_cause_was_said_the_one_tells_at_which_most_was_said() -> None:
+    store = heard()
+    said(store, 0, "rail_slow", [8.0, 7.0, 6.0, 5.0, 4.0, 3.0], rail="1", device="eth1")
+    said(store, 1, "rank_behind", [8.0])
+    (history,) = read(store).history
+    assert history.telling <= NOW - 7.0
+    assert {stall.cause for _, _, stall in history.said} == {"rail_slow", "rank_behind"}
+
+
 def test_what_was_said_long_before_the_end_is_not_told_of_the_end() -> None:
     store = heard()
     said(store, 1, "rail_down", [200.0], rail="1", device="eth1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from railscope.agent.cluster.verdict.words import verdict_of
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
@@ -79,6 +81,16 @@ def test_a_circle_of_waiting_is_called_a_deadlock() -> None:
     fleets.behind(1, COMM).behind(0, OTHER)
     finding = only(fleets)
     assert "deadlock" in finding.headline
+    assert len(finding.waiting) == 1
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(90.0, OTHER), (10.0, COMM)])
+def test_of_equal_stalls_of_a_job_the_one_that_began_first_is_the_root(seconds: float, first: str) -> None:
+    fleets = Fleets().communicator(COMM).communicator(OTHER).each(stall=stall("unknown"))
+    for number in (0, 1):
+        fleets.rank(number, OTHER, inflight_seconds=seconds)
+    finding = only(fleets)
+    assert finding.comm == first
     assert len(finding.waiting) == 1
 
 
