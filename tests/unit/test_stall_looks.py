@@ -8,14 +8,17 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 
 from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     AFTER_S,
     LOOK_S,
+    LOOKS_A_SECOND,
     MIB,
     MOVING,
     RAILS,
@@ -25,8 +28,6 @@ from tests.unit.stall_world import (
     World,
     steady,
 )
-
-LOOKS_A_SECOND = 1_000_000_000 // LOOK_NS
 
 levels = pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
 
@@ -183,24 +184,6 @@ def test_after_a_table_that_cannot_be_read_the_next_look_comes_soon(monkeypatch:
     assert world.watch.look() == LOOK_NS
 
 
-@pytest.mark.parametrize("idle_s", [5.5, 7.0, 12.0, 18.0])
-@pytest.mark.parametrize("held_looks", range(1, LOOKS_A_SECOND + 1))
-@pytest.mark.parametrize("rests", [True, False])
-def test_an_idle_process_that_is_held_for_a_moment_is_no_stall(idle_s: float, held_looks: int, rests: bool) -> None:
-    for phase in range(LOOKS_A_SECOND):
-        world = World(seen=False, ranks=2, nranks=4)
-        world.rests = rests
-        steady(world)
-        for rank in world.ranks:
-            rank.process = RUNNING
-        world.step(int(idle_s / LOOK_S) + phase)
-        world.ranks[0].process = STOPPED
-        world.step(held_looks)
-        world.ranks[0].process = RUNNING
-        world.step(4 * LOOKS_A_SECOND)
-        assert world.begun == []
-
-
 @pytest.mark.parametrize("idle_s", [5.0, 5.25, 5.5, 5.75, 300.0, 305.0, 310.0, 320.0, 325.0])
 def test_who_waits_for_good_after_a_long_silence_is_found_within_ten_seconds_more(idle_s: float) -> None:
     world = World(seen=False, ranks=2, nranks=4)
@@ -212,3 +195,24 @@ def test_who_waits_for_good_after_a_long_silence_is_found_within_ten_seconds_mor
         rank.process = STANDING
         rank.waits_in = ("recvmsg",)
     assert world.until_flagged(100) <= AFTER_S + (11 if idle_s > 10 else LOOK_S)
+
+
+def test_below_completion_no_table_of_what_was_followed_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    steady(world)
+    world.seen, world.left_behind = False, True
+
+    def refuse() -> NoReturn:
+        raise AssertionError("read although nothing is followed")
+
+    for table in ("operations", "connections", "histories", "sent"):
+        monkeypatch.setattr(world, table, refuse)
+    for _ in range(8):
+        world.ranks[0].sequence += 1
+        world.ranks[0].last_ns = world.clock.now_ns
+        world.step()
+    world.ranks[0].process = STOPPED
+    world.until_flagged(10)
+    reader = world.watch._reader
+    assert reader.sends(world.clock.now_ns, world.ranks[0].pid) is None
+    assert {one.op for one in reader.times.by_size()} == {Op.AllReduce.name}

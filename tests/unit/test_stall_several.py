@@ -1,11 +1,13 @@
 """Processes with several communicators each: what one process shows is blamed on the right one, or on none.
 
-Simulated: see stall_world.  Four ranks train a GPT, two a stage: tensor ranks share a stage, both stages talk to each
-other, and sum the gradients of their embedding once in a while.  Only calls are seen, unless a test says otherwise.
+Simulated: see stall_world and stall_facts.  Four ranks train a GPT, two a stage: tensor ranks share a stage, both
+stages talk to each other, and sum the gradients of their embedding once in a while.  Only calls are seen, unless a test
+says otherwise.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,8 +15,10 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
-from railscope.agent.node.stalls.evidence import ProcessFacts
+from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
+from railscope.agent.node.stalls.evidence import Elsewhere, ProcessFacts, RankFacts
 from railscope.probes.nccl.abi import Op
+from tests.unit import stall_facts
 from tests.unit.stall_world import AFTER_S, FLOOR_S, LOOK_S, MOVING, RAILS, STANDING, STOPPED, Rank, World
 
 Place = tuple[str, int]
@@ -271,3 +275,65 @@ def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_
     blame = stalls["S0", 0].blame
     assert (blame.cause, blame.culprit, blame.blamed_rank) == (Cause.RANK_BEHIND, False, None)
     assert "has destroyed its end" in blame.evidence[-1]
+
+
+# Ways that cross
+
+
+PROCESSES = 8
+
+
+class Crossed:
+    """Eight communicators of the same eight processes, and each process in the operation of another one."""
+
+    def __init__(self, stopped: int | None = None) -> None:
+        self.looked_at: Counter[int] = Counter()
+        self.stopped = stopped
+        self.ranks = [
+            RankFacts(
+                instance=PROCESSES * comm + process,
+                comm=f"{comm:016x}",
+                rank=process,
+                nranks=PROCESSES,
+                pid=100 + process,
+                enqueued=100,
+                completed=None,
+                last_call_ns=5000,
+                in_flight=stall_facts.WEAK if comm == process else None,
+            )
+            for comm in range(PROCESSES)
+            for process in range(PROCESSES)
+        ]
+
+    def waiting_elsewhere(self) -> tuple[Elsewhere, ...]:
+        """Of the first communicator, as all its ranks but the first one ask."""
+        by_comm: dict[str, list[RankFacts]] = {}
+        by_process: dict[int, list[RankFacts]] = {}
+        for rank in self.ranks:
+            by_comm.setdefault(rank.comm, []).append(rank)
+            by_process.setdefault(rank.pid, []).append(rank)
+        ranks = Ranks(by_comm, by_process, self._facts_of, lambda _: (), self._lost_a_peer)
+        return Dependencies(ranks).waiting_elsewhere(by_comm["0" * 16][1:])
+
+    def _lost_a_peer(self, pid: int) -> bool:
+        self.looked_at[pid] += 1
+        return False
+
+    def _facts_of(self, pid: int) -> ProcessFacts:
+        self.looked_at[pid] += 1
+        return stall_facts.STOPPED if pid == self.stopped else stall_facts.PROCESS
+
+
+def test_a_process_is_looked_at_a_few_times_where_ways_cross() -> None:
+    crossed = Crossed()
+    found = crossed.waiting_elsewhere()
+    assert {one.pid for one in found} == set(range(101, 108))
+    assert {one.why for one in found} == {""}
+    assert max(crossed.looked_at.values()) <= 2
+
+
+def test_the_end_of_a_chain_is_found_where_ways_cross() -> None:
+    crossed = Crossed(stopped=107)
+    found = crossed.waiting_elsewhere()
+    assert {one.pid for one in found} == set(range(101, 107))
+    assert all("process 107 of its rank 7 is stopped" in one.why for one in found)

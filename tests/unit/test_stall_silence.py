@@ -13,15 +13,19 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
+from railscope.agent.node.stalls.watchdog import LOOK_NS
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
+    AFTER_S,
     COMPUTING,
     LOOK_S,
+    LOOKS_A_SECOND,
     MIB,
     MOVING,
     RAILS,
     RUNNING,
     STANDING,
+    STOPPED,
     WRITING,
     World,
     steady,
@@ -272,8 +276,10 @@ def test_a_job_that_ends_or_is_told_to_end_is_no_stall(seen: bool, status: int) 
     assert world.begun == []
 
 
-def test_a_job_that_destroys_its_communicators_and_fails_later_is_no_stall() -> None:
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_job_that_destroys_its_communicators_and_fails_later_is_no_stall(rests: bool) -> None:
     world = World()
+    world.rests = rests  # without rest a look has just been, and still has them
     steady(world)
     (rank,) = world.ranks
     rank.ended = True
@@ -298,3 +304,49 @@ def test_a_checkpoint_is_no_stall_nor_are_its_pauses_but_what_follows_it_is() ->
     world.step(4)
     _, stall = world.begun[0]
     assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.RANK_BEHIND, writer.rank)
+
+
+@pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])
+def test_a_process_that_ends_properly_long_after_the_last_look_is_no_stall(status: int) -> None:
+    world = World(ranks=2)
+    steady(world)
+    for rank in world.ranks:
+        rank.begin()
+    world.step(int(2.5 / LOOK_S))
+    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
+    (first, _) = world.ranks
+    first.process = replace(RUNNING, condition="gone")
+    world.watch.process_gone(first.pid, status)
+    assert world.begun == []
+
+
+def test_what_was_in_flight_when_completion_was_seen_last_is_no_stall() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    rank.begin()
+    world.step()
+    world.seen, world.left_behind = False, True
+    for _ in range(int(2 * AFTER_S / LOOK_S)):
+        rank.sequence += 1
+        rank.last_ns = world.clock.now_ns
+        world.step()
+        assert world.watch.current == ()
+
+
+@pytest.mark.parametrize("idle_s", [5.5, 7.0, 12.0, 18.0])
+@pytest.mark.parametrize("held_looks", range(1, LOOKS_A_SECOND + 1))
+@pytest.mark.parametrize("rests", [True, False])
+def test_an_idle_process_that_is_held_for_a_moment_is_no_stall(idle_s: float, held_looks: int, rests: bool) -> None:
+    for phase in range(LOOKS_A_SECOND):
+        world = World(seen=False, ranks=2, nranks=4)
+        world.rests = rests
+        steady(world)
+        for rank in world.ranks:
+            rank.process = RUNNING
+        world.step(int(idle_s / LOOK_S) + phase)
+        world.ranks[0].process = STOPPED
+        world.step(held_looks)
+        world.ranks[0].process = RUNNING
+        world.step(4 * LOOKS_A_SECOND)
+        assert world.begun == []

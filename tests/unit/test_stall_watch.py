@@ -1,4 +1,4 @@
-"""Every fault is found in time and blamed on the right one, and what stalls were is told.
+"""What is told of stalls while they last and afterwards, and when a rank is suspected of one.
 
 Simulated: see stall_world.  Where it matters, where completion is seen and where only calls are.
 """
@@ -17,8 +17,6 @@ from railscope.probes.nccl.records.calls import CALL_EVENT
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.stall_world import (
-    AFTER_S,
-    COMM_HASH,
     FLOOR_S,
     LOOK_S,
     MIB,
@@ -31,22 +29,6 @@ from tests.unit.stall_world import (
     World,
     steady,
 )
-
-# Faults
-
-
-def test_a_rank_stopped_within_an_operation_is_named_on_its_own_host() -> None:
-    world = World()
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    world.step(2)
-    rank.process = STOPPED
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.PROCESS_STOPPED, 0, "strong")
-    assert (stall.op, stall.payload_bytes, stall.comm) == ("AllReduce", MIB, f"{COMM_HASH:016x}")
 
 
 @pytest.mark.parametrize(
@@ -90,66 +72,6 @@ def test_the_time_of_day_of_a_stall_is_read_once() -> None:
     assert world.stall.since_realtime_ns == found_ns
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
-def test_a_rank_stopped_between_operations_is_named_by_weaker_evidence(seen: bool) -> None:
-    world = World(seen=seen)
-    steady(world)
-    (rank,) = world.ranks
-    rank.process = STOPPED
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.PROCESS_STOPPED, 0, "weak")
-    rank.process = MOVING
-    rank.work(8, 0.005)
-    world.step()
-    assert world.stall is None
-
-
-def test_the_host_that_only_waits_says_so_after_the_absolute_limit_and_names_the_other_of_two_ranks() -> None:
-    world = World()
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    assert AFTER_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.blame.culprit) == (Cause.RANK_BEHIND, 1, False)
-
-
-def test_in_a_longer_ring_nobody_elsewhere_is_named() -> None:
-    world = World(nranks=8)
-    steady(world)
-    world.ranks[0].begin()
-    world.until_flagged(40)
-    assert world.stall is not None
-    assert (world.stall.blame.cause, world.stall.blame.blamed_rank) == (Cause.RANK_BEHIND, None)
-
-
-def test_at_counts_a_thread_that_waits_in_the_network_is_weak_evidence_of_a_stall() -> None:
-    world = World(seen=False)
-    steady(world)
-    world.ranks[0].waits_in = ("recvmsg",)
-    assert AFTER_S - LOOK_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.strength, stall.op) == (Cause.RANK_BEHIND, "weak", "AllReduce")
-
-
-def test_the_survivor_learns_from_closed_connections_that_its_peer_is_gone() -> None:
-    world = World()
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    rank.rails = tuple(replace(rail, peer_closed=2) for rail in RAILS)
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    assert world.stall is not None
-    assert (world.stall.blame.cause, world.stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 1)
-    rank.ended = True
-    world.step()
-    assert world.stall is None, "the survivor took its communicator apart"
-
-
 def test_the_log_names_a_rail_with_its_namespace_where_the_device_s_name_is_in_several(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -163,162 +85,6 @@ def test_the_log_names_a_rail_with_its_namespace_where_the_device_s_name_is_in_s
         world.until_flagged(10)
         (line,) = caplog.messages
         assert f"rail_down, blamed on {name}: {name} has no carrier" in line
-
-
-RAIL_FAULTS = {
-    "down": (replace(RAILS[1], up=False), Cause.RAIL_DOWN),
-    "carrier back a second ago": (
-        replace(RAILS[1], carrier_lost_ns=-1, unanswered=2, unanswered_ns=2_000_000_000),
-        Cause.RAIL_DOWN,
-    ),
-    "filtered": (replace(RAILS[1], unanswered=2, unanswered_ns=1_500_000_000), Cause.RAIL_FILTERED),
-    "lossy": (
-        replace(RAILS[1], sent_bytes=MIB, retransmitted_bytes=MIB // 4, busy_ratio=0.9),
-        Cause.RAIL_LOSSY,
-    ),
-    "losing by its own count": (replace(RAILS[1], losses=(("rx_crc_errors", 500),)), Cause.RAIL_LOSSY),
-    "full queue": (replace(RAILS[1], backlog_bytes=MIB, busy_ratio=1.0), Cause.RAIL_SLOW),
-}
-
-
-@pytest.mark.parametrize("fault", RAIL_FAULTS)
-def test_a_sick_rail_under_a_standing_operation_is_named(fault: str) -> None:
-    world = World(nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    sick, cause = RAIL_FAULTS[fault]
-    if sick.carrier_lost_ns is not None:
-        sick = replace(sick, carrier_lost_ns=world.clock.now_ns + 500_000_000)
-    rank.rails = RAILS[0], sick
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.rail, stall.blame.device) == (cause, "1", "rail1")
-    rank.rails = RAILS
-    rank.complete()
-    world.step()
-    assert world.stall is None
-
-
-def test_a_starved_rank_is_behind() -> None:
-    world = World(nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    rank.begin()
-    rank.process = STARVED
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    assert world.stall is not None
-    assert world.stall.blame.cause is Cause.RANK_BEHIND
-    assert world.stall.blame.culprit
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
-def test_a_rank_that_skips_a_collective_is_named_on_its_own_host_by_what_it_does_not_read(seen: bool) -> None:
-    world = World(seen=seen, nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    rank.rails = tuple(replace(rail, unread_bytes=262160) for rail in RAILS)
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    stall = world.stall
-    assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.RANK_BEHIND, 0, "weak")
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
-def test_of_two_ranks_on_a_host_the_one_that_sleeps_behind_is_named_by_both(seen: bool) -> None:
-    world = World(seen=seen, ranks=2, nranks=8)
-    steady(world)
-    first, second = world.ranks
-    second.begin()
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    world.step()
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
-    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
-def test_an_agent_that_came_late_names_the_rank_behind_by_the_numbers_of_nccl(seen: bool) -> None:
-    world = World(seen=seen, ranks=2, nranks=8)
-    world.whole = False
-    first, second = world.ranks
-    # The agent attached when the second had made a call that the first had not: it counts one call more of the first.
-    world.calls_before = {first.instance: 1000, second.instance: 1001}
-    first.sequence += 1
-    steady(world)
-    second.begin()
-    assert first.sequence == second.sequence
-    assert world.until_flagged(10) <= FLOOR_S + LOOK_S
-    world.step()
-    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
-    assert {stall.blame.evidence[0] for stall in world.watch.current} == {
-        f"rank {first.rank} has made 1 call fewer than the others of this host"
-    }
-
-
-def test_an_agent_that_came_late_and_cannot_know_compares_nobody() -> None:
-    world = World(ranks=2, nranks=8)
-    world.whole = False
-    first, second = world.ranks
-    world.calls_before = {second.instance: 1001}
-    first.sequence += 1
-    steady(world)
-    second.begin()
-    world.until_flagged(120)
-    assert [stall.blame.blamed_rank for stall in world.watch.current] == [None]
-
-
-def test_a_rank_that_made_the_call_is_not_blamed_for_having_run_ahead_less() -> None:
-    world = World(ranks=2, nranks=8)
-    steady(world)
-    first, second = world.ranks
-    first.begin()
-    second.begin()
-    second.ahead = 3
-    second.sequence += 3
-    assert world.until_flagged(40) >= AFTER_S
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {None}
-
-
-def test_a_gpu_that_never_begins_is_named_after_the_absolute_limit() -> None:
-    world = World(nranks=8)
-    steady(world)
-    world.step(8)  # the counts of messages are read once a second
-    world.ranks[0].begin(sends=False)
-    assert AFTER_S <= world.until_flagged(40) <= AFTER_S + LOOK_S
-    assert world.stall is not None
-    assert world.stall.blame.cause is Cause.GPU_NOT_PROGRESSING
-
-
-def test_when_messages_are_not_counted_any_more_the_gpu_is_not_blamed() -> None:
-    world = World(nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    messages, sent_ns = rank.messages, rank.sent_ns
-    for _ in range(40):
-        rank.work(8, 0.005)
-        rank.messages, rank.sent_ns = messages, sent_ns
-        world.step()
-    rank.begin(sends=False)
-    world.until_flagged(40)
-    assert world.stall is not None
-    assert world.stall.blame.cause is Cause.RANK_BEHIND
-
-
-def test_what_is_in_flight_when_all_calls_are_complete_is_unseen() -> None:
-    world = World(nranks=8)
-    steady(world)
-    (rank,) = world.ranks
-    world.graph_in_flight = True
-    rank.begin()
-    rank.sequence -= 1
-    world.until_flagged(40)
-    assert world.stall is not None
-    assert world.stall.blame.cause is Cause.UNSEEN
-
-
-# How stalls are told
 
 
 def test_each_stall_is_counted_once_and_its_length_is_kept() -> None:
@@ -436,16 +202,6 @@ def test_an_agent_that_comes_into_the_middle_of_an_operation_watches_before_it_s
     second.process = first.process = STANDING
     world.step(2)
     assert len(world.watch.current) >= 1
-
-
-def test_ranks_of_one_process_are_told_apart() -> None:
-    world = World(ranks=2, nranks=2)
-    first, second = world.ranks
-    second.pid = first.pid
-    steady(world)
-    second.begin()
-    world.until_flagged(10)
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
 
 
 def test_what_is_forgotten_leaves_the_lengths_but_not_the_node_s_count() -> None:

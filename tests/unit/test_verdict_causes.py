@@ -121,12 +121,7 @@ CASES: Final[dict[str, list[Case]]] = {
                     " (last seen on host2)",
                     ("ping -c 3 host2", "systemctl status railscope"),
                 ),
-                (
-                    "never seen",
-                    lost_host().never_told_of(4, 5),
-                    "",
-                    ("",),
-                ),
+                ("never seen", lost_host().never_told_of(4, 5), "", ("",)),
             )
         ),
         Case(
@@ -315,7 +310,7 @@ CASES[Cause.RAIL_FILTERED] += [
         .rail(1, 0, unacknowledged_segments=0.0, unsent_bytes=524_320.0),
         says=(("evidence", "524 kB were never let out"),),
         found={"hosts": ("host1", "host0")},
-    ),
+    )
 ]
 CASES[Cause.RAIL_LOSSY] += [
     Case(
@@ -324,7 +319,7 @@ CASES[Cause.RAIL_LOSSY] += [
         .rank(0, stall=stall("rail_lossy", strength="weak", **ETH0))
         .rank(1, stall=stall("rail_lossy", **ETH0)),
         found={"hosts": ("host1", "host0")},
-    ),
+    )
 ]
 CASES[Cause.RAIL_SLOW] += [
     Case(

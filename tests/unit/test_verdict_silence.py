@@ -139,12 +139,7 @@ CASES: Final = [
     Case(
         "who waits on the writer's own host keeps others waiting",
         crossing_groups(),
-        says=(
-            (
-                "headline",
-                f"No stall: communicator {COMM} (and {OTHER} because of it) waits for rank 0 (pid 100…",
-            ),
-        ),
+        says=(("headline", f"No stall: communicator {COMM} (and {OTHER} because of it) waits for rank 0 (pid 100…"),),
     ),
     Case(
         "a checkpoint that nobody elsewhere waits for",

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.stall import Blame, InFlight, OwnHistory, Stall
+from railscope.agent.facts.stall import Blame, OwnHistory, Stall
 from railscope.agent.node.stalls.detector import StallLimits, Stalls
-from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
+from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
+from tests.unit import stall_facts
+from tests.unit.stall_facts import PROCESS, SECOND_NS, STARVED, STOPPED, USUAL, with_process
 
-SECOND_NS = 1_000_000_000
-LIMITS = StallLimits()
-USUAL = OwnHistory(1000, 5e6, 6e6, 5e6)
-FLIGHT = InFlight("AllReduce", 1 << 20, 0, "strong", "handed to the network and not complete", USUAL, calls_before=99)
-RANK = RankFacts(7, "00000000000000ab", 0, 8, 4711, 100, 99, 0, FLIGHT)
-PROCESS = ProcessFacts("running", 1_500_000_000, 0.1, 0.0, 0, 0)
-RAIL = RailSigns("0", "rail0", "", up=True, window_ns=1_500_000_000, connections=2)
-CALM = Evidence(PROCESS, (RAIL,), ())
-DOWN = replace(CALM, rails=(replace(RAIL, up=False),))
+LIMITS: Final = StallLimits()
+FLIGHT: Final = replace(stall_facts.FLIGHT, history=USUAL)
+RANK: Final = replace(stall_facts.RANK, rank=0, in_flight=FLIGHT)
+RAIL: Final = stall_facts.RAIL0
+CALM: Final = replace(stall_facts.CALM, rails=(RAIL,))
+DOWN: Final = replace(CALM, rails=(replace(RAIL, up=False),))
 
 
 def blame(cause: Cause, *, culprit: bool) -> Blame:
@@ -118,10 +118,7 @@ def test_the_rank_that_went_first_is_blamed_for_those_that_went_after_it() -> No
     assert failed is not None
     assert (killed.blame.blamed_rank, killed.blame.culprit) == (1, True)
     assert (failed.blame.cause, failed.blame.blamed_rank, failed.blame.culprit) == (Cause.PROCESS_GONE, 1, False)
-    assert failed.blame.evidence == (
-        "process 4711 has ended: exit status 1",
-        "rank 1, process 4712, had ended before",
-    )
+    assert failed.blame.evidence == ("process 4711 has ended: exit status 1", "rank 1, process 4712, had ended before")
     elsewhere = stalls.process_gone(3 * SECOND_NS, replace(RANK, comm="cafe", instance=9), "process 4711 has ended")
     assert elsewhere is not None
     assert elsewhere.blame.blamed_rank == RANK.rank, "of another communicator"
@@ -160,10 +157,18 @@ def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
     stalls.look(3 * SECOND_NS, [RANK], lambda _: CALM)
     (stall,) = stalls.current
     assert stall.blame.cause is Cause.RAIL_DOWN
-    stopped = replace(DOWN, process=replace(PROCESS, condition="stopped"))
-    stalls.look(4 * SECOND_NS, [RANK], lambda _: stopped)
+    stalls.look(4 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, DOWN))
     (stall,) = stalls.current
     assert stall.blame.cause is Cause.PROCESS_STOPPED
+
+
+def test_of_two_rails_with_the_same_trouble_the_first_that_was_found_stays_blamed() -> None:
+    stalls = Stalls(LIMITS, lambda: 0)
+    for second, down in ((2, RAIL), (3, replace(RAIL, rail="1", device="rail1"))):
+        evidence = replace(CALM, rails=(replace(down, up=False),))
+        stalls.look(second * SECOND_NS, [RANK], lambda _, one=evidence: one)  # type: ignore[misc]
+    (stall,) = stalls.current
+    assert (stall.blame.cause, stall.blame.device) == (Cause.RAIL_DOWN, RAIL.device)
 
 
 def test_a_process_is_watched_before_it_is_called_idle() -> None:
@@ -209,11 +214,9 @@ def test_a_busy_port_does_not_excuse_for_ever_nor_what_is_plainly_broken() -> No
     stalls = Stalls(LIMITS, lambda: 0)
     assert stalls.look(119 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun == ()
     assert len(stalls.look(120 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun) == 1
-    stopped = replace(BUSY_PORT, process=replace(PROCESS, condition="stopped"))
-    (stall,) = Stalls(LIMITS, lambda: 0).look(3 * SECOND_NS, [RANK], lambda _: stopped).begun
+    (stall,) = Stalls(LIMITS, lambda: 0).look(3 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, BUSY_PORT)).begun
     assert stall.blame.cause is Cause.PROCESS_STOPPED
-    starved = replace(BUSY_PORT, process=replace(PROCESS, waited_ratio=2.0, busy_ratio=0.01))
-    (stall,) = Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [RANK], lambda _: starved).begun
+    (stall,) = Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [RANK], lambda _: with_process(STARVED, BUSY_PORT)).begun
     assert (stall.blame.cause, stall.blame.culprit) == (Cause.RANK_BEHIND, True)
 
 
@@ -223,12 +226,83 @@ def test_who_receives_may_stand_beside_a_busy_port_without_sending() -> None:
     assert Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [receiver], lambda _: evidence).begun == ()
 
 
-MOVING = replace(CALM, process=replace(PROCESS, moved_bytes=1 << 30))
-QUEUE = replace(MOVING, rails=(RAIL, replace(RAIL, rail="1", device="rail1", backlog_bytes=1 << 20, busy_ratio=0.9)))
-OTHER_QUEUE = replace(
-    MOVING, rails=(replace(RAIL, backlog_bytes=1 << 20, busy_ratio=0.9), replace(RAIL, rail="1", device="rail1"))
+# Operations that are slow
+
+
+MOVING: Final = with_process(replace(PROCESS, moved_bytes=1 << 30), CALM)
+RAIL1: Final = replace(RAIL, rail="1", device="rail1")
+QUEUE: Final = replace(MOVING, rails=(RAIL, replace(RAIL1, backlog_bytes=1 << 20, busy_ratio=0.9)))
+OTHER_QUEUE: Final = replace(MOVING, rails=(replace(RAIL, backlog_bytes=1 << 20, busy_ratio=0.9), RAIL1))
+BURSTS: Final = replace(MOVING, rails=(RAIL, replace(RAIL1, backlog_bytes=1 << 20, busy_ratio=0.15)))
+SHARED: Final = replace(QUEUE.rails[1], port_bytes=75_000_000, foreign_ratio=0.8)
+"""As measured: 50 MB/s of another TCP stream on a rail of as much, 80 % of what the port carried."""
+HUNGRY: Final = with_process(replace(STARVED, moved_bytes=1 << 30, busy_ratio=0.05), CALM)
+HELD: Final = with_process(STOPPED, CALM)
+SLOW: Final = replace(RANK, in_flight=None, slow=replace(USUAL, recent_mean_ns=20e6), slow_op="AllReduce")
+SLOWER: Final = replace(SLOW, slow=OwnHistory(1000, 200e6, 250e6, 800e6))
+FROM_NOTHING: Final = replace(SLOW, slow=OwnHistory(1000, 0.0, 0.0, 20e6))
+FOUR_TIMES: Final = "4.0 times as long"
+
+
+def on(rail: RailSigns) -> Evidence:
+    """The second rail is this one."""
+    return replace(QUEUE, rails=(RAIL, rail))
+
+
+@pytest.mark.parametrize(
+    ("found", "rank", "cause", "words"),
+    [
+        pytest.param([QUEUE] * 20, SLOW, Cause.RAIL_SLOW, FOUR_TIMES, id="a rail that differs"),
+        pytest.param([HUNGRY] * 20, SLOWER, Cause.RANK_BEHIND, FOUR_TIMES, id="starved, and half a second each"),
+        pytest.param(
+            [on(replace(SHARED, foreign_ratio=0.1))] * 20, SLOW, Cause.RAIL_SLOW, FOUR_TIMES, id="its own load"
+        ),
+        pytest.param(
+            [on(replace(SHARED, port_bytes=75_000))] * 20, SLOW, Cause.RAIL_SLOW, FOUR_TIMES, id="hardly any load"
+        ),
+        # No operation stands for long: it is stopped for 1.5 s, and runs for half of one.
+        pytest.param(
+            ([HELD] * 6 + [MOVING] * 2) * 3, SLOW, Cause.PROCESS_STOPPED, FOUR_TIMES, id="stopped again and again"
+        ),
+        pytest.param(
+            [QUEUE] * 20, FROM_NOTHING, Cause.RAIL_SLOW, "operations take 20.0 ms", id="they took no time before"
+        ),
+    ],
 )
-SLOW = replace(RANK, in_flight=None, slow=replace(USUAL, recent_mean_ns=20e6), slow_op="AllReduce")
+def test_slow_operations_are_a_stall_beside_somebody_who_makes_them_slow(
+    found: list[Evidence], rank: RankFacts, cause: Cause, words: str
+) -> None:
+    (stall,) = begun_in(found, rank)
+    assert (stall.blame.cause, stall.op, stall.slow) == (cause, "AllReduce", True)
+    assert words in stall.blame.evidence[-1]
+    assert cause is not Cause.PROCESS_STOPPED or stall.blame.blamed_rank == RANK.rank
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param([MOVING] * 20, id="nothing differs"),
+        pytest.param([HUNGRY] * 40, id="threads wait for a processor, and operations are fast"),
+        pytest.param(([QUEUE] * 4 + [MOVING]) * 5, id="a queue is full now and then"),
+        pytest.param(([QUEUE] * 4 + [OTHER_QUEUE] * 4) * 5, id="queues are full in turns"),
+        pytest.param([BURSTS] * 20, id="a queue of a rail that is not busy"),
+        pytest.param([on(SHARED)] * 20, id="a rail that works for others"),
+        pytest.param(([HELD] * 3 + [MOVING] * 5) * 6, id="held now and then"),
+        pytest.param([HELD] * 7 + [MOVING] * 20, id="held for once"),
+    ],
+)
+def test_slow_operations_alone_are_no_stall(found: list[Evidence]) -> None:
+    assert begun_in(found) == []
+
+
+@pytest.mark.parametrize(("found", "cause"), [(QUEUE, Cause.RAIL_SLOW), (HELD, Cause.PROCESS_STOPPED)])
+def test_what_makes_operations_slow_is_so_until_they_are_fast_again(found: Evidence, cause: Cause) -> None:
+    stalls = Stalls(LIMITS, lambda: 0)
+    for at in range(12):
+        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: found)
+    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
+    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
+    assert ended.blame.cause is cause
 
 
 def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
@@ -240,78 +314,7 @@ def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
     return begun
 
 
-def test_slow_operations_are_a_stall_only_beside_a_rail_that_differs_or_a_starved_process() -> None:
-    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.05))
-    slower = replace(SLOW, slow=OwnHistory(1000, 200e6, 250e6, 800e6))
-    assert begun_in([MOVING] * 20) == []
-    for evidence, rank, cause in ((starved, slower, Cause.RANK_BEHIND), (QUEUE, SLOW, Cause.RAIL_SLOW)):
-        (stall,) = begun_in([evidence] * 20, rank)
-        assert (stall.blame.cause, stall.op, stall.slow) == (cause, "AllReduce", True)
-        assert "4.0 times as long" in stall.blame.evidence[-1]
-
-
-def test_a_moment_of_waiting_for_a_processor_does_not_make_fast_operations_a_stall() -> None:
-    starved = replace(MOVING, process=replace(MOVING.process, waited_ratio=2.0, busy_ratio=0.05))
-    assert begun_in([starved] * 40) == []
-
-
-def test_a_queue_that_is_full_now_and_then_is_no_slow_rail() -> None:
-    assert begun_in(([QUEUE] * 4 + [MOVING]) * 5) == []
-    assert begun_in(([QUEUE] * 4 + [OTHER_QUEUE] * 4) * 5) == []
-
-
-def test_a_queue_of_a_rail_that_is_not_busy_is_no_slow_rail() -> None:
-    bursts = replace(QUEUE, rails=(RAIL, replace(QUEUE.rails[1], busy_ratio=0.15)))
-    assert begun_in([bursts] * 20) == []
-
-
-def test_a_rail_that_works_for_others_is_shared_and_not_slow() -> None:
-    """As measured: 50 MB/s of another TCP stream on a rail of as much, 80 % of what the port carried."""
-    shared = replace(QUEUE.rails[1], port_bytes=75_000_000, foreign_ratio=0.8)
-    assert begun_in([replace(QUEUE, rails=(RAIL, shared))] * 20) == []
-    for slow in (replace(shared, foreign_ratio=0.1), replace(shared, port_bytes=75_000)):
-        assert begun_in([replace(QUEUE, rails=(RAIL, slow))] * 20), "its own load, or hardly any"
-
-
-def test_a_rail_once_found_slow_is_so_until_operations_are_fast_again() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    for at in range(12):
-        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: QUEUE)
-    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
-    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
-    assert ended.blame.cause is Cause.RAIL_SLOW
-
-
-HELD = replace(CALM, process=replace(PROCESS, condition="stopped"))
-
-
-def test_a_process_that_is_stopped_again_and_again_makes_operations_slow() -> None:
-    """No operation stands for long: it is stopped for 1.5 s, and runs for half of one."""
-    (stall,) = begun_in(([HELD] * 6 + [MOVING] * 2) * 3)
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.slow) == (Cause.PROCESS_STOPPED, RANK.rank, True)
-    assert "4.0 times as long" in stall.blame.evidence[-1]
-
-
-def test_a_process_that_is_held_now_and_then_does_not_explain_slow_operations() -> None:
-    assert begun_in(([HELD] * 3 + [MOVING] * 5) * 6) == []
-    assert begun_in([HELD] * 7 + [MOVING] * 20) == []
-
-
 def test_looks_from_before_operations_became_slow_do_not_count() -> None:
     stalls = Stalls(LIMITS, lambda: 0)
     for at, rank in enumerate([SLOW] * 7 + [replace(SLOW, slow=None)] + [SLOW] * 7):
         assert not stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _: HELD).begun
-
-
-def test_a_process_that_is_stopped_again_and_again_stalls_until_operations_are_fast_again() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    for at in range(12):
-        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: HELD)
-    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
-    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
-    assert ended.blame.cause is Cause.PROCESS_STOPPED
-
-
-def test_operations_that_took_no_time_before_can_be_told_to_be_slow() -> None:
-    (stall,) = begun_in([QUEUE] * 20, replace(SLOW, slow=OwnHistory(1000, 0.0, 0.0, 20e6)))
-    assert "operations take 20.0 ms" in stall.blame.evidence[-1]
