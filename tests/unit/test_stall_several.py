@@ -216,6 +216,25 @@ def test_a_rank_that_skipped_a_collective_is_named_too_where_calls_cannot_be_com
     assert late["S0", 0].blame.blamed_rank is None
 
 
+def test_who_is_missing_in_one_communicator_is_not_held_up_there() -> None:
+    """Two others wait for it in another one, too: nothing but itself keeps it from coming."""
+    job = Gpt()
+    job.world.whole = False
+    for process in (0, 1, 3):
+        end = Rank(job.world, 90 + process, process, 4711 + process, comm_hash=HASHES["WORLD"])
+        job.ends["WORLD", process] = end
+        job.world.ranks.append(end)
+    job.call(("T1", 2))
+    job.call(("WORLD", 0), ("WORLD", 1))
+    for process in (0, 1, 2):
+        job.connections(process, waits_in=WAITS)
+    job.connections(3, UNREAD)
+    stalls = job.stalls(AFTER_S + 5)
+    assert stalls.keys() == {("T1", 2), ("T1", 3), ("WORLD", 0), ("WORLD", 1)}
+    assert stalls["T1", 2].blame.blamed_rank == 1
+    assert not any("held up" in sentence for sentence in stalls["WORLD", 0].blame.evidence)
+
+
 def test_a_process_that_does_not_read_is_behind_somewhere_and_where_is_not_guessed() -> None:
     job = Gpt((3,))
     job.connections(3, UNREAD)
