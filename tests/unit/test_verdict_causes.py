@@ -506,6 +506,10 @@ CASES.update(
                 .rank(1, enqueued=1240, position=Position(1240)),
             ),
             Case(
+                "who is inside the operation that the others wait in, and handed over none ahead",
+                waiting().rank(0, enqueued=1250, position=Position(1250)),
+            ),
+            Case(
                 "few ranks completed less, and entered what the others entered",
                 waiting(4).each(completed=1205).rank(2, completed=1204),
                 says=(
