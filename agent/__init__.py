@@ -1,1 +1,1 @@
-"""What the facts of `probes` mean: counts, identity, rails, stalls, and what a job did."""
+"""Interprets the facts that `probes` reads: counts, identity, rails, stalls, and analyses of recorded jobs."""

@@ -46,7 +46,7 @@ class PanelAddress:
     number: int
 
 
-def group(
+def make_alert_group(
     name: str, rules: Iterable[Alert], folder: str, datasource: str, panel: PanelAddress | None, runbooks: str
 ) -> dict[str, Any]:
     """A group of alert rules in the form of Grafana's provisioning interface.
@@ -64,7 +64,7 @@ def group(
 def _rule(
     alert: Alert, group_name: str, folder: str, datasource: str, panel: PanelAddress | None, runbooks: str
 ) -> dict[str, Any]:
-    annotations = {key: template(text) for key, text in alert.annotations if key != "runbook_url"}
+    annotations = {key: to_grafana_template(text) for key, text in alert.annotations if key != "runbook_url"}
     page = dict(alert.annotations).get("runbook_url", "")
     if runbooks and page:
         annotations["runbook_url"] = f"{runbooks.rstrip('/')}/{page.rsplit('/', 1)[-1]}"
@@ -81,7 +81,7 @@ def _rule(
         "execErrState": "Error",
         "for": alert.holds_for,
         # Of a label nothing would be left but what is said where nothing is found.
-        "labels": {key: template(text) for key, text in alert.labels if not _FETCHES.search(text)},
+        "labels": {key: to_grafana_template(text) for key, text in alert.labels if not _FETCHES.search(text)},
         "annotations": annotations,
     }
 
@@ -116,7 +116,7 @@ def _queries(expression: str, datasource: str) -> Sequence[dict[str, Any]]:
     ]
 
 
-def template(text: str) -> str:
+def to_grafana_template(text: str) -> str:
     """A template of Prometheus in Grafana's terms."""
     kept, inside = [], 0
     for part in _ACTION.split(text):

@@ -16,7 +16,7 @@ COMMITTED: Final = Path(__file__).parent / "json"
 _MAKERS: Final = (fleet.dashboard, job.dashboard, node.dashboard, stall.dashboard, agent.dashboard)
 
 
-def texts() -> dict[str, str]:
+def render_dashboards() -> dict[str, str]:
     """The text of each dashboard's file, by the file's name."""
     made = {}
     for maker in _MAKERS:
@@ -27,7 +27,7 @@ def texts() -> dict[str, str]:
     return made
 
 
-def write(folder: Path) -> list[Path]:
+def write_dashboards(folder: Path) -> list[Path]:
     """Write all dashboards into a folder, which is made if need be; returns the files that changed.
 
     Raises:
@@ -35,7 +35,7 @@ def write(folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
-    for name, text in texts().items():
+    for name, text in render_dashboards().items():
         file = folder / name
         if not file.is_file() or file.read_text() != text:
             file.write_text(text)

@@ -1,4 +1,4 @@
-"""What is wrong with dashboards: queries that do not parse, metrics that nobody exports, panels without words.
+"""Checks dashboards: queries that do not parse, metrics that no exporter has, panels without description.
 
 A panel that asks for a metric under an old name shows "No data" and nothing else, so every name, and every label that
 is matched, is held against the catalogue of what is exported and the recording rules.
@@ -40,9 +40,9 @@ class _Known:
     """Series' names: those of histograms with what they end in, and without where they may be native."""
 
 
-def differences(folder: Path) -> Iterator[str]:
+def find_differences(folder: Path) -> Iterator[str]:
     """How the files of a folder differ from what the code builds."""
-    texts = build.texts()
+    texts = build.render_dashboards()
     for name, text in texts.items():
         file = folder / name
         if not file.is_file():
@@ -54,11 +54,11 @@ def differences(folder: Path) -> Iterator[str]:
             yield f"{file.name}: nothing builds it: take it away"
 
 
-def problems(documents: Mapping[str, Document]) -> Iterator[str]:
+def find_problems(documents: Mapping[str, Document]) -> Iterator[str]:
     """Everything that is wrong with these dashboards, by the file's name; a line each."""
     known = _Known(
         identifiers=frozenset(one.identifier for one in documents.values()),
-        recorded=rules_files.recorded() | _OF_PROMETHEUS,
+        recorded=rules_files.read_recorded_names() | _OF_PROMETHEUS,
         exported=_exported(),
     )
     seen: dict[str, str] = {}
@@ -79,7 +79,7 @@ def _of_document(one: Document, known: _Known) -> Iterator[str]:
     for panel in panels:
         yield from (f"{panel.title or 'a panel'}: {what}" for what in _of_panel(panel, known))
     for first, second in combinations(one.panels, 2):
-        if first.place.meets(second.place):
+        if first.place.overlaps(second.place):
             yield f"{first.title} and {second.title} overlap"
     for link in (*one.links, *(link for panel in panels for link in panel.links)):
         found = _LINK.match(link)
@@ -88,7 +88,7 @@ def _of_document(one: Document, known: _Known) -> Iterator[str]:
     for variable in one.variables:
         if variable.kind == "query":
             try:
-                selector, _ = expressions.of_variable(variable.query)
+                selector, _ = expressions.parse_label_values(variable.query)
             except ExpressionError as error:
                 yield f"${variable.name}: {error}"
             else:
@@ -114,7 +114,7 @@ def _of_panel(panel: Panel, known: _Known) -> Iterator[str]:
 
 def _of_expression(expression: str, known: _Known) -> Iterator[str]:
     try:
-        found = expressions.selectors(expressions.substituted(expression))
+        found = expressions.parse_selectors(expressions.substitute_variables(expression))
     except ExpressionError as error:
         yield f"{expression!r} is no PromQL: {error}"
         return

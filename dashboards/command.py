@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from railscope.agent.cluster.fleet.prometheus import seconds_of
+from railscope.agent.cluster.fleet.prometheus import parse_duration
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -111,7 +111,7 @@ def _at_least_one(text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        return seconds_of(text)
+        return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -136,7 +136,7 @@ def _build(parsed: argparse.Namespace, out: TextIO) -> int:
     from railscope.dashboards import build
 
     try:
-        changed = build.write(parsed.output)
+        changed = build.write_dashboards(parsed.output)
     except OSError as error:
         return _cannot(f"{error.filename}: cannot write the dashboards: {error.strerror}")
     for file in changed:
@@ -151,12 +151,12 @@ def _check(parsed: argparse.Namespace, out: TextIO) -> int:
 
     folder = parsed.folder or COMMITTED
     try:
-        found = documents.read_all(folder)
+        found = documents.read_documents(folder)
     except documents.DocumentError as error:
         return _cannot(str(error))
-    wrong = list(check.problems(found))
+    wrong = list(check.find_problems(found))
     if parsed.folder is None:
-        wrong += check.differences(folder)
+        wrong += check.find_differences(folder)
     for line in wrong:
         print(line, file=out)
     if wrong:
@@ -201,16 +201,16 @@ def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
         if parsed.exposition is None:
             from railscope.dashboards.typical_node import typical_node
 
-            node = cost.node_of(typical_node())
+            node = cost.count_series(typical_node())
         else:
             described = str(parsed.exposition)
-            node = cost.node_of_exposition(parsed.exposition.read_text())
+            node = cost.count_exposition_series(parsed.exposition.read_text())
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         return _cannot(f"{parsed.exposition}: cannot be read: {why}")
     except cost.NotAnExpositionError as error:
         return _cannot(f"{parsed.exposition}: {error}")
-    costs = cost.costs_of(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval)
+    costs = cost.estimate_costs(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval)
     if parsed.json:
         print(cost.as_json(node, costs, parsed.scrape_interval), file=out)
         return FINE

@@ -1,4 +1,4 @@
-"""What railscope costs a Prometheus: series, samples and disk for a fleet, from the series of one node.
+"""Estimates what railscope costs a Prometheus: series, samples and disk for a fleet, from one node's series.
 
 The node is dashboards/typical_node.py's, or a real one whose exposition is given.  What a sample takes on disk was
 measured: `python -m tests.stack.block_size` scrapes real agents beside a real job with Prometheus 2.42 and reads the
@@ -19,7 +19,7 @@ from railscope.agent.config.file import ConfigError
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards import recorded
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 
 BYTES_PER_SAMPLE: Final = 3.1
 """Of a block's chunks: 120,261 samples of two agents beside a busy job.  Where more stands still it is less."""
@@ -74,7 +74,7 @@ _SEVERITY: Final = re.compile(r'(?:^|,)severity="([a-z]+)"')
 
 
 class NotAnExpositionError(ValueError):
-    """This is no exposition of railscope's; the message says what is wrong with it."""
+    """The text is not railscope's exposition; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class Cost:
     kept_bytes_per_year: float
 
 
-def node_of(snapshot: Snapshot) -> Node:
+def count_series(snapshot: Snapshot) -> Node:
     """Count a snapshot's series as the exporter renders them."""
     found: Counter[str] = Counter()
     kept = 0
-    for family in families(snapshot):
+    for family in make_families(snapshot):
         name = family.metric.name
         found[name] += family.series()
         if name in KEPT:
@@ -126,7 +126,7 @@ def node_of(snapshot: Snapshot) -> Node:
     return Node(found, kept)
 
 
-def node_of_exposition(text: str) -> Node:
+def count_exposition_series(text: str) -> Node:
     """Count the series of what a real agent shows.
 
     Raises:
@@ -152,7 +152,7 @@ def node_of_exposition(text: str) -> Node:
     return Node(found, kept)
 
 
-def cost_of(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
+def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
     """The cost of a fleet of such nodes.
 
     Raises:
@@ -174,9 +174,9 @@ def cost_of(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) 
     )
 
 
-def costs_of(node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float) -> list[Cost]:
+def estimate_costs(node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float) -> list[Cost]:
     """The costs of several fleets."""
-    return [cost_of(node, one, gpus_per_node, interval_seconds) for one in gpus]
+    return [estimate_cost(node, one, gpus_per_node, interval_seconds) for one in gpus]
 
 
 def _bytes_per_day(series: int, interval_seconds: float) -> float:

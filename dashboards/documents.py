@@ -1,4 +1,4 @@
-"""What a dashboard's JSON holds, read back: panels with their queries and places, variables, links.
+"""Parses a dashboard's JSON: panels with queries and positions, variables, links.
 
 Grafana's own format, of which only what the checks look at is read.  Rows are headings; their panels stand behind them
 (or, where a row is folded, within them).
@@ -35,7 +35,7 @@ class Place:
     width: int
     height: int
 
-    def meets(self, other: Place) -> bool:
+    def overlaps(self, other: Place) -> bool:
         """Whether two places have a cell in common."""
         return (
             self.x < other.x + other.width
@@ -81,33 +81,33 @@ class Document:
     links: tuple[str, ...]
 
 
-def read_all(folder: Path) -> dict[str, Document]:
+def read_documents(folder: Path) -> dict[str, Document]:
     """All dashboards of a folder, by the file's name.
 
     Raises:
         DocumentError: a file is no dashboard, or there is none.
     """
-    found = {file.name: read(file) for file in sorted(folder.glob("*.json"))}
+    found = {file.name: read_document(file) for file in sorted(folder.glob("*.json"))}
     if not found:
         raise DocumentError(f"{folder}: no dashboards (*.json) here: run 'railscope dashboards build' first")
     return found
 
 
-def read(file: Path) -> Document:
+def read_document(file: Path) -> Document:
     """One dashboard.
 
     Raises:
         DocumentError: it cannot be read, or is none.
     """
     try:
-        return document(json.loads(file.read_text()))
+        return parse_document(json.loads(file.read_text()))
     except OSError as error:
         raise DocumentError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DocumentError(f"{file}: this is no dashboard of Grafana ({' '.join(str(error).split())[:80]})") from None
 
 
-def document(content: dict[str, Any]) -> Document:
+def parse_document(content: dict[str, Any]) -> Document:
     """A dashboard from its JSON.
 
     Raises:

@@ -30,8 +30,8 @@ class Ground(Enum):
     SEQUENCE = "the sequences of all ranks show it"
 
 
-def grades() -> list[tuple[int, Cause, Ground]]:
-    """Evidence for each cause that hosts tell of, the greatest first.
+def ranked_causes() -> list[tuple[int, Cause, Ground]]:
+    """Evidence for each cause that hosts report, the strongest first.
 
     A host that names nobody says of `rank_behind` only that its rank waits, as any does: nearly nothing.
     """
@@ -46,9 +46,9 @@ def grades() -> list[tuple[int, Cause, Ground]]:
     return [(len(ordered) - place, cause, ground) for place, (_, cause, ground) in enumerate(ordered)]
 
 
-def expression() -> str:
+def render_expression() -> str:
     """The rule's expression, indented as in the file."""
-    return "          " + "\n          or ".join(_term(*one) for one in grades()) + "\n"
+    return "          " + "\n          or ".join(_term(*one) for one in ranked_causes()) + "\n"
 
 
 def _term(grade: int, cause: Cause, ground: Ground) -> str:
@@ -65,7 +65,7 @@ def _term(grade: int, cause: Cause, ground: Ground) -> str:
     return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALLED}{{cause="{cause}"}})'
 
 
-def written(text: str) -> str:
+def replace_rule(text: str) -> str:
     """The file's text with the rule as it should be.
 
     Raises:
@@ -73,8 +73,8 @@ def written(text: str) -> str:
     """
     if not _BODY.search(text):
         raise ValueError(f"no expression of {RULE} was found")
-    return _BODY.sub(lambda _: expression(), text)
+    return _BODY.sub(lambda _: render_expression(), text)
 
 
 if __name__ == "__main__":
-    FILE.write_text(written(FILE.read_text()))
+    FILE.write_text(replace_rule(FILE.read_text()))

@@ -1,7 +1,7 @@
-"""What a query asks for: the metrics and labels that a PromQL expression names.
+"""Parses the metrics and labels that a PromQL expression names.
 
 Dashboards hold templates: Grafana puts in the choices of variables before Prometheus sees the query, and so does
-`substituted`, with values that choose everything.
+`substitute_variables`, with values that choose everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL_VALUES: Final = re.compile(r"label_values\((?:(?P<metric>.*), *)?(?P<labe
 
 
 class ExpressionError(ValueError):
-    """This is no PromQL; the message says where it ends to be."""
+    """The expression is not valid PromQL; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Selector:
     """The labels that are matched."""
 
 
-def substituted(expression: str, interval: str = INTERVAL, values: Mapping[str, str] | None = None) -> str:
+def substitute_variables(expression: str, interval: str = INTERVAL, values: Mapping[str, str] | None = None) -> str:
     """The expression as Prometheus would get it; variables that `values` does not give choose everything."""
 
     def value(found: re.Match[str]) -> str:
@@ -44,7 +44,7 @@ def substituted(expression: str, interval: str = INTERVAL, values: Mapping[str, 
     return _VARIABLE.sub(value, expression)
 
 
-def of_variable(query: str) -> tuple[str, str]:
+def parse_label_values(query: str) -> tuple[str, str]:
     """(selector, label) of a variable's `label_values(selector, label)`.
 
     Raises:
@@ -56,7 +56,7 @@ def of_variable(query: str) -> tuple[str, str]:
     return found["metric"], found["label"]
 
 
-def selectors(expression: str) -> tuple[Selector, ...]:
+def parse_selectors(expression: str) -> tuple[Selector, ...]:
     """Every selection of series in an expression without variables, in its order.
 
     Raises:

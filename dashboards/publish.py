@@ -1,4 +1,4 @@
-"""Bring the dashboards to a Grafana: folder, data source, dashboards and alert rules, over its HTTP interface.
+"""Publishes the dashboards to a Grafana over its HTTP interface: folder, data source, dashboards, alert rules.
 
 Everything has an identifier of its own, so that a second run changes nothing: what is there is read first, and written
 only where it differs.  What Grafana adds (versions, numbers, defaults) makes no difference.
@@ -74,7 +74,7 @@ def publish(target: Target, folder: Path) -> Iterator[Done]:
         PublishError: Grafana is not there, too old, or refuses; or the data source is not there.
         DocumentError: the folder holds no dashboards.
     """
-    found = documents.read_all(folder)
+    found = documents.read_documents(folder)
     api = _connected(target)
     try:
         yield from _everything(api, target, found, folder)
@@ -94,9 +94,9 @@ def _everything(
         with _explained("save dashboards (role Editor)"):
             yield _dashboard(api, json.loads((folder / file).read_text()), datasource, name)
     if target.with_alerts:
-        for group_name, rules in groupby(rules_files.alerts(), lambda one: one.group):
+        for group_name, rules in groupby(rules_files.read_alerts(), lambda one: one.group):
             panel = _panel(group_name, found)
-            wanted = alerts.group(group_name, rules, FOLDER, datasource, panel, target.runbooks)
+            wanted = alerts.make_alert_group(group_name, rules, FOLDER, datasource, panel, target.runbooks)
             with _explained("provision alert rules (role Admin, or the permission alert.provisioning:write)"):
                 yield _alerts(api, wanted)
 
@@ -166,7 +166,7 @@ def _datasource(api: GrafanaApi, target: Target) -> tuple[str, str, Done]:
     if there is None:
         api.datasource.create_datasource(wanted)
         how = "created"
-    elif holds(there, wanted):
+    elif contains(there, wanted):
         how = "unchanged"
     else:
         # What an operator added (credentials, custom headers) stays.
@@ -190,7 +190,7 @@ def _dashboard(api: GrafanaApi, content: dict[str, Any], datasource: str, name: 
         if variable["type"] == "datasource":
             variable["current"] = {"selected": True, "text": name, "value": datasource}
     there = _read(lambda: api.dashboard.get_dashboard(content["uid"]))
-    if there is not None and there["meta"].get("folderUid") == FOLDER and holds(there["dashboard"], content):
+    if there is not None and there["meta"].get("folderUid") == FOLDER and contains(there["dashboard"], content):
         return Done(what, "unchanged")
     api.dashboard.update_dashboard(
         {"dashboard": {**content, "id": None}, "folderUid": FOLDER, "overwrite": True, "message": "railscope"}
@@ -220,22 +220,22 @@ def _alerts(api: GrafanaApi, wanted: dict[str, Any]) -> Done:
     paused = {rule["uid"] for rule in (there or {}).get("rules", ()) if rule.get("isPaused")}
     for rule in wanted["rules"]:
         rule["isPaused"] = rule["uid"] in paused
-    if there is not None and holds(there, wanted):
+    if there is not None and contains(there, wanted):
         return Done(what, "unchanged")
     # Without provenance, or nobody could pause a rule in Grafana.
     api.alertingprovisioning.update_rule_group(FOLDER, name, wanted, disable_provenance=True)
     return Done(what, "created" if there is None else "updated")
 
 
-def holds(there: object, wanted: object) -> bool:
+def contains(there: object, wanted: object) -> bool:
     """Whether what is there has everything that is wanted; it may have more keys."""
     if isinstance(wanted, dict):
-        return isinstance(there, dict) and all(key in there and holds(there[key], wanted[key]) for key in wanted)
+        return isinstance(there, dict) and all(key in there and contains(there[key], wanted[key]) for key in wanted)
     if isinstance(wanted, list):
         return (
             isinstance(there, list)
             and len(there) == len(wanted)
-            and all(holds(one, other) for one, other in zip(there, wanted, strict=True))
+            and all(contains(one, other) for one, other in zip(there, wanted, strict=True))
         )
     return there == wanted
 
@@ -279,7 +279,7 @@ def _line(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """What the system said, below what the libraries on top of it made of that."""
+    """The system's own error below the libraries' exceptions."""
     deepest, below = error, _below(error)
     while below is not None:
         deepest, below = below, _below(below)

@@ -26,12 +26,12 @@ class Alert:
     annotations: tuple[tuple[str, str], ...]
 
 
-def recorded(folder: Path = SHIPPED) -> frozenset[str]:
+def read_recorded_names(folder: Path = SHIPPED) -> frozenset[str]:
     """Names of the series that the rules make."""
     return frozenset(rule["record"] for _, rule in _rules(folder) if "record" in rule)
 
 
-def alerts(folder: Path = SHIPPED) -> tuple[Alert, ...]:
+def read_alerts(folder: Path = SHIPPED) -> tuple[Alert, ...]:
     """All alerting rules, in the files' order."""
     return tuple(
         Alert(

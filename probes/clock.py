@@ -1,4 +1,4 @@
-"""Where time comes from, and how far the time of day may be off.
+"""The clocks, and the error of the time of day.
 
 Every reader and sampler takes a `Clock`, so that a test can hand it one whose time only moves when told to.
 
@@ -68,7 +68,7 @@ class ClockError:
 
 
 def clock_error() -> ClockError | None:
-    """What the kernel says of its clock's error; None where it does not tell (a system call filter forbids it)."""
+    """The kernel's estimate of its clock's error; None if it is not readable (a system call filter forbids it)."""
     libc = ctypes.CDLL(None, use_errno=True)
     timex = _Timex()
     if not hasattr(libc, "adjtimex"):  # not every C library has it

@@ -115,7 +115,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
 
 @contextmanager
 def _stalls_untold() -> Iterator[None]:
-    """Keep the daemon from telling of stalls: the demo tells of them itself, as long as it does not kill the ranks."""
+    """Keep the daemon from logging stalls: the demo logs them itself, while it does not kill the ranks."""
     logger = logging.getLogger("railscope.stalls")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -166,16 +166,16 @@ class OwnStalls:
     def __init__(self) -> None:
         self._begun: deque[Stall] = deque()
 
-    def began(self, stall: Stall) -> None:
+    def record(self, stall: Stall) -> None:
         """A stall has begun; on the daemon's loop."""
         self._begun.append(stall)
 
-    def tell(self, pids: Collection[int]) -> None:
+    def log_new(self, pids: Collection[int]) -> None:
         """Log what began since the last time, of these processes."""
         while self._begun:
             stall = self._begun.popleft()
             if stall.pid in pids:
-                why = f"{stall.blame.cause.value}: {'; '.join(stall.blame.evidence)}"
+                why = f"{stall.diagnosis.cause.value}: {'; '.join(stall.diagnosis.evidence)}"
                 _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
 
 
@@ -220,7 +220,7 @@ def gpt_shape(ranks: int) -> GptShape:
 def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls) -> Iterator[Daemon]:
     """An agent without a server, started, which records into a folder if there is one."""
     if folder is None:
-        daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True, stall_began=stalls.began)
+        daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True, stall_began=stalls.record)
         try:
             daemon.start()
             yield daemon
@@ -231,10 +231,10 @@ def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls)
         from railscope.agent.dataset.files import DatasetError
         from railscope.agent.record.dataset_recorder import DatasetRecorder
     try:
-        recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True, stall_began=stalls.began)
+        recorder = DatasetRecorder(folder, config, version, SystemClock(), shown=True, stall_began=stalls.record)
         try:
             recorder.daemon.start()
-            recorder.started()
+            recorder.begin()
             yield recorder.daemon
             recorder.finish()
         finally:
@@ -288,7 +288,7 @@ class _Demo:
             before: Mapping[tuple[int, str], int] = {}
             while job.running():
                 time.sleep(0.05)
-                self._stalls.tell(job.pids)
+                self._stalls.log_new(job.pids)
                 if time.monotonic() >= next_view and not self._settings.as_json:
                     before = self._show(self._observer.snapshot(), job.pids, before)
                     next_view += _VIEW_SECONDS

@@ -26,7 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from railscope.agent.cli.log import set_up_logging
 from railscope.agent.cli.options import add_options
 from railscope.agent.config.options import CommandParser, config_from
-from railscope.agent.node.daemon.signals import end_by_signals
+from railscope.agent.node.daemon.signals import install_stop_handlers
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 
 _M_ARENA_MAX: Final = -8
@@ -241,7 +241,7 @@ def _agent(parsed: Any) -> int:
     from railscope.agent.config.unmatched import require_processes
     from railscope.agent.node.daemon.daemon import Daemon
     from railscope.agent.node.daemon.warm_up import await_first_readings
-    from railscope.exporters.series.families import families
+    from railscope.exporters.series.families import make_families
     from railscope.exporters.series.selection import Selection
     from railscope.exporters.series.text import Format, Renderer, write_textfile
     from railscope.probes.clock import SystemClock
@@ -266,10 +266,10 @@ def _agent(parsed: Any) -> int:
         if config.once:
             daemon.start()
             await_first_readings(daemon.observer, clock, config.once_settle_ns)
-            daemon.observer.tick()
+            daemon.observer.update()
             snapshot = daemon.observer.snapshot()
             selection = Selection(config.series_detail)
-            exposition = Renderer().render(families(snapshot, selection=selection), Format.PROMETHEUS)
+            exposition = Renderer().render(make_families(snapshot, selection=selection), Format.PROMETHEUS)
             if config.textfile is None:
                 sys.stdout.buffer.write(exposition)
             else:
@@ -279,9 +279,9 @@ def _agent(parsed: Any) -> int:
                     why = f"--textfile: {config.textfile}: {error.strerror}"
                     raise ConfigError(f"{why}; name a file in a folder that can be written") from None
             return FINE
-        signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.signal())
+        signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.request_from_signal())
         # To the very end: a second signal ends nothing halfway.
-        end_by_signals(daemon.stop)
+        install_stop_handlers(daemon.stop)
         daemon.start()
         daemon.run()
         return FINE

@@ -1,4 +1,4 @@
-"""The options of each command of the command line, whose modules are imported for the command that is asked for."""
+"""The options of each command; only the modules of the command that runs are imported."""
 
 from __future__ import annotations
 

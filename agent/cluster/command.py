@@ -24,17 +24,17 @@ from railscope.agent.cluster.fleet.prometheus import (
     PrometheusError,
     PrometheusStore,
     Store,
-    basic,
-    bearer,
-    moment_of,
-    seconds_of,
+    basic_header,
+    bearer_header,
+    parse_duration,
+    parse_time,
 )
-from railscope.agent.cluster.fleet.reader import named_communicator, read_fleet
+from railscope.agent.cluster.fleet.reader import find_communicator, read_fleet
 from railscope.agent.cluster.verdict.advice import Step
-from railscope.agent.cluster.verdict.recent import next_moment
-from railscope.agent.cluster.verdict.words import Finding, Verdict, verdict_of
-from railscope.agent.facts.communicator_names import bare_hash
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.cluster.verdict.recent import next_read_time
+from railscope.agent.cluster.verdict.words import Finding, Verdict, make_verdict
+from railscope.agent.facts.communicator_names import normalise_hash
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.text_tables import printable
 
 FINE: Final = 0
@@ -74,14 +74,14 @@ def question_from(parsed: Any) -> Question:
         PrometheusError: an option's value cannot be understood.
     """
     try:
-        at = None if parsed.time is None else moment_of(parsed.time)
+        at = None if parsed.time is None else parse_time(parsed.time)
     except ValueError:
         raise PrometheusError(f"--time: {parsed.time!r} is no moment: write 2026-11-21T03:05:00Z") from None
     try:
-        window_seconds = seconds_of(parsed.window)
+        window_seconds = parse_duration(parsed.window)
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
-    comm = None if parsed.comm is None else bare_hash(parsed.comm)
+    comm = None if parsed.comm is None else normalise_hash(parsed.comm)
     if comm == "":
         raise PrometheusError(f"--comm: {parsed.comm!r} is no communicator's hash: write it, or how it begins")
     return Question(
@@ -97,7 +97,7 @@ def question_from(parsed: Any) -> Question:
 
 
 def run_diagnose(parsed: Any, out: TextIO) -> int:
-    """Ask, and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (nobody can tell).
+    """Query the store and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (unknown).
 
     The reason for 2 is one line on standard error, or the verdict says that no host is heard.
     """
@@ -122,9 +122,9 @@ def endpoint_of(question: Question) -> Endpoint:
     """
     if question.bearer_token_file is not None and question.basic_auth:
         raise PrometheusError("give --bearer-token-file or --basic-auth, not both")
-    authorization = basic(question.basic_auth) if question.basic_auth else ""
+    authorization = basic_header(question.basic_auth) if question.basic_auth else ""
     if question.bearer_token_file is not None:
-        authorization = bearer(question.bearer_token_file)
+        authorization = bearer_header(question.bearer_token_file)
     return Endpoint(question.url, authorization, question.ca_file, question.insecure, question.timeout_seconds)
 
 
@@ -135,14 +135,14 @@ def diagnose(store: Store, question: Question) -> Verdict:
         PrometheusError: the store does not answer, knows nothing of railscope, or not one communicator that is meant.
     """
     if question.comm is not None:
-        question = replace(question, comm=named_communicator(store, question.comm, question.at))
+        question = replace(question, comm=find_communicator(store, question.comm, question.at))
     fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)
     earlier: list[Fleet] = []
-    while (moment := next_moment(fleet, earlier)) is not None:
+    while (moment := next_read_time(fleet, earlier)) is not None:
         earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
-    verdict = verdict_of(fleet, question.comm, earlier)
+    verdict = make_verdict(fleet, question.comm, earlier)
     # What is known in part only stands first: it limits every statement.
-    return replace(verdict, notes=(*store.reservations(), *verdict.notes))
+    return replace(verdict, notes=(*store.warnings(), *verdict.notes))
 
 
 def as_json_text(verdict: Verdict) -> str:
@@ -150,7 +150,7 @@ def as_json_text(verdict: Verdict) -> str:
     content = asdict(verdict)
     for finding in content["findings"]:
         for name in ("ranks", "world_ranks", "pids"):
-            finding[name] = [number_of(label) for label in finding[name]]
+            finding[name] = [parse_number(label) for label in finding[name]]
     text = json.dumps(content, indent=2, ensure_ascii=False)
     # A terminal obeys these too, and JSON lets them stand.
     return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"

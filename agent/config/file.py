@@ -1,4 +1,4 @@
-"""Reads a configuration file strictly: what it does not know, it refuses, with file, line and key.
+"""Reads a configuration file strictly: an unknown key is an error with file, line and key.
 
 The file is YAML: groups of keys, one level deep, each value a scalar or a list of scalars.  A typing error in a
 configuration that is silently ignored costs an operator more than a daemon that does not start, so an unknown or
@@ -15,9 +15,9 @@ from typing import Final
 
 import yaml
 
-from railscope.agent.config.keys import ConfigError, Key, Kind, nearest
+from railscope.agent.config.keys import ConfigError, Key, Kind, suggest_nearest
 
-__all__ = ["ConfigError", "Key", "Kind", "nearest", "read_config_file"]
+__all__ = ["ConfigError", "Key", "Kind", "read_config_file"]
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
 _TAG: Final = "tag:yaml.org,2002:"
@@ -93,7 +93,7 @@ class _Reader:
         return entries
 
     def _unknown(self, prefix: str, name: str, allowed: list[str]) -> str:
-        hint = nearest(name.replace("-", "_"), allowed)
+        hint = suggest_nearest(name.replace("-", "_"), allowed)
         if not hint:
             elsewhere = [key for key in self.keys if key.partition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
             hint = f"; did you mean {elsewhere[0]}?" if elsewhere else ""

@@ -1,4 +1,4 @@
-"""What a configuration file may hold, and what is said where it holds something else.
+"""The keys that a configuration file may hold, and the errors for everything else.
 
 Apart from agent/config/file.py, which reads one, and takes a YAML parser that an agent without such a file does not
 need.
@@ -35,7 +35,7 @@ class Key:
     """Makes the value of the text (of each entry, for a list); raises ValueError with one sentence."""
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def suggest_nearest(word: str, allowed: Iterable[str]) -> str:
     """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count.
 
     Of a word such as `--collector.x`, whose group exists, the rest alone tells what was meant: if nothing in the group

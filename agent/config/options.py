@@ -13,13 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from railscope.agent.config.keys import ConfigError, Key, Kind, nearest
-from railscope.agent.config.rail_patterns import RailPattern, rail_pattern
+from railscope.agent.config.keys import ConfigError, Key, Kind, suggest_nearest
+from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import (
     ListenAddress,
     decimal,
     duration_ns,
-    entries,
     folder,
     listen_address,
     one_of,
@@ -30,6 +29,7 @@ from railscope.agent.config.values import (
     power_of_two_bytes,
     prom_file,
     size_bytes,
+    split_list,
     telemetry_path,
     whole_number,
 )
@@ -62,7 +62,7 @@ _DEFAULT_LISTEN: Final = ListenAddress("127.0.0.1", 9779)
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the agent is told to do; the meaning of each field stands in `OPTIONS`."""
+    """The agent's configuration; `OPTIONS` describes each field."""
 
     listen: ListenAddress = _DEFAULT_LISTEN
     telemetry_path: str = "/metrics"
@@ -181,7 +181,7 @@ OPTIONS: Final = (
           "how host time in a call is measured: a uprobe session, a pair of probes, or not (off)"),
     _integer("probe_sample_every", "--probe.sample-every", "probes.sample_every", power_of_two(1 << 16), "16",
              "measure host time of one call in N, a power of two"),
-    _list("rails", "--rail.devices", "rails.devices", rail_pattern, "DEVICE", "found",
+    _list("rails", "--rail.devices", "rails.devices", parse_rail_pattern, "DEVICE", "found",
           "devices that are rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
     _text("sample_interval_ns", "--rail.sample-interval", "rails.sample_interval", duration_ns("1ms", "10s"), "TIME",
           "100ms", "how often port counters are read"),
@@ -265,7 +265,7 @@ class CommandParser(argparse.ArgumentParser):
         if unknown != message:
             word = unknown.split(" ", 1)[0].partition("=")[0]
             kind = "option" if word.startswith("-") else "argument"
-            message = f"unknown {kind} {word}{nearest(word, self._flags()) if kind == 'option' else ''}"
+            message = f"unknown {kind} {word}{suggest_nearest(word, self._flags()) if kind == 'option' else ''}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
 
     def _flags(self) -> list[str]:
@@ -280,7 +280,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def _each(read: Callable[[str], object]) -> Callable[[str], list[object]]:
     """A reader of the entries of one word: people write lists with spaces or with commas."""
-    return lambda text: [read(entry) for entry in entries(text)]
+    return lambda text: [read(entry) for entry in split_list(text)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from railscope.agent.config.values import entries
+from railscope.agent.config.values import split_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class RailPattern:
     """Number given to it; empty for its position."""
 
 
-def rail_pattern(text: str) -> RailPattern:
+def parse_rail_pattern(text: str) -> RailPattern:
     """The pattern that `eth2`, `eth*` or `eth2=0` is.
 
     Raises:
@@ -25,7 +25,7 @@ def rail_pattern(text: str) -> RailPattern:
     glob, equals, rail = (part.strip() for part in text.partition("="))
     if not glob or (equals and not rail):
         raise ValueError(f"rail pattern {text!r}: write a device name, a pattern such as eth*, or eth2=0")
-    if len(entries(text)) > 1:
+    if len(split_list(text)) > 1:
         raise ValueError(f"rail pattern {text!r}: write each device as an entry of its own")
     if rail and not (rail.isascii() and rail.isdigit()):
         raise ValueError(f"rail pattern {text!r}: a rail is a number: write {glob}=0")

@@ -1,4 +1,4 @@
-"""What the configuration names and this host does not have: processes and devices.
+"""Finds processes and devices that the configuration names and this host lacks.
 
 A mistyped pid or pattern looks like a host on which nothing happens; so it is said, in the log and by the doctor.
 """

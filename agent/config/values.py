@@ -1,4 +1,4 @@
-"""How the texts of options and of the configuration file become values.
+"""Parses the values of options and of the configuration file.
 
 Each reader takes a text and raises ValueError with one sentence that says what is wrong and what is allowed; the
 command line and the configuration file share them, so that both accept the same and complain alike.
@@ -49,7 +49,7 @@ def option_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
     return argument
 
 
-def entries(text: str) -> list[str]:
+def split_list(text: str) -> list[str]:
     """What stands between commas; a comma within [] belongs to the pattern, as in eth[0,2]."""
     return [entry.strip() for entry in _BETWEEN_ENTRIES.split(text)]
 
@@ -178,7 +178,7 @@ def decimal(smallest: float, largest: float) -> Callable[[str], float]:
 
 
 def real(smallest: float, largest: float, what: str) -> Callable[[str], float]:
-    """Reader of a number of which an error says that it is no `what`."""
+    """Reader of a number; an error calls it no `what`."""
 
     def read(text: str) -> float:
         try:

@@ -1,4 +1,4 @@
-"""Whether a folder is a dataset that this railscope reads, and how trouble with one of its files is told."""
+"""Checks whether a folder is a dataset that this version reads, and words errors of its files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_folder(folder: Path) -> None:
             with pq.ParquetFile(file) as recordings:
                 versions.update(recordings.read(["schema_version"])["schema_version"].to_pylist())
         except (OSError, KeyError, pa.ArrowException) as error:
-            raise unreadable(file, error) from None
+            raise unreadable_error(file, error) from None
     if versions - {SCHEMA_VERSION}:
         others = ", ".join(sorted(str(version) for version in versions - {SCHEMA_VERSION}))
         raise DatasetError(
@@ -42,7 +42,7 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def unreadable(file: Path, error: BaseException) -> DatasetError:
+def unreadable_error(file: Path, error: BaseException) -> DatasetError:
     """A file of a dataset is damaged, or may not be read."""
     if isinstance(error, FileNotFoundError):
         return DatasetError(f"{file}: it went while it was to be read: the folder is being written to, try again")
@@ -50,7 +50,7 @@ def unreadable(file: Path, error: BaseException) -> DatasetError:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library or the system says, without the rest."""
+    """The first line of an error."""
     strerror = error.strerror if isinstance(error, OSError) else None
     lines = str(error).splitlines() or [type(error).__name__]
     # Java names what happened at the end of a long story.

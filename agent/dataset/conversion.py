@@ -1,4 +1,4 @@
-"""Events of a recording as rows of a dataset: whole columns at a time, no Python runs per row.
+"""Converts events of a recording to rows of a dataset, whole columns at a time.
 
 Numbers that the probes write for "not known" or "there is none" become null, unsigned words become signed ones of the
 same bits, and times of the monotonic clock become times of day by the nearest reading of both clocks, as
@@ -39,7 +39,7 @@ class DayTimes:
         # From halfway between two readings on, the later one is nearer.
         self._turns = (read_ns[1:] - read_ns[:-1] + 1) // 2 + read_ns[:-1]
 
-    def of(self, times_ns: Records) -> Times:
+    def to_realtime_ns(self, times_ns: Records) -> Times:
         """Moments of the monotonic clock as times of day, ns."""
         monotonic_ns = times_ns.astype(np.int64)
         nearest = np.searchsorted(self._turns, monotonic_ns, side="right")
@@ -55,7 +55,7 @@ def calls_table(recording: int, node: str, times: DayTimes, calls: Records) -> p
         node,
         len(calls),
         {
-            "time_ns": _integers(times.of(calls["time_ns"])),
+            "time_ns": _integers(times.to_realtime_ns(calls["time_ns"])),
             "instance": _integers(calls["instance"], nameless),
             "tid": _integers(calls["tid"], calls["tid"] == 0),
             "stream": _integers(calls["stream"], calls["stream"] == 0),
@@ -70,7 +70,7 @@ def calls_table(recording: int, node: str, times: DayTimes, calls: Records) -> p
 
 def operations_table(recording: int, node: str, times: DayTimes, done: Records) -> pa.Table:
     """`operations` from records of dtype COMPLETION_EVENT."""
-    end_ns = times.of(done["time_ns"])
+    end_ns = times.to_realtime_ns(done["time_ns"])
     return _table(
         "operations",
         recording,
@@ -104,7 +104,7 @@ def rail_samples_table(recording: int, node: str, times: DayTimes, samples: Reco
         node,
         len(samples),
         {
-            "time_ns": _integers(times.of(samples["time_ns"])),
+            "time_ns": _integers(times.to_realtime_ns(samples["time_ns"])),
             "rail_id": _integers(samples["device"]),
             "transmit_bytes": _integers(samples["transmit_bytes"]),
             "receive_bytes": _integers(samples["receive_bytes"]),
@@ -121,7 +121,7 @@ def link_events_table(recording: int, node: str, times: DayTimes, events: Record
         node,
         len(events),
         {
-            "time_ns": _integers(times.of(events["time_ns"])),
+            "time_ns": _integers(times.to_realtime_ns(events["time_ns"])),
             "rail_id": _integers(events["device"]),
             "up": pa.array(events["up"] > 0, mask=events["up"] < 0),
             "carrier": pa.array(events["carrier"] > 0, mask=events["carrier"] < 0),

@@ -71,7 +71,7 @@ class DatasetSummary:
 
 
 def describe_dataset(folder: Path, out: TextIO, *, as_json: bool) -> None:
-    """Say what a dataset holds.
+    """Describe a dataset.
 
     Raises:
         DatasetError: it cannot be read.

@@ -58,7 +58,7 @@ def part_name(recording: int, first: int, last: int | None = None) -> str:
 
 def node_folder(folder: Path, table: str, node: str) -> Path:
     """Where a node's rows of a table are."""
-    name = quote(encodable(node), safe="") or "unknown"
+    name = quote(replace_surrogates(node), safe="") or "unknown"
     if name.startswith("."):
         # A folder of this name would be another one, or hidden.
         name = "%2E" + name[1:]
@@ -68,7 +68,7 @@ def node_folder(folder: Path, table: str, node: str) -> Path:
     return folder / table / name
 
 
-def encodable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """A text as UTF-8 can have it: JSON and pickles may hold halves of letters."""
     return text.encode("utf-8", "replace").decode()
 
@@ -88,11 +88,11 @@ def table_files(folder: Path, table: str) -> list[Path]:
 def node_parts(folder: Path, table: str, node: str) -> list[Part]:
     """Every part of a node's rows of a table that counts; files that are named otherwise are left out."""
     files = _counting(sorted(node_folder(folder, table, node).glob("*/*.parquet")))
-    return [part for file in files if (part := part_of(file)) is not None]
+    return [part for file in files if (part := parse_part_name(file)) is not None]
 
 
-def part_of(file: Path) -> Part | None:
-    """What a file's name says; None: it is no name of a part."""
+def parse_part_name(file: Path) -> Part | None:
+    """Parse the name of a part's file; None: it is not such a name."""
     found = _PART.fullmatch(file.name)
     if found is None:
         return None
@@ -104,7 +104,7 @@ def _counting(files: Iterable[Path]) -> list[Path]:
     counting = []
     spans: defaultdict[tuple[Path, int], list[Part]] = defaultdict(list)
     for file in files:
-        part = part_of(file)
+        part = parse_part_name(file)
         if part is not None:
             spans[file.parent, part.recording].append(part)
         elif not file.name.startswith("."):
@@ -137,7 +137,7 @@ def make_folder(folder: Path, *, durable: bool) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, *, durable: bool) -> Iterator[Path]:
+def write_atomically(path: Path, *, durable: bool) -> Iterator[Path]:
     """A name to write to, which becomes `path` at the end, and what was there gives way; after an error nothing stays.
 
     `durable`: it is on disk before it gets its name, and its name is, so that it is whole and there after a power
@@ -164,7 +164,7 @@ def written_whole(path: Path, *, durable: bool) -> Iterator[Path]:
 
 
 def is_abandoned(partial: Path) -> bool:
-    """Whether whoever wrote this file has gone without ending it; False where nobody can tell, or it is no file."""
+    """Whether this file's writer has exited without finishing it; False if unknown, or if it is no file."""
     try:
         # Without waiting: a pipe of this name would have nobody at its other end.
         descriptor = os.open(partial, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -181,8 +181,8 @@ def is_abandoned(partial: Path) -> bool:
     return True
 
 
-def whole_path(partial: Path) -> Path:
-    """What a file that `written_whole` writes to would have become."""
+def final_path(partial: Path) -> Path:
+    """What a file that `write_atomically` writes to would have become."""
     return partial.with_name(partial.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX).rpartition(".")[0])
 
 

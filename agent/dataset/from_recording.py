@@ -59,7 +59,7 @@ def convert_file(path: Path, folder: Path) -> int:
 
 def _lost(recording: Recording, kind: str) -> int | None:
     complete = recording.complete_from_ns.get(kind, recording.began_ns) <= recording.began_ns
-    return recording.lost()[kind] if complete else None
+    return recording.lost_events()[kind] if complete else None
 
 
 def _number(recording: Recording) -> int:

@@ -1,4 +1,4 @@
-"""What writers that were killed have left in a dataset's folder: files that they had not ended.
+"""Recovers or removes the unfinished files of writers that were killed.
 
 No reader takes them for data.  Whoever records on the node next settles them.  A part of events that is whole, and has
 only not got its name, gets it, and the row of its recording says that it goes so far.  Of a file that is not whole
@@ -16,7 +16,14 @@ from typing import Final
 import pyarrow as pa
 
 from railscope.agent.dataset.check import one_line
-from railscope.agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, node_folder, node_parts, part_of, whole_path
+from railscope.agent.dataset.files import (
+    PARTIAL_SUFFIX,
+    final_path,
+    is_abandoned,
+    node_folder,
+    node_parts,
+    parse_part_name,
+)
 from railscope.agent.dataset.recording_writer import EVENT_TABLES
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.writer import last_moment_ns, read_part, read_row, write_row
@@ -26,18 +33,18 @@ _log = logging.getLogger("railscope.recordings")
 _PARTIAL: Final = f".*{PARTIAL_SUFFIX}"
 
 
-def leftovers(folder: Path) -> list[Path]:
+def find_leftovers(folder: Path) -> list[Path]:
     """Files of all nodes that were not ended, and whose writers are gone."""
     return sorted(one for table in TABLES for one in (folder / table).glob(f"*/*/{_PARTIAL}") if is_abandoned(one))
 
 
-def settle(folder: Path, node: str) -> None:
+def recover_leftovers(folder: Path, node: str) -> None:
     """Save what a node's writers have left, or remove it, and say so; what cannot be touched stays."""
     for table, partial in list(_of(folder, node)):
         try:
             rows = _save(folder, node, table, partial)
             if rows is not None:
-                _log.info("%s: saved: its recorder was killed when %d rows were on disk", whole_path(partial), rows)
+                _log.info("%s: saved: its recorder was killed when %d rows were on disk", final_path(partial), rows)
                 continue
             size_bytes = partial.stat().st_size
             partial.unlink()
@@ -49,7 +56,7 @@ def settle(folder: Path, node: str) -> None:
         if size_bytes and table in EVENT_TABLES and not _put_together(partial):
             _log.warning(
                 "%s: its recorder was killed while it wrote it: %d bytes of %s cannot be read and are removed",
-                *(whole_path(partial), size_bytes, table.replace("_", " ")),
+                *(final_path(partial), size_bytes, table.replace("_", " ")),
             )
 
 
@@ -83,7 +90,7 @@ def _of(folder: Path, node: str) -> Iterator[tuple[str, Path]]:
 
 
 def _put_together(partial: Path) -> bool:
-    part = part_of(whole_path(partial))
+    part = parse_part_name(final_path(partial))
     return part is not None and part.first != part.last
 
 
@@ -94,8 +101,8 @@ def _save(folder: Path, node: str, table: str, partial: Path) -> int | None:
         OSError: it cannot be renamed, or the row of its recording not be written.
         pa.ArrowException, ValueError, TypeError, OverflowError: its times fit in no row.
     """
-    path = whole_path(partial)
-    part = part_of(path)
+    path = final_path(partial)
+    part = parse_part_name(path)
     if table not in EVENT_TABLES or part is None or _put_together(partial) or path.exists():
         return None
     recordings = [one.path for one in node_parts(folder, "recordings", node) if one.recording == part.recording]

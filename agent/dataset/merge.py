@@ -1,4 +1,4 @@
-"""Puts the small parts of a recording that goes on together, so that a long one is no crowd of files.
+"""Merges the small parts of a running recording, so that a long one does not become thousands of files.
 
 Sixteen parts in a row become one, sixteen of those again one, until it has some megabytes.  Few rows are in memory at
 a time.  The new file gets its name before the old ones go; in between a reader counts the new one only (see `files`).
@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from railscope.agent.dataset.files import Part, part_name, part_of, written_whole
+from railscope.agent.dataset.files import Part, parse_part_name, part_name, write_atomically
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.writer import DatasetWriter, read_part, writing_options
 
@@ -73,25 +73,25 @@ class Merger:
 
     def _put_together(self, table: str, paths: list[Path]) -> Path | None:
         # The oldest may have been removed meanwhile, to keep the folder small.
-        parts: list[Part] = [part for path in paths if path.exists() and (part := part_of(path)) is not None]
+        parts: list[Part] = [part for path in paths if path.exists() and (part := parse_part_name(path)) is not None]
         if len(parts) < 2:
             return parts[0].path if parts else None
         name = part_name(parts[0].recording, min(part.first for part in parts), max(part.last for part in parts))
         target = parts[0].path.with_name(name)
-        write_together([part.path for part in parts], target, table, durable=self._writer.durable)
+        merge_files([part.path for part in parts], target, table, durable=self._writer.durable)
         for part in parts:
             part.path.unlink()
         return target
 
 
-def write_together(files: Sequence[Path], target: Path, table: str, *, durable: bool) -> None:
+def merge_files(files: Sequence[Path], target: Path, table: str, *, durable: bool) -> None:
     """Write what several files of a table hold into one, whole or not at all; it is as old as the youngest of them.
 
     Raises:
         OSError: one cannot be read, or the other not be written.
     """
     modified_ns = max(file.stat().st_mtime_ns for file in files)
-    with written_whole(target, durable=durable) as partial:
+    with write_atomically(target, durable=durable) as partial:
         with pq.ParquetWriter(partial, TABLES[table], **writing_options(table)) as whole:
             held: list[pa.Table] = []
             for file in files:

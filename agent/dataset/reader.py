@@ -32,11 +32,11 @@ import ibis
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from railscope.agent.dataset.check import check_folder, one_line, unreadable
-from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, part_of, table_files
+from railscope.agent.dataset.check import check_folder, one_line, unreadable_error
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, parse_part_name, table_files
 from railscope.agent.dataset.from_recording import convert_file
-from railscope.agent.dataset.leftovers import leftovers
-from railscope.agent.dataset.replacement import not_counting
+from railscope.agent.dataset.leftovers import find_leftovers
+from railscope.agent.dataset.replacement import uncounted_recordings
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
 
 _SHORTEST_NS: Final = 100_000_000
@@ -45,7 +45,7 @@ _OWN: Final = "railscope"
 """Formats that are imported keep ranks apart themselves (agent/imports)."""
 
 
-def overlaps(recordings: Any, communicators: Any, rows: Callable[[Any], pa.Table]) -> tuple[str, ...]:
+def describe_overlaps(recordings: Any, communicators: Any, rows: Callable[[Any], pa.Table]) -> tuple[str, ...]:
     """A line for each node of which two recordings have the same ranks at the same time.
 
     Args:
@@ -131,7 +131,7 @@ class Dataset:
             return self.backend.to_pyarrow(expression)
 
     def close(self) -> None:
-        """Let go of the engine, unless it was given, and remove what was converted."""
+        """Close the engine, unless the caller gave it, and remove converted files."""
         if self.owned:
             self.backend.disconnect()
         if self.temporary is not None:
@@ -177,7 +177,7 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
         with _engine(engine, folders):
             tables = {name: _table(engine, folders, name, found_in) for name in TABLES}
             tables |= {name: _possible(engine, folders, tables[name], name, time) for name, time in TIME_OF.items()}
-            for line in overlaps(tables["recordings"], tables["communicators"], engine.to_pyarrow):
+            for line in describe_overlaps(tables["recordings"], tables["communicators"], engine.to_pyarrow):
                 _log.warning("%s", line)
         return Dataset(tuple(folders), engine, tables, temporary, owned=backend is None)
     except BaseException:
@@ -189,7 +189,7 @@ def open_dataset(paths: Sequence[Path], backend: Any = None) -> Dataset:
 
 
 def _possible(backend: Any, folders: Sequence[Path], table: Any, name: str, time: str) -> Any:
-    """The rows whose payload can be; sums of others would come out wrong, and nobody would see it."""
+    """The rows with a possible payload; others would silently falsify sums."""
     wrong = (table.payload_bytes < 0) | (table.payload_bytes > LARGEST_PAYLOAD_BYTES)
     counts = table.aggregate(
         wrong=table.recording.count(where=wrong), untimed=table.recording.count(where=table[time].isnull())
@@ -208,7 +208,7 @@ def _possible(backend: Any, folders: Sequence[Path], table: Any, name: str, time
 
 def _say_what_is_left(folder: Path) -> None:
     """Whoever reads a recording whose recorder was killed learns that its end may be missing."""
-    left = leftovers(folder)
+    left = find_leftovers(folder)
     if left:
         nodes = ", ".join(sorted({unquote(one.parent.parent.name) for one in left}))
         _log.warning(
@@ -229,9 +229,9 @@ def _recordings(folder: Path) -> set[int]:
         DatasetError: a file cannot be read.
     """
     while True:
-        hidden = not_counting(folder)
+        hidden = uncounted_recordings(folder)
         numbers = _with_rows(folder)
-        if not_counting(folder) == hidden:
+        if uncounted_recordings(folder) == hidden:
             return numbers - hidden
         # Meanwhile some took the place of others.
 
@@ -243,7 +243,7 @@ def _with_rows(folder: Path) -> set[int]:
             with pq.ParquetFile(file) as rows:
                 numbers.update(rows.read(["recording"])["recording"].to_pylist())
         except (OSError, KeyError, pa.ArrowException) as error:
-            raise unreadable(file, error) from None
+            raise unreadable_error(file, error) from None
     return {number for number in numbers if number is not None}
 
 
@@ -258,7 +258,7 @@ def _table(backend: Any, folders: Sequence[Path], name: str, recordings: Contain
     by_columns: defaultdict[tuple[str, ...], list[Path]] = defaultdict(list)
     for folder in folders:
         for file in table_files(folder, name):
-            part = part_of(file)
+            part = parse_part_name(file)
             if part is not None and part.recording not in recordings:
                 continue
             by_columns[_columns(file, name)].append(file)
@@ -283,7 +283,7 @@ def _columns(file: Path, name: str) -> tuple[str, ...]:
     try:
         found = pq.read_schema(file)
     except (OSError, pa.ArrowException) as error:
-        raise unreadable(file, error) from None
+        raise unreadable_error(file, error) from None
     for field in TABLES[name]:
         if field.name in found.names and _plain_type(found.field(field.name).type) != _plain_type(field.type):
             raise DatasetError(f"{file}: column {field.name} is of another type than in a dataset: remove the file")

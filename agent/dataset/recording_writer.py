@@ -1,4 +1,4 @@
-"""Puts what one host recorded into a dataset, piece by piece, so that the folder can be read at any time.
+"""Writes what one host records into a dataset, piece by piece; the folder is readable at any time.
 
 Events are written once, as parts.  What says who is who (communicators, rails, connections), stalls, which go on, and
 the row of the recording itself are renewed: their file is written anew, and takes the old one's place.  They come
@@ -29,7 +29,7 @@ from railscope.agent.dataset.conversion import (
 from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.recording.format import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
@@ -69,7 +69,7 @@ class RecordingRow:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Events of one piece that were seen and are not in it; None: some, and nobody knows how many."""
+    """Events of one piece that were lost; None: some, number unknown."""
 
     calls: int | None
     operations: int | None
@@ -112,7 +112,7 @@ class RecordingWriter:
 
     @property
     def row(self) -> RecordingRow:
-        """The recording as its row says."""
+        """The recording's row."""
         return self._row
 
     @property
@@ -168,7 +168,7 @@ class RecordingWriter:
             self.rows[table] = self.rows.get(table, 0) + len(rows)
         return files
 
-    def note_removed(self, calls: int, operations: int, until_ns: int) -> None:
+    def record_removed(self, calls: int, operations: int, until_ns: int) -> None:
         """Events of this recording, up to a time of day, are about to be removed.
 
         Raises:
@@ -205,21 +205,21 @@ class RecordingWriter:
                 yield table, converted(self._writer.recording, node, times, piece.arrays[kind])
         if piece.marks:
             marks = [{"time_ns": piece.realtime_ns(mark.time_ns), "text": _utf8(mark.text)} for mark in piece.marks]
-            yield "marks", self._writer.table_of("marks", marks)
+            yield "marks", self._writer.make_table("marks", marks)
 
     def _write_events(self, table: str, rows: pa.Table, part: int) -> list[Path]:
         hours = rows["end_ns" if table == "operations" else "time_ns"].to_numpy() // HOUR_NS
         first = int(hours[0])
         if (hours == first).all():
-            return [self._writer.put(table, rows, first * HOUR_NS, part)]
+            return [self._writer.write_part(table, rows, first * HOUR_NS, part)]
         return [
-            self._writer.put(table, rows.filter(pa.array(hours == hour)), hour * HOUR_NS, part)
+            self._writer.write_part(table, rows.filter(pa.array(hours == hour)), hour * HOUR_NS, part)
             for hour in np.unique(hours).tolist()
         ]
 
 
 class _Renewed:
-    """A table that is small and changes: written as a whole whenever it has changed, or somebody has removed it.
+    """A small table that changes: rewritten whenever it has changed, or its file is missing.
 
     What is told of more than a few thousand things goes on in another file, and is not renewed any more.
     """
@@ -249,8 +249,8 @@ class _Renewed:
     def write(self) -> None:
         if not self._changed and (self._path is None or self._path.exists()):
             return
-        self._path = self._writer.put(
-            self._table, self._writer.table_of(self._table, list(self._rows.values())), self._hour_ns, self._file
+        self._path = self._writer.write_part(
+            self._table, self._writer.make_table(self._table, list(self._rows.values())), self._hour_ns, self._file
         )
         self._changed = False
         if len(self._rows) >= _MOST_RENEWED_ROWS:
@@ -269,14 +269,14 @@ def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -
     return {
         "instance": one.instance,
         "comm": _known(identity.comm),
-        "rank": number_of(identity.rank),
-        "nranks": number_of(identity.nranks),
-        "local_ranks": number_of(identity.local_ranks),
-        "node_rank": number_of(identity.node_rank),
+        "rank": parse_number(identity.rank),
+        "nranks": parse_number(identity.nranks),
+        "local_ranks": parse_number(identity.local_ranks),
+        "node_rank": parse_number(identity.node_rank),
         "pid": identity.pid,
         "netns": _known(identity.netns),
         "gpu": _known(identity.gpu),
-        "world_rank": number_of(identity.of_job("world_rank")),
+        "world_rank": parse_number(identity.of_job("world_rank")),
         "job": _known(identity.of_job("job")),
         "nccl_version": _known(identity.nccl_version),
         "numbered_from_start": numbered_from_start,
@@ -298,13 +298,13 @@ def _rail(rail: RecordedRail) -> dict[str, Any]:
 def _stall(stall: RecordedStall) -> dict[str, Any]:
     return {
         "comm": _known(stall.comm),
-        "rank": number_of(stall.rank),
+        "rank": parse_number(stall.rank),
         "op": _known(stall.op),
         "cause": _known(stall.cause),
         "strength": _known(stall.strength),
         "since_ns": stall.since_realtime_ns,
         "seconds": stall.seconds,
-        "blamed_rank": number_of(stall.blamed_rank),
+        "blamed_rank": parse_number(stall.blamed_rank),
         "rail": _known(stall.rail),
         "device": _known(stall.device),
         "evidence": "\n".join(stall.evidence) or None,

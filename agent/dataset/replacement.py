@@ -1,4 +1,4 @@
-"""Recordings that take the place of others, all at one moment, whenever their writer is stopped.
+"""Replaces recordings by others atomically, even if the writer is killed.
 
 Rows of several recordings are several files, and so are those that go.  A note in the dataset's folder lists both.  As
 long as the note has not got its name, the new ones do not count; from then on the old ones do not, and their files can
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, is_abandoned, make_folder, written_whole
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, is_abandoned, make_folder, write_atomically
 from railscope.agent.dataset.leftovers import remove_recordings
 
 _NAME: Final = "replaced-{:016x}.json"
@@ -47,7 +47,7 @@ def replacing(folder: Path, new: Collection[Place], old: Collection[Place]) -> I
     """
     path = _note_of(folder, new)
     make_folder(path.parent, durable=False)
-    with written_whole(path, durable=False) as partial:
+    with write_atomically(path, durable=False) as partial:
         partial.write_text(json.dumps({"new": sorted(new), "old": sorted(old)}))
         yield
 
@@ -61,7 +61,7 @@ def remove_replaced(folder: Path, new: Collection[Place], old: Collection[Place]
     _remove(folder, _note_of(folder, new), old)
 
 
-def not_counting(folder: Path) -> frozenset[int]:
+def uncounted_recordings(folder: Path) -> frozenset[int]:
     """Recordings that are being written, or removed, by such a replacement.
 
     Raises:
@@ -73,7 +73,7 @@ def not_counting(folder: Path) -> frozenset[int]:
     return frozenset(number for _, number in places)
 
 
-def settle_replacements(folder: Path) -> None:
+def finish_replacements(folder: Path) -> None:
     """Finish, or undo, replacements whose writers were killed.
 
     Raises:
@@ -93,7 +93,7 @@ def _note_of(folder: Path, new: Collection[Place]) -> Path:
 
 
 def _remove(folder: Path, note: Path, recordings: Collection[Place]) -> None:
-    """The recordings, and then the note that says of them that they do not count."""
+    """Remove the recordings, then the note that marks them as not counting."""
     remove_recordings(folder, recordings)
     note.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Keeps what one node has in a dataset's folder within a size: the oldest events go first, and it is said which.
+"""Keeps a node's share of a dataset's folder within a size: it deletes the oldest events and logs which.
 
 Only events are removed, all tables' parts of the same time together; who is who stays as long as there are events.
 A recording whose beginning was removed begins later: its row says when, and how many calls and operations went.
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from railscope.agent.dataset.check import one_line
-from railscope.agent.dataset.files import Part, node_folder, node_parts, part_of
+from railscope.agent.dataset.files import Part, node_folder, node_parts, parse_part_name
 from railscope.agent.dataset.recording_writer import EVENT_TABLES, RecordingWriter
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.writer import last_moment_ns, read_row, write_row
@@ -75,7 +75,7 @@ class SizeBound:
         """What was said of files that cannot be read: once of each."""
         self.removed = Removed()
 
-    def keep(self, writer: RecordingWriter, written_bytes: int) -> None:
+    def remove_excess(self, writer: RecordingWriter, written_bytes: int) -> None:
         """Remove what is too much; call after `written_bytes` more were written.
 
         Raises:
@@ -110,7 +110,7 @@ class SizeBound:
             )
 
     def _removable(self, writer: RecordingWriter) -> list[_Group]:
-        """Groups of parts, the oldest first; never the last one of the recording that goes on."""
+        """Groups of parts, the oldest first; never the last one of the running recording."""
         folder, node, own = writer.writer.folder, writer.writer.node, writer.writer.recording
         busy = {
             part.recording
@@ -148,7 +148,7 @@ class SizeBound:
                 until_ns = max(until_ns, last_moment_ns(part.path, table) + 1)
         # The row is told first: it never promises what is not there.
         if group.recording == writer.writer.recording:
-            writer.note_removed(rows["calls"], rows["operations"], until_ns)
+            writer.record_removed(rows["calls"], rows["operations"], until_ns)
         else:
             _shorten(writer, group.recording, rows["calls"], rows["operations"], until_ns)
         for _, part in group.parts:
@@ -167,11 +167,11 @@ class SizeBound:
 
 
 def _hidden_by(whole: Part) -> list[Path]:
-    """Files of which another one holds everything, left by somebody who was stopped while putting them together."""
+    """Files whose content is in a merged one, left by a writer that was killed while merging."""
     if whole.first == whole.last:
         return []
     beside = whole.path.parent.glob(f"{whole.recording:016x}-*.parquet")
-    parts = [part for path in beside if path != whole.path and (part := part_of(path)) is not None]
+    parts = [part for path in beside if path != whole.path and (part := parse_part_name(path)) is not None]
     return [part.path for part in parts if whole.first <= part.first and part.last <= whole.last]
 
 
@@ -185,7 +185,7 @@ def _reading(part: Part) -> Iterator[None]:
 
 
 def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: int, until_ns: int) -> None:
-    """Say in the row of a recording that has ended that its beginning goes."""
+    """Note in the row of an ended recording that its beginning is removed."""
     for part in _of(writer, "recordings", recording):
         with _reading(part):
             row = read_row(part.path, "recordings")

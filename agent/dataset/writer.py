@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from railscope.agent.dataset.files import encodable, hour_folder, make_folder, part_name, written_whole
+from railscope.agent.dataset.files import hour_folder, make_folder, part_name, replace_surrogates, write_atomically
 from railscope.agent.dataset.schema import TABLES
 
 _COMPRESSION: Final = "zstd"
@@ -29,7 +29,7 @@ class DatasetWriter:
     def __init__(self, folder: Path, node: str, *, durable: bool = False) -> None:
         """`durable`: what was written outlives a power failure, which takes some milliseconds a file."""
         self._folder = folder
-        self._node = encodable(node)
+        self._node = replace_surrogates(node)
         self._durable = durable
         self.recording = secrets.randbits(62)
         """The number of this recording: the column `recording` of all its rows."""
@@ -54,16 +54,16 @@ class DatasetWriter:
             OSError: it cannot be written; nothing is left of it.
         """
         self._parts += 1
-        return self.put(table, rows, hour_ns, self._parts)
+        return self.write_part(table, rows, hour_ns, self._parts)
 
     def add_rows(
         self, table: str, rows: list[dict[str, Any]], hour_ns: int, metadata: Mapping[str, str] = _NO_METADATA
     ) -> Path:
         """As `add`, from rows by column; columns that a row lacks are null, `recording` and `node` are filled in."""
         self._parts += 1
-        return self.put(table, self.table_of(table, rows), hour_ns, self._parts, metadata)
+        return self.write_part(table, self.make_table(table, rows), hour_ns, self._parts, metadata)
 
-    def put(
+    def write_part(
         self, table: str, rows: pa.Table, hour_ns: int, part: int, metadata: Mapping[str, str] = _NO_METADATA
     ) -> Path:
         """As `add`, as the part of this number; one that is there already gives way.
@@ -80,7 +80,7 @@ class DatasetWriter:
         write_table(file, table, rows, durable=self._durable, metadata=metadata)
         return file
 
-    def table_of(self, table: str, rows: list[dict[str, Any]]) -> pa.Table:
+    def make_table(self, table: str, rows: list[dict[str, Any]]) -> pa.Table:
         """Rows by column as a table, as `add_rows` takes them."""
         own: Mapping[str, Any] = {"recording": self.recording, "node": self._node}
         return pa.Table.from_pylist([{**own, **row} for row in rows], schema=TABLES[table])
@@ -95,7 +95,7 @@ def write_table(
         OSError: it cannot be written; what was there stays.
     """
     with (
-        written_whole(file, durable=durable) as partial,
+        write_atomically(file, durable=durable) as partial,
         pq.ParquetWriter(partial, TABLES[table], **writing_options(table)) as writer,
     ):
         writer.write_table(_completed(table, rows))
@@ -126,7 +126,7 @@ def read_row(file: Path, table: str) -> dict[str, Any]:
 
 
 def write_row(file: Path, table: str, row: dict[str, Any]) -> None:
-    """Put another row in the place of a file's only one; it stays as old as it was, by which others judge it.
+    """Replace the only row of a file; the file keeps its modification time, by which its age is judged.
 
     Raises:
         OSError: it cannot be written; what was there stays.

@@ -17,13 +17,19 @@ from typing import Final, TextIO
 
 from railscope import probes
 from railscope.agent.config.options import Config
-from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, guarded, one_line
-from railscope.agent.doctor.host import devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, one_line, run_guarded
+from railscope.agent.doctor.host import (
+    check_devices,
+    check_kernel,
+    check_pid_namespace,
+    check_privileges,
+    check_settings,
+)
 from railscope.agent.doctor.libraries import check_libraries
 from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.rails import check_rails
-from railscope.agent.doctor.topology import TopologyReport, check_topology, picture, topology_of_file
+from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
 from railscope.probes.clock import Clock, SystemClock
 
 FINE: Final = 0
@@ -83,7 +89,7 @@ def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> i
     else:
         counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
         advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
-        out.write(f"{picture(found)}{file}: {counted}{advice}\n")
+        out.write(f"{render_picture(found)}{file}: {counted}{advice}\n")
     return FINE if rails else PROBLEM
 
 
@@ -119,22 +125,22 @@ def examine(config: Config, clock: Clock) -> Examination:
 
     findings = [
         *_recorded(config),
-        *guarded("kernel", lambda: kernel(host.release, host.machine)),
-        *guarded("privileges", lambda: privileges(procfs)),
+        *run_guarded("kernel", lambda: check_kernel(host.release, host.machine)),
+        *run_guarded("privileges", lambda: check_privileges(procfs)),
         *check_probes(config, objects),
-        *guarded("settings", lambda: settings(procfs, sysfs)),
-        *guarded("pid namespace", lambda: pid_namespace(procfs)),
-        *guarded("NCCL library", look_at_libraries),
-        *guarded("rail", look_at_rails),
-        *guarded("topology", look_at_topology),
-        *guarded("NVLink", look_at_nvlink),
-        *guarded("devices", lambda: devices(procfs, sysfs)),
+        *run_guarded("settings", lambda: check_settings(procfs, sysfs)),
+        *run_guarded("pid namespace", lambda: check_pid_namespace(procfs)),
+        *run_guarded("NCCL library", look_at_libraries),
+        *run_guarded("rail", look_at_rails),
+        *run_guarded("topology", look_at_topology),
+        *run_guarded("NVLink", look_at_nvlink),
+        *run_guarded("devices", lambda: check_devices(procfs, sysfs)),
     ]
     return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails), *topologies)
 
 
 def _recorded(config: Config) -> list[Finding]:
-    """Say so where files of another host, or made-up ones, are read."""
+    """State that the files of another host, or made-up ones, are read."""
     folders = [str(given) for given, real in ((config.procfs, "/proc"), (config.sysfs, "/sys")) if str(given) != real]
     if not folders:
         return []
@@ -151,7 +157,7 @@ def as_text(examination: Examination) -> str:
     problems = sum(finding.status == "problem" for finding in examination.findings)
     counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
     lines.append("")
-    if examination.topology and (drawn := picture(examination.topology)):
+    if examination.topology and (drawn := render_picture(examination.topology)):
         lines.append(drawn)
     lines.append(
         f"railscope {examination.version} on Linux {examination.kernel}: {counted} found, as user {os.geteuid()}"

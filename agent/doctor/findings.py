@@ -1,4 +1,4 @@
-"""What `railscope doctor` says: findings, and what it learnt about libraries and rails.
+"""The findings of `railscope doctor`, and its reports on libraries and rails.
 
 A check that cannot be made is itself a finding: whatever goes wrong while one looks at a strange host, the others
 still speak.
@@ -38,7 +38,7 @@ _AS_ROOT_ALREADY: Final = "run railscope outside of this container or sandbox, o
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, how it is, and what would mend it."""
+    """One line: what was checked, the result, and the remedy."""
 
     check: str
     status: Status
@@ -87,23 +87,23 @@ class RailReport:
     speed_bytes_per_second: int | None
 
 
-def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
+def run_guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
     """The findings of one check, or the one that it could not be made."""
     try:
         return list(look())
     except CHECK_FAILURES as error:
         what = f"cannot be checked: {one_line(error)}"
-        return [Finding(check, "problem", what, f"{more_rights()}; if that does not help, report this line")]
+        return [Finding(check, "problem", what, f"{privilege_remedy()}; if that does not help, report this line")]
 
 
-def more_rights() -> str:
+def privilege_remedy() -> str:
     """How to get what the kernel refuses: root that is refused lives in a container or a sandbox."""
     return _AS_ROOT if os.geteuid() != 0 else _AS_ROOT_ALREADY
 
 
 def capability_remedy(name: str) -> str:
     """How to get one capability."""
-    return f"{more_rights()}; in a systemd unit: AmbientCapabilities={name}"
+    return f"{privilege_remedy()}; in a systemd unit: AmbientCapabilities={name}"
 
 
 def one_line(error: BaseException) -> str:

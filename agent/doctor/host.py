@@ -1,4 +1,4 @@
-"""What the host is: kernel, privileges, settings that may forbid probes, and devices beside the network's.
+"""Checks the host: kernel, privileges, settings that may forbid probes, RDMA devices and NVIDIA driver.
 
 Only facts that the kernel's files state.  Whether probes really work is tried in agent/doctor/probes.py, whatever
 these files say.
@@ -67,7 +67,7 @@ CAPABILITIES: Final = (
 )
 
 
-def kernel(release: str, machine: str) -> list[Finding]:
+def check_kernel(release: str, machine: str) -> list[Finding]:
     """Version and processor: the programs are built for two of them."""
     findings = []
     match = re.match(r"(\d+)\.(\d+)", release)
@@ -100,7 +100,7 @@ def effective_capabilities(procfs: Path) -> int:
     return int(match[1], 16)
 
 
-def privileges(procfs: Path) -> list[Finding]:
+def check_privileges(procfs: Path) -> list[Finding]:
     """Effective capabilities of this very process; a service may have others.
 
     Raises:
@@ -126,7 +126,7 @@ def privileges(procfs: Path) -> list[Finding]:
     return findings
 
 
-def settings(procfs: Path, sysfs: Path) -> list[Finding]:
+def check_settings(procfs: Path, sysfs: Path) -> list[Finding]:
     """Settings of the kernel that explain a refusal; the trials decide whether there is one."""
     findings = [
         _setting(
@@ -147,7 +147,7 @@ def settings(procfs: Path, sysfs: Path) -> list[Finding]:
     return findings
 
 
-def pid_namespace(procfs: Path) -> list[Finding]:
+def check_pid_namespace(procfs: Path) -> list[Finding]:
     """Whether all processes of the host can be seen.
 
     Raises:
@@ -165,7 +165,7 @@ def pid_namespace(procfs: Path) -> list[Finding]:
     ]
 
 
-def devices(procfs: Path, sysfs: Path) -> list[Finding]:
+def check_devices(procfs: Path, sysfs: Path) -> list[Finding]:
     """RDMA devices and the NVIDIA driver: whether they are there."""
     findings = []
     try:

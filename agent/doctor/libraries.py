@@ -14,13 +14,13 @@ from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.unmatched import pids_without_nccl
-from railscope.agent.doctor.findings import Finding, LibraryReport, capability_remedy, more_rights, one_line
+from railscope.agent.doctor.findings import Finding, LibraryReport, capability_remedy, one_line, privilege_remedy
 from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
 from railscope.agent.doctor.probes import configured_settings
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
-from railscope.agent.node.overhead.governor import name_of
-from railscope.agent.node.targets.libraries import Discovery, Library
+from railscope.agent.node.overhead.governor import level_name
+from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.probes.libraries.elf import Elf, ElfError
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.libbpf import LoadError
@@ -41,7 +41,7 @@ _log = logging.getLogger("railscope.doctor")
 
 
 class LeashedAttacher:
-    """Attaches for this process only, and remembers what the kernel said of each library."""
+    """Attaches for this process only, and keeps the kernel's answer for each library."""
 
     def __init__(self, programs: NcclPrograms | None) -> None:
         """`programs` None: nothing could be loaded, so nothing is attached."""
@@ -55,7 +55,7 @@ class LeashedAttacher:
         return self._programs is not None and self._programs.attach_kind is AttachKind.MULTI
 
     def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
-        """See `Attacher` (agent/node/targets/libraries.py); `pid` is not looked at.  A refusal is kept, not raised."""
+        """See `Attacher` (agent/node/targets/libraries.py); `pid` is ignored.  A refusal is kept, not raised."""
         del pid
         if self._programs is not None and self.tries:
             try:
@@ -73,7 +73,7 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
     """
     with _programs(config) as programs:
         attacher = LeashedAttacher(programs)
-        discovery = Discovery(attacher, config.procfs, wanted=lambda _: True, found=lambda *_: None)
+        discovery = Libraries(attacher, config.procfs, wanted=lambda _: True, found=lambda *_: None)
         try:
             discovery.scan()
             found = sorted(discovery.libraries, key=lambda library: library.path)
@@ -91,7 +91,7 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
         )
     if errors:
         what = f"{len(errors)} may not be opened: whether they hold NCCL is unknown; the first: {errors[0]}"
-        findings.append(Finding("mapped files", "problem", what, more_rights()))
+        findings.append(Finding("mapped files", "problem", what, privilege_remedy()))
     if not reports:
         what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
         findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
@@ -137,7 +137,7 @@ def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
         processes=len(library.mappers),
         attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
         attach_refusal=refusal,
-        highest_level=name_of(level),
+        highest_level=level_name(level),
         completion_unseen=completion_unseen,
     )
 
@@ -177,7 +177,7 @@ def _finding(report: LibraryReport) -> Finding:
         f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}"
     )
     if report.attach == "refused":
-        return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", more_rights())
+        return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", privilege_remedy())
     lost = []
     if report.attach == "not tried":
         lost.append("whether probes can be attached to it is unknown: it could not be tried without touching the job")

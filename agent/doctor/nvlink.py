@@ -25,7 +25,7 @@ def check_nvlink(
     """
     findings: list[Finding] = []
     look = threading.Thread(
-        target=lambda: findings.extend(_look(sysfs, clock, library)), name="doctor-nvlink", daemon=True
+        target=lambda: findings.extend(_examine(sysfs, clock, library)), name="doctor-nvlink", daemon=True
     )
     look.start()
     look.join(patience_seconds)
@@ -35,7 +35,7 @@ def check_nvlink(
     return findings
 
 
-def _look(sysfs: Path, clock: Clock, library: str) -> list[Finding]:
+def _examine(sysfs: Path, clock: Clock, library: str) -> list[Finding]:
     try:
         session = NvmlSession.open(library)
     except NvmlMissing as missing:

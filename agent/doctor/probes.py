@@ -1,4 +1,4 @@
-"""Whether probes work on this kernel with these privileges: each part is tried, on a function of our own.
+"""Checks whether probes work on this kernel with these privileges, by attaching them to a function of our own.
 
 The function is a few bytes of machine code in an anonymous file that only this process maps.  Each kind of probe is
 loaded, attached to it, hit a few times and read back, so that "works" means calls were counted.
@@ -19,7 +19,7 @@ import numpy as np
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import AUTO, attach_kind, enqueue_time, loader
-from railscope.agent.doctor.findings import Finding, guarded, more_rights, one_line
+from railscope.agent.doctor.findings import Finding, one_line, privilege_remedy, run_guarded
 from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64
 from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
 from railscope.probes.loading import bcc_loader
@@ -149,7 +149,7 @@ class OwnFunction:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one way to count said of `_CALLS` calls."""
+    """The result of one way to count `_CALLS` calls."""
 
     attach: AttachKind
     enqueue_time: EnqueueTime
@@ -220,22 +220,22 @@ def configured_settings(config: Config) -> ProgramSettings:
 def check_probes(config: Config, objects: Path) -> list[Finding]:
     """Everything from the system call to counted calls; `objects` is the folder of the compiled programs."""
     findings = [
-        *guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "made and removed a map")]),
-        *guarded(
+        *run_guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "made and removed a map")]),
+        *run_guarded(
             "ring buffer",
             lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
         ),
     ]
-    first_loader = [*guarded("libbpf", _libbpf), *guarded("BPF objects", lambda: _objects(objects))]
+    first_loader = [*run_guarded("libbpf", _libbpf), *run_guarded("BPF objects", lambda: _objects(objects))]
     without = next((finding.what for finding in first_loader if finding.status == "problem"), None)
     findings += first_loader
-    findings += guarded("bcc", lambda: [_bcc(config, without)])
-    findings += guarded("uprobe events", lambda: _perf_type(config.sysfs))
-    chosen = guarded("probes", lambda: [_chosen(config)])
+    findings += run_guarded("bcc", lambda: [_bcc(config, without)])
+    findings += run_guarded("uprobe events", lambda: _perf_type(config.sysfs))
+    chosen = run_guarded("probes", lambda: [_chosen(config)])
     works = all(finding.status == "ok" for finding in chosen)
     for mode in MODES:
-        findings += guarded(mode.check, lambda mode=mode: [_mode(mode, works)])  # type: ignore[misc]
-    return findings + chosen + guarded("mapping events", lambda: _mapping_events(config.sysfs))
+        findings += run_guarded(mode.check, lambda mode=mode: [_mode(mode, works)])  # type: ignore[misc]
+    return findings + chosen + run_guarded("mapping events", lambda: _mapping_events(config.sysfs))
 
 
 def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Finding:
@@ -244,7 +244,9 @@ def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Fin
     try:
         os.close(bpf(_BPF_MAP_CREATE, attributes, "make a BPF map"))
     except KernelRefusal as refusal:
-        return Finding(check, "problem", one_line(refusal), f"{more_rights()}; in a container: allow bpf in seccomp")
+        return Finding(
+            check, "problem", one_line(refusal), f"{privilege_remedy()}; in a container: allow bpf in seccomp"
+        )
     return Finding(check, "ok", what)
 
 
@@ -318,7 +320,7 @@ def _chosen(config: Config) -> Finding:
             )
             if value != AUTO
         ]
-        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else more_rights()
+        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else privilege_remedy()
         return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)
     kind = {AttachKind.MULTI: "uprobe_multi links", AttachKind.PERF: "perf event links"}[trial.attach]
     times = {
@@ -339,7 +341,7 @@ def _mapping_events(sysfs: Path) -> list[Finding]:
                 function.map()
                 told = any(event.inode == inode and event.pid == os.getpid() for event in stream.read())
         except MmapEventsError as error:
-            return [Finding("mapping events", "problem", one_line(error), more_rights())]
+            return [Finding("mapping events", "problem", one_line(error), privilege_remedy())]
     if told:
         return [
             Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")

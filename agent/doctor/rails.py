@@ -1,4 +1,4 @@
-"""Which network devices the agent would take for rails, in its own namespace and in those of NCCL's processes."""
+"""Shows which network devices the agent takes for rails, in its own namespace and in those of NCCL processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.unmatched import patterns_without_device
-from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
+from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
 from railscope.agent.doctor.topology import rdma_of_host
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.node.rails.selection import decide_rails
@@ -62,9 +62,9 @@ def check_rails(
                 interfaces.setdefault(namespace.inode, set()).add(value)
         if refusals:
             what = f"of {len(refusals)} processes with NCCL unknown; the first: {refusals[0]}"
-            findings.append(Finding("network namespace", "problem", what, more_rights()))
+            findings.append(Finding("network namespace", "problem", what, privilege_remedy()))
         for namespace in namespaces.values():
-            devices += _look(namespace, config, clock, findings)
+            devices += _read_devices(namespace, config, clock, findings)
     rdma = rdma_of_host(config, processes)
     decisions = decide_rails(
         devices,
@@ -89,7 +89,7 @@ def check_rails(
     return findings, tuple(_report(decision, own) for decision in decisions)
 
 
-def _look(
+def _read_devices(
     namespace: NetworkNamespace, config: Config, clock: Clock, findings: list[Finding]
 ) -> tuple[NetworkDevice, ...]:
     place = "own namespace" if namespace.own else f"namespace net:[{namespace.inode}]"
@@ -98,7 +98,7 @@ def _look(
     except NamespaceGone:
         return ()
     except NamespaceError as error:
-        findings.append(Finding("network namespace", "problem", f"{place}: {one_line(error)}", more_rights()))
+        findings.append(Finding("network namespace", "problem", f"{place}: {one_line(error)}", privilege_remedy()))
         return ()
     return _devices(sources, place, findings)
 
@@ -111,7 +111,7 @@ def _devices(sources: DeviceSources, place: str, findings: list[Finding]) -> tup
             return sources.inventory.read()
         except (OSError, ValueError) as error:
             what = f"{place}: the devices cannot be listed: {one_line(error)}"
-            findings.append(Finding("network namespace", "problem", what, more_rights()))
+            findings.append(Finding("network namespace", "problem", what, privilege_remedy()))
             return ()
     finally:
         sources.counters.close()

@@ -11,7 +11,7 @@ from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import RailPattern
-from railscope.agent.doctor.findings import Finding, RailReport, more_rights, one_line
+from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
 from railscope.probes.processes.processes import environ
@@ -24,9 +24,9 @@ from railscope.probes.topology.machine import (
     gpus_of_topology,
     nics_of_rdma,
     nics_of_topology,
-    place_of,
+    read_place,
 )
-from railscope.probes.topology.nccl_xml import XmlTopology, read_topology, topology_of_process
+from railscope.probes.topology.nccl_xml import XmlTopology, read_topology, read_topology_of_process
 from railscope.probes.topology.pci import pci_devices
 
 WIDTH: Final = 100
@@ -81,7 +81,7 @@ def topology_of_file(file: Path, patterns: Sequence[RailPattern]) -> TopologyRep
     """
     topology = read_topology(file)
     gpus = gpus_of_topology(topology)
-    return report(gpus, map_rails(nics_of_topology(topology), gpus, patterns=patterns, topology=topology))
+    return make_report(gpus, map_rails(nics_of_topology(topology), gpus, patterns=patterns, topology=topology))
 
 
 def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
@@ -125,7 +125,7 @@ def check_topology(
         mapped = _network_devices(config, gpus, rails)
     else:
         return findings, None
-    found = report(gpus, mapped)
+    found = make_report(gpus, mapped)
     count = sum(port.rail is not None for port in found.rails)
     if nics and not count:
         findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
@@ -145,7 +145,7 @@ def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailRe
         Nic(
             rail.device,
             None,
-            place_of(config.sysfs, config.sysfs / "class" / "net" / rail.device / "device"),
+            read_place(config.sysfs, config.sysfs / "class" / "net" / rail.device / "device"),
             rail.speed_bytes_per_second,
             rail.carrier,
         )
@@ -174,17 +174,17 @@ def _said_to_nccl(
         if topology is not None or name in refused:
             continue
         try:
-            topology = topology_of_process(config.procfs, pid, name)
+            topology = read_topology_of_process(config.procfs, pid, name)
         except (OSError, ValueError) as error:
             # The ranks of a job are told the same: once is enough.
             refused.add(name)
             what = f"topology file {name} of process {pid} is not used: {one_line(error)}"
-            remedy = more_rights() if isinstance(error, PermissionError) else ""
+            remedy = privilege_remedy() if isinstance(error, PermissionError) else ""
             findings.append(Finding("topology", "note", what, remedy))
     return [parse_hca_list(value) for value in sorted(values)], topology
 
 
-def report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
+def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
     """What people and programs are shown of a map."""
     ports = tuple(
         PortReport(
@@ -203,7 +203,7 @@ def report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
     return TopologyReport(tuple(sorted(gpu.index for gpu in gpus)), ports)
 
 
-def picture(topology: TopologyReport) -> str:
+def render_picture(topology: TopologyReport) -> str:
     """GPUs at the left, ports and rails at the right, then what is no rail and why; lines of at most 100 columns."""
     rails = [port for port in topology.rails if port.rail is not None]
     groups: dict[tuple[int, ...], list[PortReport]] = {}

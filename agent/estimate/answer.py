@@ -13,8 +13,8 @@ from railscope.agent.config.file import ConfigError
 from railscope.agent.estimate.options import CUSTOM, DEFAULT, GivenRates, Request, read_text
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping, parse_mapping
 from railscope.agent.model.shape import Shape, ShapeError
-from railscope.agent.model.times import Rates, Times, times
-from railscope.agent.model.traffic import Kind, Nodes, Traffic, traffic
+from railscope.agent.model.times import Rates, Times, estimate_times
+from railscope.agent.model.traffic import Kind, Nodes, Traffic, estimate_traffic
 from railscope.agent.model.volumes import StageVolumes, stage_volumes
 
 _LARGEST_MAPPING_BYTES: Final = 1 << 26
@@ -56,9 +56,9 @@ def estimate_of(request: Request) -> Estimate:
     volumes = stage_volumes(shape, request.mode, request.stage)
     nodes = Nodes(shape.ranks, request.gpus_per_node)
     mapping = mapping_of(request.mapping, shape)
-    flows = traffic(shape, mapping, request.mode)
+    flows = estimate_traffic(shape, mapping, request.mode)
     rates, assumed = complete_rates(request.rates, flows, nodes)
-    return Estimate(request, volumes, mapping, flows, nodes, rates, assumed, times(shape, rates))
+    return Estimate(request, volumes, mapping, flows, nodes, rates, assumed, estimate_times(shape, rates))
 
 
 def mapping_of(name: str, shape: Shape) -> Mapping:
@@ -84,9 +84,9 @@ def complete_rates(given: GivenRates, flows: Traffic, nodes: Nodes) -> tuple[Rat
     A parallelism that leaves nodes anywhere goes at the speed of a NIC, any other at that of NVLink.
     """
     assumptions = {
-        "tp_bytes_per_second": _link_rate(flows.only(Kind.TP), nodes),
-        "pp_bytes_per_second": _link_rate(flows.only(Kind.PP), nodes),
-        "dp_bytes_per_second": _link_rate(flows.only(Kind.DP), nodes),
+        "tp_bytes_per_second": _link_rate(flows.select_kind(Kind.TP), nodes),
+        "pp_bytes_per_second": _link_rate(flows.select_kind(Kind.PP), nodes),
+        "dp_bytes_per_second": _link_rate(flows.select_kind(Kind.DP), nodes),
         "peak_flop_per_second": _PEAK_FLOP_PER_SECOND,
         "utilisation": _UTILISATION,
     }

@@ -43,7 +43,7 @@ def as_json_text(estimate: Estimate) -> str:
     content = {
         "volumes": {row.name: _volume(getattr(estimate.volumes, row.name)) for row in fields(StageVolumes)},
         "pairs": {
-            **{kind.name.lower(): flows.only(kind).pair_count for kind in Kind},
+            **{kind.name.lower(): flows.select_kind(kind).pair_count for kind in Kind},
             "total": flows.pair_count,
             "possible": flows.possible_pairs,
             "rank_0": {str(peer): count for peer, count in flows.peers(0).items()},

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.config.file import ConfigError, nearest
+from railscope.agent.config.file import ConfigError
+from railscope.agent.config.keys import suggest_nearest
 from railscope.agent.config.values import option_type, real, whole_number
 from railscope.agent.model.shape import Mode, Shape
 
@@ -48,7 +49,7 @@ FILE is TOML with the options' names as keys (layers = 54, global_batch = 1024, 
 
 @dataclass(frozen=True, slots=True)
 class GivenRates:
-    """What the user said the machines reach; None where nothing was said."""
+    """The rates that the user gave; None if not given."""
 
     tp_bytes_per_second: float | None
     pp_bytes_per_second: float | None
@@ -268,7 +269,7 @@ def _unknown(path: Path, name: str, content: object, options: Mapping[str, _Opti
     if isinstance(content, dict):
         return f"{path}: [{shown}]: the file has no sections: write the keys without one"
     known = [*options, *_FLAGS]
-    return f"{path}: unknown key {shown}{nearest(name.replace('-', '_'), known)} (allowed: {', '.join(known)})"
+    return f"{path}: unknown key {shown}{suggest_nearest(name.replace('-', '_'), known)} (allowed: {', '.join(known)})"
 
 
 def _switch(path: Path, name: str, content: object) -> tuple[str, object]:

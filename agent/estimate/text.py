@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.estimate.answer import Estimate
-from railscope.agent.facts.text_tables import table
+from railscope.agent.facts.text_tables import format_table
 from railscope.agent.model.parameters import rank_parameters, total_parameters
 from railscope.agent.model.shape import Mode, Shape
 from railscope.agent.model.times import r_bubble_without_dp
@@ -29,7 +29,7 @@ def as_text(estimate: Estimate) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def bytes_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """`83.008 GiB`: the largest unit that the count reaches."""
     unit, factor = next((unit for unit in reversed(_UNITS) if count >= unit[1]), _UNITS[0])
     return f"{count} B" if factor == 1 else f"{count / factor:,.3f} {unit}"
@@ -81,9 +81,12 @@ def _volumes(estimate: Estimate) -> list[str]:
     rows = [("", "messages", "each", "in all")]
     for row in fields(StageVolumes):
         volume = getattr(estimate.volumes, row.name)
-        sizes = (bytes_text(volume.message_bytes), bytes_text(volume.bytes)) if volume.messages else ("–", "–")
+        sizes = (format_bytes(volume.message_bytes), format_bytes(volume.bytes)) if volume.messages else ("–", "–")
         rows.append((row.name, _number(volume.messages), *sizes))
-    lines = [f"A rank of stage {request.stage} hands to NCCL in an iteration (payload{held})", *table(rows, "<>>>")]
+    lines = [
+        f"A rank of stage {request.stage} hands to NCCL in an iteration (payload{held})",
+        *format_table(rows, "<>>>"),
+    ]
     if request.mode is Mode.EXACT and shape.tensor > 1 and shape.is_last(request.stage):
         lines.append("  not counted: the output layer's AllReduce and three of the loss, for each micro-batch")
     return lines
@@ -91,15 +94,15 @@ def _volumes(estimate: Estimate) -> list[str]:
 
 def _pairs(estimate: Estimate) -> list[str]:
     flows, nodes = estimate.traffic, estimate.nodes
-    pipeline, data, tensor = estimate.mapping.position(0)
+    pipeline, data, tensor = estimate.mapping.position_of(0)
     lines = [f"Rank 0 (pipeline {pipeline}, tensor {tensor}, data {data}) sends in an iteration (wire bytes)"]
     rows = [("to rank", "where", "bytes", "for")]
     for peer, count in flows.peers(0).items():
         node, rail = divmod(peer, nodes.gpus_per_node)
         where = f"node {node}, rail {rail}" if node else f"this node, GPU {rail}"
-        rows.append((str(peer), where, bytes_text(count), ", ".join(_kinds_to(estimate, peer))))
-    lines += table(rows, "><><") if len(rows) > 1 else ["  nothing: it is alone"]
-    counted = ", ".join(f"{kind.name.lower()} {flows.only(kind).pair_count:,}" for kind in Kind)
+        rows.append((str(peer), where, format_bytes(count), ", ".join(_kinds_to(estimate, peer))))
+    lines += format_table(rows, "><><") if len(rows) > 1 else ["  nothing: it is alone"]
+    counted = ", ".join(f"{kind.name.lower()} {flows.select_kind(kind).pair_count:,}" for kind in Kind)
     possible = flows.possible_pairs
     share = f" ({_share(flows.pair_count, possible)})" if possible else ""
     lines.append(f"  directed pairs that talk: {flows.pair_count:,} of {possible:,}{share}: {counted}")
@@ -117,23 +120,23 @@ def _between_nodes(estimate: Estimate) -> list[str]:
     total, leaving = flows.total_bytes, nodes.inter_node_bytes(flows)
     lines = ["Between nodes in an iteration (wire bytes)"]
     if not leaving:
-        return [*lines, f"  nothing: all {bytes_text(total)} stay inside nodes" if total else "  nothing"]
+        return [*lines, f"  nothing: all {format_bytes(total)} stay inside nodes" if total else "  nothing"]
     crossing = nodes.cross_rail_bytes(flows)
     by_node, by_nic = nodes.node_transmit_bytes(flows), nodes.nic_transmit_bytes(flows)
     busiest = int(np.argmax(by_nic))
     node, rail = divmod(busiest, nodes.gpus_per_node)
     rows = [
-        ("leave the nodes", bytes_text(leaving), f"{_share(leaving, total)} of {bytes_text(total)}"),
-        ("cross rails", bytes_text(crossing), f"{_share(crossing, leaving)} of that"),
-        ("busiest NIC sends", bytes_text(int(by_nic[busiest])), f"node {node}, rail {rail}"),
+        ("leave the nodes", format_bytes(leaving), f"{_share(leaving, total)} of {format_bytes(total)}"),
+        ("cross rails", format_bytes(crossing), f"{_share(crossing, leaving)} of that"),
+        ("busiest NIC sends", format_bytes(int(by_nic[busiest])), f"node {node}, rail {rail}"),
     ]
     if nodes.count <= _MOST_NODES_SHOWN:
-        rows += [(f"node {node} sends", bytes_text(int(count)), "") for node, count in enumerate(by_node)]
+        rows += [(f"node {node} sends", format_bytes(int(count)), "") for node, count in enumerate(by_node)]
     else:
         most, least = int(np.argmax(by_node)), int(np.argmin(by_node))
-        rows.append(("busiest node sends", bytes_text(int(by_node[most])), f"node {most}"))
-        rows.append(("least busy node sends", bytes_text(int(by_node[least])), f"node {least}"))
-    return [*lines, *table(rows, "<><")]
+        rows.append(("busiest node sends", format_bytes(int(by_node[most])), f"node {most}"))
+        rows.append(("least busy node sends", format_bytes(int(by_node[least])), f"node {least}"))
+    return [*lines, *format_table(rows, "<><")]
 
 
 def _times(estimate: Estimate) -> list[str]:
@@ -160,7 +163,7 @@ def _times(estimate: Estimate) -> list[str]:
     without = r_bubble_without_dp(estimate.request.shape)
     lines = [
         "Time of an iteration (the paper's equations: stages alike, nothing overlaps)",
-        *table(rows, "<>><"),
+        *format_table(rows, "<>><"),
         f"  communication ratio {spent.r_comm:.7f}; bubble ratio {spent.r_bubble:.6f}, without dp {without} = "
         f"{float(without):.6f}",
     ]

@@ -1,4 +1,4 @@
-"""Causes of a stall: the one table that everything which speaks of a cause is made of.
+"""The causes of a stall: the one table from which rules, verdict, pages and runbooks are made.
 
 `railscope diagnose` takes its sentences and its next steps from here; the recording rule that grades causes and the
 sections of the runbook page are written from here (`python -m railscope.dashboards.evidence`, `python -m
@@ -27,7 +27,7 @@ from typing import Final
 
 
 class Cause(StrEnum):
-    """Why an operation stalls, best evidence first; `CAUSES` says what each means."""
+    """The cause of a stall, best evidence first; `CAUSES` describes each."""
 
     PROCESS_GONE = "process_gone"
     PROCESS_STOPPED = "process_stopped"
@@ -61,7 +61,7 @@ class Tier(IntEnum):
 
 
 class Severity(StrEnum):
-    """How soon somebody is wanted, as the alerting rules label it."""
+    """How urgent an alert is, as the alerting rules label it."""
 
     CRITICAL = "critical"
     """Now."""

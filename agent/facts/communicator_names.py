@@ -1,4 +1,4 @@
-"""Communicators as a person types them: the beginning of a hash, in either case, with or without 0x."""
+"""Matches communicators that a user types: a prefix of the hash, in either case, with or without 0x."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ HASH_DIGITS: Final = 16
 _MOST_NAMED: Final = 5
 
 
-def bare_hash(text: str) -> str:
+def normalise_hash(text: str) -> str:
     """What was typed, as hashes are shown."""
     return text.strip().lower().removeprefix("0x")
 
 
-def begins_so(comm: str, text: str) -> bool:
+def matches_prefix(comm: str, text: str) -> bool:
     """Whether a communicator is one of those that were meant; imported ones may have names that are no hashes."""
-    return comm.startswith((text, bare_hash(text) or text))
+    return comm.startswith((text, normalise_hash(text) or text))
 
 
-def several_fit(option: str, text: str, comms: Collection[str]) -> str:
+def describe_ambiguity(option: str, text: str, comms: Collection[str]) -> str:
     """That more than one communicator was meant where one must be, and the first of them."""
     named = sorted(comms)
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""

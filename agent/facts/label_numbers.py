@@ -1,4 +1,4 @@
-"""Labels that hold a number, as documents for programs show them: a number, and null where it is not known.
+"""Parses labels that hold a number, for JSON: a number, or null if it is not known.
 
 Ranks and their count are text inside railscope, because a metric's label is, and because one may be `unknown`.
 """
@@ -12,8 +12,8 @@ _MOST_DIGITS: Final = 10
 """What a launcher wrote into an environment is anybody's text."""
 
 
-def number_of(label: str) -> int | None:
-    """The number below 2^31 that a label says; None where it says none, as `unknown` and an empty one do."""
+def parse_number(label: str) -> int | None:
+    """The number below 2^31 in a label; None if it has none, as `unknown` and an empty one."""
     if not (label.isascii() and label.isdecimal() and len(label) <= _MOST_DIGITS):
         return None
     number = int(label)

@@ -1,4 +1,4 @@
-"""What is wrong with what was asked for, said once and counted while it lasts."""
+"""Logs a problem once and counts it while it lasts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MOST_SAID: Final = 3
 
 
 class Troubles:
-    """What looks at the host could not do: said once, for the same trouble at every look is no news."""
+    """Logs what could not be read: each problem once, not at every read."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._known: frozenset[str] = frozenset()
 
     def say(self, errors: Collection[str], *, more: bool = False) -> None:
-        """All that went wrong by now, one line each; `more`: besides what was said before."""
+        """Log the current errors, one line each; `more`: in addition to those logged before."""
         news = [error for error in errors if error not in self._known]
         self._known = frozenset(errors) | (self._known if more else frozenset())
         for error in news[:_MOST_SAID]:
@@ -32,7 +32,7 @@ class Remark:
     """A line that is logged when it changes."""
 
     def __init__(self, log: logging.Logger, flag: str, mended: str) -> None:
-        """`mended` is said when there is nothing to remark any more."""
+        """`mended` is logged when the problem is over."""
         self._log = log
         self._flag = flag
         self._mended = mended

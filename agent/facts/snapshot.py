@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.stall import Stall
 
 UNKNOWN: Final = "unknown"
@@ -120,7 +120,7 @@ def identity_of(comm: str, rank: str, info: Mapping[str, str], job: Labels) -> R
         node_rank=info.get("node_rank", UNKNOWN),
         local_ranks=info.get("local_ranks", UNKNOWN),
         nccl_version=info.get("nccl_version", UNKNOWN),
-        pid=number_of(info.get("pid", "")) or 0,
+        pid=parse_number(info.get("pid", "")) or 0,
         netns=info.get("netns", ""),
         job=job,
         identity_source=info.get("identity_source", UNKNOWN),
@@ -482,7 +482,7 @@ class NodeCompletion:
 
 @dataclass(frozen=True, slots=True)
 class NodeCollectives:
-    """What NCCL programs of this node called, and what became of it; built by agent/node/collectives."""
+    """The NCCL calls of this node's programs and their completion; built by agent/node/collectives."""
 
     totals: tuple[CollectiveTotal, ...] = ()
     sizes: tuple[OpHistogram, ...] = ()
@@ -511,7 +511,7 @@ class NodeGpus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStalls:
-    """Operations of this node that do not come to their end, or lately did not; built by agent/node/stalls."""
+    """Current and recent stalls of this node; built by agent/node/stalls."""
 
     lengths: tuple[CommunicatorStall, ...] = ()
     totals: tuple[StallTotal, ...] = ()

@@ -1,4 +1,4 @@
-"""Facts of a stall: what is in flight, how long it usually takes, whom the cause names."""
+"""The facts of a stall: what is in flight, its usual duration, the cause and whom it names."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """Who is to blame, and why one thinks so."""
+class Diagnosis:
+    """The root cause that the evidence of one host supports, and the rank or rail to blame."""
 
     cause: Cause
     evidence: tuple[str, ...]
@@ -79,7 +79,7 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """One rank's operation that does not come to its end."""
+    """One rank's operation that does not complete in time."""
 
     instance: int
     comm: str
@@ -94,7 +94,7 @@ class Stall:
     realtime_offset_ns: int
     """The time of day less CLOCK_MONOTONIC, read once when it was found: what is told of its times never changes."""
     strength: Strength
-    blame: Blame
+    diagnosis: Diagnosis
     owner: ProcessOwner | None = None
     """Whose its process is; None: not known when it was found."""
     slow: bool = False

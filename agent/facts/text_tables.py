@@ -1,4 +1,4 @@
-"""Tables as text for people, and text that a terminal shows as it stands.
+"""Renders text tables, and replaces characters that a terminal would obey.
 
 Names that were recorded or imported may hold anything, and a terminal obeys control characters: nothing that cannot be
 printed is handed on to it.
@@ -25,7 +25,7 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
+def format_table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
     """Indented columns of printable cells; each of `sides` is `<` or `>`, for one column."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]

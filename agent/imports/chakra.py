@@ -35,10 +35,10 @@ from railscope.agent.imports.chakra_messages import (
 )
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import JsonStream, text, whole_number
-from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.kineto import NO_HOST, rank_in_name
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
-from railscope.agent.imports.torch_names import kernel_name
+from railscope.agent.imports.torch_names import parse_kernel_name
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "chakra"
@@ -125,7 +125,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     """Put the nodes that communicate, and compute with a time, into the dataset; `node` None: the traces do not say."""
     ranks = [_rank(source, place) for place, source in enumerate(sources)]
     if len(set(ranks)) != len(ranks):
-        problems.note("two files name the same rank: they are taken in the order in which they are given")
+        problems.add_note("two files name the same rank: they are taken in the order in which they are given")
         ranks = list(range(len(sources)))
     members: defaultdict[str, set[int]] = defaultdict(set)
     for source, rank in zip(sources, ranks, strict=True):
@@ -137,18 +137,18 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source, rank in zip(sources, ranks, strict=True):
         _Trace(source, target, problems, where, rank, members, base_ns).read()
     if node is None:
-        problems.note(NO_HOST)
+        problems.add_note(NO_HOST)
 
 
 def _rank(source: Source, place: int) -> int:
-    named = said_by_name(source.label)
+    named = rank_text_in_name(source.label)
     return int(named) if named else place
 
 
-def said_by_name(label: str) -> str:
+def rank_text_in_name(label: str) -> str:
     """The rank that the name of a file tells; empty: none."""
     found = _RANK.search(label)
-    named = int(found[1]) if found is not None else rank_of_name(label)
+    named = int(found[1]) if found is not None else rank_in_name(label)
     return "" if named is None else str(named)
 
 
@@ -190,7 +190,7 @@ class _Trace:
                 self._computed(found)
         if self._timed is False:
             self._target.times_known = False
-            self._problems.note("times are made up, they only tell the order: these traces have none")
+            self._problems.add_note("times are made up, they only tell the order: these traces have none")
         ends = []
         for group, instance in self._instances.items():
             ranks = sorted(self._members[group])
@@ -218,17 +218,19 @@ class _Trace:
     def _communication(self, found: ChakraNode, op: Op) -> None:
         size_bytes = whole_number(found.attributes["comm_size"])
         if size_bytes is None or not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
-            self._problems.skip(self._source.name, found.number, "a node whose comm_size cannot be")
+            self._problems.count_skipped(self._source.name, found.number, "a node whose comm_size cannot be")
             return
         begin_ns = self._time_ns(found)
         if begin_ns is None:
-            self._problems.skip(self._source.name, found.number, "a node without its time, where others have theirs")
+            self._problems.count_skipped(
+                self._source.name, found.number, "a node without its time, where others have theirs"
+            )
             return
         ranks = sorted(self._members[found.group])
         payload_bytes = size_bytes
         if op in _SHARED:
             if size_bytes % len(ranks):
-                self._problems.skip(
+                self._problems.count_skipped(
                     self._source.name, found.number, f"{op.name} of {size_bytes} bytes among {len(ranks)} ranks"
                 )
                 return
@@ -250,7 +252,7 @@ class _Trace:
         )
         if not found.duration_us or not self._timed:
             return
-        said = kernel_name(found.name)
+        said = parse_kernel_name(found.name)
         self._target.add(
             self._node,
             ImportedOperation(
@@ -282,7 +284,7 @@ def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
         if stream.peek(1)[:1] == b"{":
 
             def skip(line: int, reason: str) -> None:
-                problems.skip(source.name, line, reason)
+                problems.count_skipped(source.name, line, reason)
 
             for element in JsonStream(stream, (), skip).elements():
                 if not isinstance(element.value, dict):
@@ -292,7 +294,7 @@ def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
         else:
             yield from _of_messages(source, stream, problems)
         if stream.damage:
-            problems.skip(source.name, 0, stream.damage)
+            problems.count_skipped(source.name, 0, stream.damage)
 
 
 def _of_messages(source: Source, stream: Any, problems: Problems) -> Iterator[ChakraNode]:
@@ -302,9 +304,9 @@ def _of_messages(source: Source, stream: Any, problems: Problems) -> Iterator[Ch
             try:
                 yield _description(message) if number == 1 else _of_message(number, message)
             except BrokenMessage as error:
-                problems.skip(source.name, number, f"a node that is none: {error}")
+                problems.count_skipped(source.name, number, f"a node that is none: {error}")
     except BrokenMessage as error:
-        problems.skip(source.name, number + 1, f"{error}: the rest is left out")
+        problems.count_skipped(source.name, number + 1, f"{error}: the rest is left out")
 
 
 def _description(message: bytes) -> ChakraNode:

@@ -43,7 +43,7 @@ _ATTRIBUTE_VALUES: Final = {
 
 
 class BrokenMessage(ValueError):
-    """It is no message; the text says why."""
+    """The bytes are not a message; the text says why."""
 
 
 def decode_node(content: bytes) -> Any:

@@ -25,7 +25,7 @@ from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOpe
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.sources import Source, numbered_lines
 from railscope.agent.imports.target import ImportTarget
-from railscope.agent.imports.torch_names import UnknownName, operation
+from railscope.agent.imports.torch_names import UnknownName, parse_operation
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "deepspeed"
@@ -53,7 +53,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     where = node or UNNAMED_NODE
     for source in sources:
         _Log(source, target, problems, where).read(_world_size(source))
-    problems.note("DeepSpeed rounds sizes to two decimals, and does not say among which ranks: taken as among all")
+    problems.add_note("DeepSpeed rounds sizes to two decimals, and does not say among which ranks: taken as among all")
 
 
 class _Log:
@@ -70,20 +70,20 @@ class _Log:
         with self._source.open() as stream:
             for number, line in numbered_lines(stream):
                 if line is None:
-                    self._problems.skip(self._source.name, number, "the line is too long to be one")
+                    self._problems.count_skipped(self._source.name, number, "the line is too long to be one")
                 elif _MARK in line:
                     try:
                         self._line(number, line, ranks)
                     except UnknownName as error:
-                        self._problems.skip(self._source.name, number, str(error))
+                        self._problems.count_skipped(self._source.name, number, str(error))
             if stream.damage:
-                self._problems.skip(self._source.name, 0, stream.damage)
+                self._problems.count_skipped(self._source.name, 0, stream.damage)
         if self._times.made_up:
             self._target.times_known = False
-            self._problems.note("times are made up, they only tell the order: the log has none")
+            self._problems.add_note("times are made up, they only tell the order: the log has none")
         elif self._times.resolution_ns is not None:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
-            self._times.note_doubts(self._problems)
+            self._times.report_doubts(self._problems)
         for rank, instance in self._instances.items():
             end = ImportedEnd(
                 instance=instance,
@@ -98,19 +98,19 @@ class _Log:
         found = _LINE.search(line)
         if found is None:
             raise UnknownName("an operation without its time and size")
-        op = operation(found["op"])
+        op = parse_operation(found["op"])
         if op is None:
             return
         before = line[: found.start()]
         rank = _RANK.search(before)
-        self._times.line(number, before)
+        self._times.read_prefix(number, before)
         size_bytes = round(float(found["size"]) * _UNITS[found["unit"]])
         if size_bytes > LARGEST_PAYLOAD_BYTES:
             raise UnknownName("a size that cannot be")
         payload_bytes = _payload(op, size_bytes, ranks)
         length_ns = round(float(found["time"]) * 1e6)
         instance = self._instance(0 if rank is None else int(rank[1]))
-        end_ns = self._times.call()
+        end_ns = self._times.next_call_ns()
         begin_ns = end_ns if self._times.made_up else end_ns - length_ns
         self._target.add(
             self._node,
@@ -164,7 +164,7 @@ def _world_size(source: Source) -> int | None:
 
 def _is_shared(name: str) -> bool:
     try:
-        return operation(name) in _SHARED
+        return parse_operation(name) in _SHARED
     except UnknownName:
         return False
 

@@ -1,4 +1,4 @@
-"""What was imported into a dataset before, so that nothing is in it twice.
+"""Detects what was imported into a dataset before, so that nothing is counted twice.
 
 The file that holds the row of an import says in its metadata what was imported together: of each file its length, a
 digest of its content and what its name said.  A file that begins with all of an earlier one is that file, whatever it
@@ -20,8 +20,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from railscope.agent.dataset.check import unreadable
-from railscope.agent.dataset.files import part_of, table_files
+from railscope.agent.dataset.check import unreadable_error
+from railscope.agent.dataset.files import parse_part_name, table_files
 from railscope.agent.imports.facts import ImportFailure
 from railscope.agent.imports.sources import Source
 
@@ -51,10 +51,10 @@ class FileContent:
     marks: str
     """Of what it begins with, one behind the other."""
 
-    def begins_with(self, earlier: _EarlierFile) -> bool:
+    def extends(self, earlier: _EarlierFile) -> bool:
         return self.said == earlier.said and self.beginnings.get(earlier.size_bytes) == earlier.digest
 
-    def begins(self, earlier: _EarlierFile) -> bool:
+    def is_prefix_of(self, earlier: _EarlierFile) -> bool:
         """Whether this is the beginning of an earlier, longer one, as far as its marks tell."""
         return (
             self.said == earlier.said
@@ -99,7 +99,7 @@ class Content:
     replaces: tuple[EarlierImport, ...]
 
 
-def content_of(sources: Sequence[Source], source: str, said_by_name: Callable[[str], str], folder: Path) -> Content:
+def find_content(sources: Sequence[Source], source: str, said_by_name: Callable[[str], str], folder: Path) -> Content:
     """What stands for these files of the format `source`, and which earlier imports of a folder they replace.
 
     Args:
@@ -116,7 +116,7 @@ def content_of(sources: Sequence[Source], source: str, said_by_name: Callable[[s
     cut_off: list[FileContent] = []
     for one in sources:
         file = _file(one, said_by_name(one.label), ends)
-        if any(file.begins(old) for earlier in before for old in earlier.files):
+        if any(file.is_prefix_of(old) for earlier in before for old in earlier.files):
             cut_off.append(file)
         elif (file.said, file.digest) in files:
             copies.append(file.name)
@@ -142,9 +142,9 @@ def _replaced(
     before: Sequence[EarlierImport], files: Sequence[FileContent], cut_off: Sequence[FileContent], folder: Path
 ) -> Iterator[EarlierImport]:
     for earlier in before:
-        again = [file for old in earlier.files for file in files if file.begins_with(old)]
-        missing = sum(not any(file.begins_with(old) for file in files) for old in earlier.files)
-        shorter = [file for old in earlier.files for file in cut_off if file.begins(old)]
+        again = [file for old in earlier.files for file in files if file.extends(old)]
+        missing = sum(not any(file.extends(old) for file in files) for old in earlier.files)
+        shorter = [file for old in earlier.files for file in cut_off if file.is_prefix_of(old)]
         if again and shorter:
             raise ImportFailure(
                 f"{shorter[0].name}: it was longer when it was imported into {folder} before, together with others of "
@@ -184,11 +184,11 @@ def _earlier(folder: Path, source: str) -> list[EarlierImport]:
     files: dict[str, tuple[_EarlierFile, ...]] = {}
     recordings: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for file in table_files(folder, "recordings"):
-        part = part_of(file)
+        part = parse_part_name(file)
         try:
             metadata = pq.read_metadata(file).metadata or {}
         except (OSError, pa.ArrowException) as error:
-            raise unreadable(file, error) from None
+            raise unreadable_error(file, error) from None
         said: Any = json.loads(metadata.get(_KEY.encode(), b"null"))
         if part is not None and said is not None and said["format"] == source:
             files[said["import"]] = tuple(_earlier_file(one) for one in said["files"] if one["size_bytes"])

@@ -24,7 +24,7 @@ from typing import Any, Final
 from railscope.agent.dataset.schema import UNNAMED_NODE
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, Problems
 from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.kineto import NO_HOST, rank_in_name
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import (
@@ -32,11 +32,11 @@ from railscope.agent.imports.torch_names import (
     Group,
     Sizes,
     UnknownName,
-    data_type,
-    operation,
-    payload,
-    transfers,
-    whole_numbers,
+    expand_transfers,
+    parse_data_type,
+    parse_operation,
+    parse_whole_numbers,
+    payload_bytes,
 )
 from railscope.probes.nccl.abi import Op
 
@@ -49,7 +49,7 @@ _MOST_DEPTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a node says of its operation."""
+    """A node's attributes of its operation."""
 
     name: str
     sizes: Sizes
@@ -71,9 +71,9 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source in sources:
         _Trace(source, target, problems, node or UNNAMED_NODE, base_ns).read()
     target.times_known = False
-    problems.note("times are made up, they only tell the order: execution traces have none")
+    problems.add_note("times are made up, they only tell the order: execution traces have none")
     if node is None:
-        problems.note(NO_HOST)
+        problems.add_note(NO_HOST)
 
 
 class _Trace:
@@ -86,7 +86,7 @@ class _Trace:
         self._target = target
         self._problems = problems
         self._node = node
-        self._rank = rank_of_name(source.label)
+        self._rank = rank_in_name(source.label)
         self._pid: int | None = None
         self._count = 0
         self._instances: dict[tuple[str, int | None], int] = {}
@@ -132,17 +132,17 @@ class _Trace:
         if node.get("name") != _NODE:
             return
         try:
-            self._operation(_said(node))
+            self._operation(_parse_attributes(node))
         except UnknownName as error:
             self._skip(element.line, str(error))
 
     def _operation(self, said: _Said) -> None:
-        op = operation(said.name)
+        op = parse_operation(said.name)
         if op is None:
             return
-        kind = data_type(said.type_name)
+        kind = parse_data_type(said.type_name)
         peer = said.rank if op in (Op.Send, Op.Recv) else None
-        made = [(one, payload(kind, one.elements)) for one in transfers(op, said.sizes, peer)]
+        made = [(one, payload_bytes(kind, one.elements)) for one in expand_transfers(op, said.sizes, peer)]
         key = said.group, said.sizes.group
         if key not in self._instances:
             self._instances[key] = self._target.new_instance(self._node)
@@ -165,10 +165,10 @@ class _Trace:
             )
 
     def _skip(self, line: int, reason: str) -> None:
-        self._problems.skip(self._source.name, line, reason)
+        self._problems.count_skipped(self._source.name, line, reason)
 
 
-def _said(node: Mapping[str, Any]) -> _Said:
+def _parse_attributes(node: Mapping[str, Any]) -> _Said:
     attributes = _attributes(node)
     inputs, outputs = node.get("inputs"), node.get("outputs")
     values = inputs.get("values") if isinstance(inputs, dict) else None
@@ -179,14 +179,14 @@ def _said(node: Mapping[str, Any]) -> _Said:
         raise UnknownName("an operation without its name")
     # Behind the name: the parts of an AllToAll, and last the size of the group.
     behind = values[place + 1 :] if place is not None else []
-    parts = [whole_numbers(one) for one in behind[:2]]
+    parts = [parse_whole_numbers(one) for one in behind[:2]]
     size = small_number(attributes.get("pg_size"))
     if size is None and len(behind) > 2:
         size = small_number(behind[-1])
     if size is not None and size > MOST_RANKS:
         raise UnknownName(f"a group of {size} ranks")
     splits = [
-        whole_numbers(attributes.get(f"{side}_split_size")) or (parts[at] if at < len(parts) else ()) or ()
+        parse_whole_numbers(attributes.get(f"{side}_split_size")) or (parts[at] if at < len(parts) else ()) or ()
         for at, side in enumerate(("in", "out"))
     ]
     groups = [one for one in values[: place or 0] if isinstance(one, list) and len(one) == 2 and _texts(one)]

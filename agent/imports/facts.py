@@ -1,4 +1,4 @@
-"""What every importer finds: calls, operations, kernels and ends of communicators; and what it had to leave out.
+"""What every importer produces: calls, operations, kernels, ends of communicators, and counts of what it skipped.
 
 Rows that there may be millions of are named tuples, since a batch of them is turned into columns at once.
 """
@@ -119,13 +119,13 @@ class Problems:
         self.first: list[Problem] = []
         self.notes: list[str] = []
 
-    def skip(self, file: str, line: int, reason: str) -> None:
+    def count_skipped(self, file: str, line: int, reason: str) -> None:
         """Count one line, event or message that is left out."""
         self.count += 1
         if len(self.first) < SHOWN_PROBLEMS:
             self.first.append(Problem(file, line, printable(reason)))
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Something that who reads the result should know."""
         if text not in self.notes:
             self.notes.append(text)

@@ -1,4 +1,4 @@
-"""Which of the communicators in a dataset are those of the job that is imported.
+"""Finds which communicators of a dataset belong to the job that is being imported.
 
 What NCCL calls a communicator is one in a billion.  Names that importers make, of a framework's groups or of sizes, are
 the same in every job of that shape.  Hosts of one job may be imported one by one, so equal names may be one
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.dataset.files import part_of, table_files
+from railscope.agent.dataset.files import parse_part_name, table_files
 from railscope.agent.dataset.writer import read_part
 
 _TAGGED: Final = re.compile(r"(?P<name>.*)@(?P<tag>[0-9a-f]{8})", re.DOTALL)
@@ -35,11 +35,11 @@ class _Job:
     ends: set[End] = field(default_factory=set)
     windows: list[Window] = field(default_factory=list)
 
-    def holds(self, ends: Collection[End]) -> bool:
+    def has_any(self, ends: Collection[End]) -> bool:
         """Whether it has some of these communicators."""
         return bool({name for name, _ in self.ends} & {name for name, _ in ends})
 
-    def takes(self, ends: Collection[End], window: Window | None) -> bool:
+    def accepts(self, ends: Collection[End], window: Window | None) -> bool:
         """Whether these may be more ranks of it."""
         ranks = {name for name, rank in (*self.ends, *ends) if rank is None}
         if self.ends & set(ends) or ranks & {name for name, _ in self.ends} & {name for name, _ in ends}:
@@ -47,7 +47,7 @@ class _Job:
         return window is None or not self.windows or any(_near(window, one) for one in self.windows)
 
 
-def tag_of(
+def find_tag(
     folder: Path, source: str, ends: Iterable[End], window: Window | None, not_of: Collection[int]
 ) -> tuple[str | None, bool]:
     """The word behind the names of an import's communicators, empty: none, None: a new one; and whether it was chosen.
@@ -66,10 +66,10 @@ def tag_of(
     """
     own = {end for end in ends if needs_tag(end[0])}
     jobs = _jobs(folder, source, not_of)
-    fitting = [tag for tag, job in sorted(jobs.items()) if job.holds(own) and job.takes(own, window)]
+    fitting = [tag for tag, job in sorted(jobs.items()) if job.has_any(own) and job.accepts(own, window)]
     if fitting:
         return fitting[0], len(fitting) > 1
-    return (None if "" in jobs and jobs[""].holds(own) else ""), False
+    return (None if "" in jobs and jobs[""].has_any(own) else ""), False
 
 
 def needs_tag(name: str) -> bool:
@@ -107,7 +107,7 @@ def _jobs(folder: Path, source: str, not_of: Collection[int]) -> dict[str, _Job]
 
 def _files(folder: Path, table: str, not_of: Collection[int]) -> Sequence[Path]:
     files = table_files(folder, table)
-    return [file for file in files if (part := part_of(file)) is not None and part.recording not in not_of]
+    return [file for file in files if (part := parse_part_name(file)) is not None and part.recording not in not_of]
 
 
 def _near(one: Window, other: Window) -> bool:

@@ -40,13 +40,13 @@ from railscope.agent.imports.torch_names import (
     Group,
     Sizes,
     UnknownName,
-    data_type,
+    expand_transfers,
     is_nccl_kernel,
-    kernel_name,
-    operation,
-    payload,
-    transfers,
-    whole_numbers,
+    parse_data_type,
+    parse_kernel_name,
+    parse_operation,
+    parse_whole_numbers,
+    payload_bytes,
 )
 from railscope.probes.nccl.abi import Op
 
@@ -84,15 +84,15 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
         _Trace(source, target, problems, node).read()
 
 
-def rank_of_name(label: str) -> int | None:
+def rank_in_name(label: str) -> int | None:
     """The rank that a file's name has, such as `rank3.json` or `trace_rank_3`; None: it has none."""
     found = _RANK.search(label)
     return int(found[1]) if found is not None else None
 
 
-def said_by_name(label: str) -> str:
+def rank_text_in_name(label: str) -> str:
     """What only the name of a file tells: the rank; empty: nothing."""
-    rank = rank_of_name(label)
+    rank = rank_in_name(label)
     return "" if rank is None else str(rank)
 
 
@@ -109,7 +109,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Job:
-    """What the trace says of its rank and job."""
+    """The rank and job that the trace names."""
 
     rank: int | None = None
     nccl_version: str | None = None
@@ -128,7 +128,7 @@ class _Trace:
         self._node = node or (named["host"] if named is not None else UNNAMED_NODE)
         self._pid = int(named["pid"]) if named is not None else None
         self._base_ns = 0
-        self._job = _Job(rank=rank_of_name(source.label))
+        self._job = _Job(rank=rank_in_name(source.label))
         self._members: dict[str, _Member] = {}
         self._devices: set[int] = set()
         self._host_side: set[int] = set()
@@ -186,7 +186,7 @@ class _Trace:
         name = text(arguments.get("Collective name"))
         if not name:
             raise UnknownName("an operation without its arguments (an older PyTorch)")
-        op = operation(name)
+        op = parse_operation(name)
         if op is None:
             return
         external = whole_number(arguments.get("External id"))
@@ -198,7 +198,7 @@ class _Trace:
     def _calls(
         self, op: Op, arguments: Mapping[str, Any], time_ns: int, tid: int | None, stream: int | None
     ) -> list[ImportedCall]:
-        kind = data_type(text(arguments.get("dtype")))
+        kind = parse_data_type(text(arguments.get("dtype")))
         member = self._member(arguments)
         peer = _peer(op, arguments, self._ranks(member))
         sequence = whole_number(arguments.get("Seq"))
@@ -210,21 +210,21 @@ class _Trace:
                 stream=stream,
                 op=one.op.name,
                 data_type=kind.name,
-                payload_bytes=payload(kind, one.elements),
+                payload_bytes=payload_bytes(kind, one.elements),
                 peer=one.peer,
                 sequence=sequence,
             )
-            for one in transfers(op, _sizes(arguments), peer)
+            for one in expand_transfers(op, _sizes(arguments), peer)
         ]
 
     def _ran(self, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
-        said = kernel_name(name)
+        said = parse_kernel_name(name)
         stream = whole_number(arguments.get("stream"))
         device = whole_number(arguments.get("device"))
         if device is not None:
             self._devices.add(device)
         collective = text(arguments.get("Collective name"))
-        op = operation(collective) if collective else None
+        op = parse_operation(collective) if collective else None
         calls: list[ImportedCall] = []
         if op is not None:
             calls = self._calls(op, arguments, begin_ns, None, stream)
@@ -233,11 +233,11 @@ class _Trace:
                 self._alone.append((external, calls))
             member = self._member(arguments)
         else:
-            self._problems.note(NO_ARGUMENTS)
+            self._problems.add_note(NO_ARGUMENTS)
             member = self._member({"Process Group Name": f"stream-{stream}"})
         if op is None and not said.op:
             raise UnknownName(f"a kernel of NCCL that does not say what it does: {name[:60]!r}")
-        grid = whole_numbers(arguments.get("grid"))
+        grid = parse_whole_numbers(arguments.get("grid"))
         self._target.add(
             self._node,
             ImportedOperation(
@@ -282,7 +282,7 @@ class _Trace:
         member.size = member.size or size
         member.description = member.description or text(arguments.get("Process Group Description"))
         if not member.ranks and member.size:
-            ranks = whole_numbers(arguments.get("Process Group Ranks")) or _strided(arguments, member.size)
+            ranks = parse_whole_numbers(arguments.get("Process Group Ranks")) or _strided(arguments, member.size)
             if len(ranks) == member.size:
                 member.ranks = ranks
         return member
@@ -298,7 +298,7 @@ class _Trace:
         groups = information.get("pg_config")
         for group in groups if isinstance(groups, list) else []:
             if isinstance(group, dict) and (name := text(group.get("pg_name"))):
-                ranks = whole_numbers(group.get("ranks")) or ()
+                ranks = parse_whole_numbers(group.get("ranks")) or ()
                 self._job.groups[name] = text(group.get("pg_desc")), ranks
 
     def _finish(self) -> None:
@@ -328,7 +328,7 @@ class _Trace:
             )
         self._target.add_ends(self._node, ends)
         if self._node == UNNAMED_NODE:
-            self._problems.note(NO_HOST)
+            self._problems.add_note(NO_HOST)
 
     def _nanoseconds(self, microseconds: object) -> int | None:
         if isinstance(microseconds, str):
@@ -344,7 +344,7 @@ class _Trace:
         return round(microseconds * 1000)
 
     def _skip(self, line: int, reason: str) -> None:
-        self._problems.skip(self._source.name, line, reason)
+        self._problems.count_skipped(self._source.name, line, reason)
 
 
 def _base_ns(source: Source) -> int:
@@ -371,7 +371,7 @@ def _sizes(arguments: Mapping[str, Any]) -> Sizes:
     inputs, outputs = (whole_number(arguments.get(f"{name} msg nelems")) for name in ("In", "Out"))
     if inputs is None or outputs is None or not 0 <= inputs < 1 << 58 or not 0 <= outputs < 1 << 58:
         raise UnknownName("an operation without its sizes")
-    splits = [whole_numbers(arguments.get(f"{name} split size", [])) for name in ("In", "Out")]
+    splits = [parse_whole_numbers(arguments.get(f"{name} split size", [])) for name in ("In", "Out")]
     if None in splits:
         raise UnknownName("an AllToAll whose parts are cut short in the trace")
     return Sizes(inputs, outputs, small_number(arguments.get("Group size")), splits[0] or (), splits[1] or ())

@@ -1,4 +1,4 @@
-"""Times of the lines of a log: what stands in front of them, or, where nothing does, made up to keep the order.
+"""Times of log lines: parsed from the prefix, or made up to keep the order if there is none.
 
 Whether a log has times is decided at its first call.  Equal times, which those that only count seconds often are, are
 told apart by one nanosecond a call, so that the order of calls stays.  A time before the last one is taken as it is.
@@ -24,7 +24,7 @@ _MADE_UP_STEP_NS: Final = 1_000
 
 
 class LineTimes:
-    """Feed every line's prefix to `line`, then ask `call` for the time of each call in it."""
+    """Feed every line's prefix to `read_prefix`, then ask `next_call_ns` for the time of each call in it."""
 
     def __init__(self, base_ns: int) -> None:
         """`base_ns`: where made-up times begin, time of day."""
@@ -47,8 +47,8 @@ class LineTimes:
         """Whether the times of calls are made up."""
         return self._made_up is True
 
-    def line(self, number: int, prefix: str) -> None:
-        """The text in front of what a line says; of several times in it the last one counts."""
+    def read_prefix(self, number: int, prefix: str) -> None:
+        """Read the prefix of a line; of several times in it the last one counts."""
         self._number = number
         if self._made_up or len(prefix) < len("2000-01-01 00:00:00"):
             return
@@ -57,7 +57,7 @@ class LineTimes:
             self._text = times[-1][0]
             self._found_ns = self._time_ns(times[-1])
 
-    def call(self) -> int:
+    def next_call_ns(self) -> int:
         """The time of a call in this line, ns."""
         if self._made_up is None:
             self._made_up = self._found_ns is None
@@ -70,12 +70,12 @@ class LineTimes:
         self._given[now_ns] = before + 1
         return now_ns + before
 
-    def note_doubts(self, problems: Problems) -> None:
-        """Say what should be known of times that were found."""
+    def report_doubts(self, problems: Problems) -> None:
+        """Add notes on doubtful times."""
         if self.zone_assumed:
-            problems.note("times in these logs name no zone: taken as UTC")
+            problems.add_note("times in these logs name no zone: taken as UTC")
         if self._stepped_back:
-            problems.note(
+            problems.add_note(
                 "times in these logs step back (summer time that ends, a clock that was set, or files put together): "
                 "they are taken as they are"
             )

@@ -43,7 +43,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source in sources:
         reader.read(source)
     reader.finish()
-    problems.note("the Inspector leaves out operations below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8 KiB unless set)")
+    problems.add_note("the Inspector leaves out operations below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8 KiB unless set)")
 
 
 class _NotKnown(ValueError):
@@ -70,7 +70,7 @@ class _Reader:
 
     def read(self, source: Source) -> None:
         def skip(line: int, reason: str) -> None:
-            self._problems.skip(source.name, line, reason)
+            self._problems.count_skipped(source.name, line, reason)
 
         with source.open() as stream:
             for element in JsonStream(stream, (), skip).elements():
@@ -144,7 +144,7 @@ class _Reader:
         """When it was called, and when it was complete."""
         events = said.get("event_trace_ts")
         if not isinstance(events, dict):
-            self._problems.note(
+            self._problems.add_note(
                 "times are those of writing, somewhat after the operations: NCCL_INSPECTOR_DUMP_VERBOSE=1 adds better"
             )
             return written_ns - length_ns, written_ns

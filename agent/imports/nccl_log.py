@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
 from railscope.agent.imports.line_times import LineTimes
-from railscope.agent.imports.nccl_log_communicators import Communicators, Process, comm_id_of
+from railscope.agent.imports.nccl_log_communicators import Communicators, Process, parse_comm_id
 from railscope.agent.imports.sources import Source, numbered_lines
 from railscope.agent.imports.target import ImportTarget
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
@@ -96,7 +96,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Who wrote a line."""
+    """The writer of a line."""
 
     process: Process
     tid: int
@@ -156,13 +156,13 @@ class _Log:
             self._incomplete(fragment)
         if self._times.made_up:
             self._target.times_known = False
-            self._problems.note(
+            self._problems.add_note(
                 "times are made up, they only tell the order: these logs have none "
                 "(NCCL_DEBUG_TIMESTAMP_LEVELS=INFO adds them, from NCCL 2.26)"
             )
         elif self._times.resolution_ns is not None:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
-            self._times.note_doubts(self._problems)
+            self._times.report_doubts(self._problems)
 
     def _line(self, number: int, line: str) -> None:
         if "\x1b" in line:
@@ -171,7 +171,7 @@ class _Log:
             self._incomplete(self._fragments.popleft())
         headers = self._headers(line)
         before = line[: headers[0].begin] if headers else line
-        self._times.line(number, before)
+        self._times.read_prefix(number, before)
         if "opCount" in before or (not headers and self._fragments):
             self._rest(number, before)
         elif not headers:
@@ -198,7 +198,7 @@ class _Log:
         return found
 
     def _writer(self, token: str, device: str) -> tuple[_Writer | None, int]:
-        """Who writes so, and where in the token the host's name begins; None: nobody does."""
+        """The form of a writer's token, and where the host's name begins in it; None: it is not such a token."""
         if len(self._writers) >= _MOST_WRITERS:
             self._writers.clear()
         named, number = _NAMED.search(token), _DEVICE.fullmatch(device)
@@ -225,18 +225,20 @@ class _Log:
         event = _EVENT.search(text)
         if event is not None:
             pairs = dict(_PAIR.findall(event["rest"]))
-            if comm_id_of(pairs.get("commId", "0")) is None:
+            if parse_comm_id(pairs.get("commId", "0")) is None:
                 self._skip(number, f"a commId that cannot be: {pairs['commId']}")
                 return
             rank, size = int(event["rank"]), int(event["nranks"])
             if not rank < size <= MOST_RANKS:
                 self._skip(number, f"rank {rank} of {size}")
                 return
-            self._communicators.event(writer.process, writer.tid, event["what"], event["comm"], rank, size, pairs)
+            self._communicators.record_event(
+                writer.process, writer.tid, event["what"], event["comm"], rank, size, pairs
+            )
         elif (link := _LINK.match(text)) is not None:
             self._connected(writer, link)
         elif text.startswith(_VERSION):
-            self._communicators.version(writer.process, text[len(_VERSION) :].split("+")[0].strip()[:20])
+            self._communicators.record_version(writer.process, text[len(_VERSION) :].split("+")[0].strip()[:20])
         elif not text.strip() or _CALL_BEGINS.match(text):
             self._fragments.append(_Fragment(writer, text, number))
             if len(self._fragments) > _MOST_FRAGMENTS:
@@ -245,7 +247,7 @@ class _Log:
     def _connected(self, writer: _Writer, link: re.Match[str]) -> None:
         send = link["way"] == "send"
         own, other = (link["source"], link["target"]) if send else (link["target"], link["source"])
-        self._communicators.connected(
+        self._communicators.record_connection(
             writer.process,
             writer.tid,
             int(own),
@@ -261,7 +263,7 @@ class _Log:
                 self._call(number, fragment.writer, call)
                 return
         call = _CALL.search(text)
-        owner = self._communicators.owner(call["comm"]) if call is not None else None
+        owner = self._communicators.find_owner(call["comm"]) if call is not None else None
         if call is not None and owner is not None:
             self._call(number, _Writer(owner, 0), call)
         elif "opCount" in text:
@@ -270,7 +272,7 @@ class _Log:
     def _candidates(self, text: str) -> Iterator[_Fragment]:
         """Beginnings that the text may belong to; those of the process that has the communicator first."""
         comm = re.search(r"comm (0x[0-9a-fA-F]+)", text)
-        owner = self._communicators.owner(comm[1]) if comm is not None else None
+        owner = self._communicators.find_owner(comm[1]) if comm is not None else None
         yield from sorted(self._fragments, key=lambda one: owner is None or one.writer.process != owner)
 
     def _call(self, number: int, writer: _Writer, call: re.Match[str]) -> None:
@@ -296,7 +298,7 @@ class _Log:
             return
         # What stands behind the stream may count ranks of the job.
         own = int(rank) if rank is not None and int(rank) < size else None
-        end = self._communicators.called(writer.process, address, size, own)
+        end = self._communicators.find_end(writer.process, address, size, own)
         if end is None:
             self._skip(number, "more communicators than there can be")
             return
@@ -304,7 +306,7 @@ class _Log:
         self._target.add(
             writer.process.host,
             ImportedCall(
-                time_ns=self._times.call(),
+                time_ns=self._times.next_call_ns(),
                 instance=end.instance,
                 tid=writer.tid or None,
                 stream=stream - (1 << 64) if stream >> 63 else stream,
@@ -313,7 +315,7 @@ class _Log:
                 payload_bytes=payload_bytes,
                 peer=int(root) if op[1] else None,
                 # What not all ranks call would make the numbers of their other calls different.
-                sequence=None if op[0] in _OF_TWO else end.next_sequence(),
+                sequence=None if op[0] in _OF_TWO else end.take_sequence_number(),
             ),
         )
 
@@ -322,4 +324,4 @@ class _Log:
             self._skip(fragment.line, f"a call whose line was cut: {printable(fragment.text, 60)}")
 
     def _skip(self, number: int, reason: str) -> None:
-        self._problems.skip(self._source.name, number, reason)
+        self._problems.count_skipped(self._source.name, number, reason)

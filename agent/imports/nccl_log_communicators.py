@@ -1,4 +1,4 @@
-"""Which communicator an address in NCCL's log is, on all ranks of the job.
+"""Resolves the addresses in NCCL's log to communicators, across all ranks of the job.
 
 Within a process the address of a communicator names it until it is destroyed; another one may get the same address
 then.  Across processes `commId` of its Init line names it, and for the child of a split its parent, the number of the
@@ -27,7 +27,7 @@ _OVER: Final = frozenset({"Destroy COMPLETE", "Abort COMPLETE"})
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who writes: a process, and which of its GPUs is current."""
+    """The writer: a process and its current GPU."""
 
     host: str
     pid: int
@@ -36,7 +36,7 @@ class Process:
 
 
 class LoggedEnd:
-    """One rank's end of one communicator, as far as the log has told of it."""
+    """One rank's end of one communicator, as far as the log describes it."""
 
     def __init__(self, instance: int, process: Process, address: str, nranks: int) -> None:
         self.instance = instance
@@ -57,7 +57,7 @@ class LoggedEnd:
         """Its Init line was complete: every call is in the log."""
         self._calls = 0
 
-    def next_sequence(self) -> int | None:
+    def take_sequence_number(self) -> int | None:
         """Number of this collective; None where calls before it may be missing."""
         if not self.initialised:
             return None
@@ -83,11 +83,11 @@ class Communicators:
         self._versions: dict[tuple[str, int], str] = {}
         """NCCL's version by host and process."""
 
-    def version(self, process: Process, version: str) -> None:
-        """A process says which NCCL it has."""
+    def record_version(self, process: Process, version: str) -> None:
+        """Record the NCCL version of a process."""
         self._versions[process.host, process.pid] = version
 
-    def called(self, process: Process, address: str, nranks: int, rank: int | None) -> LoggedEnd | None:
+    def find_end(self, process: Process, address: str, nranks: int, rank: int | None) -> LoggedEnd | None:
         """The end that a call names; None: there are too many of them."""
         end = self._current.get((process.host, process.pid, address))
         if end is None or end.nranks != nranks:
@@ -96,12 +96,12 @@ class Communicators:
             end.rank = rank
         return end
 
-    def owner(self, address: str) -> Process | None:
+    def find_owner(self, address: str) -> Process | None:
         """The process that has a communicator at this address, if only one has."""
         owners = self._owners.get(address, set())
         return next(iter(owners)) if len({(one.host, one.pid) for one in owners}) == 1 else None
 
-    def connected(self, process: Process, tid: int, rank: int, connection: ImportedConnection) -> None:
+    def record_connection(self, process: Process, tid: int, rank: int, connection: ImportedConnection) -> None:
         """A rank of one of the process's communicators has a connection; `connection.instance` is filled in here.
 
         The line does not name the communicator: it is the one that its thread initialises, or else the only one in
@@ -118,10 +118,10 @@ class Communicators:
         if len(links) < _MOST_CONNECTIONS:
             links.add(connection._replace(instance=end.instance))
 
-    def event(
+    def record_event(
         self, process: Process, tid: int, what: str, address: str, rank: int, nranks: int, pairs: Mapping[str, str]
     ) -> None:
-        """A line of a communicator's life; `pairs` holds what else it says, such as commId."""
+        """Record a lifecycle line of a communicator; `pairs` holds its other values, such as commId."""
         key = process.host, process.pid, address
         if what in _OVER:
             self._current.pop(key, None)
@@ -135,7 +135,7 @@ class Communicators:
         end.rank = rank
         end.device = pairs.get("cudaDev", end.device)
         end.physical_device = pairs.get("nvmlDev", end.physical_device)
-        comm_id = comm_id_of(pairs.get("commId", "0"))
+        comm_id = parse_comm_id(pairs.get("commId", "0"))
         if comm_id:
             end.comm_id = f"{comm_id:016x}"
         if "parent" in pairs and end.parent is None:
@@ -187,7 +187,7 @@ class Communicators:
         return end
 
 
-def comm_id_of(text: str) -> int | None:
+def parse_comm_id(text: str) -> int | None:
     """What follows `commId` in a line; None: NCCL prints nothing of that kind."""
     return int(text, 16) if _COMM_ID.fullmatch(text) else None
 
@@ -253,7 +253,7 @@ def _matched(ends: list[LoggedEnd], problems: Problems) -> dict[tuple[int, str],
             for end in one
         }
     if size > 1:
-        problems.note(
+        problems.add_note(
             "communicators could not be matched across ranks: the logs lack their Init lines "
             "(NCCL_DEBUG_SUBSYS=INIT,COLL writes them, commId from NCCL 2.17), so each rank's end stands alone"
         )

@@ -1,4 +1,4 @@
-"""Reads a pickle of plain data without running anything that it asks for.
+"""Reads a pickle of plain data and executes nothing.
 
 A pickle is a program.  This is an interpreter of the part of it that builds numbers, texts, lists, tuples and
 dictionaries; every instruction that would import or call something is refused, so nothing of the file is ever run.
@@ -38,7 +38,7 @@ _DEEPEST: Final = 64
 
 
 class PickleRefused(ValueError):
-    """It is damaged, or more than plain data; the message says so."""
+    """The pickle is damaged, or more than plain data; the message says which."""
 
 
 def read_plain_pickle(content: bytes) -> Any:

@@ -29,7 +29,7 @@ def import_files(sources: Sequence[Source], folder: Path, problems: Problems) ->
     done = 0
     for source in sources:
         if source.path is None:
-            problems.skip(source.name, 0, "a recording inside an archive: unpack it first")
+            problems.count_skipped(source.name, 0, "a recording inside an archive: unpack it first")
             continue
         try:
             convert_file(source.path, folder)

@@ -1,4 +1,4 @@
-"""Imports files: finds out by their beginning what they are, and has each format's importer read its own."""
+"""Imports files: detects each file's format by its first bytes and runs that format's importer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.dataset.files import table_files
-from railscope.agent.dataset.replacement import settle_replacements
+from railscope.agent.dataset.replacement import finish_replacements
 from railscope.agent.imports import (
     chakra,
     deepspeed,
@@ -21,7 +21,7 @@ from railscope.agent.imports import (
     railscope_recording,
     torch_flight_recorder,
 )
-from railscope.agent.imports.earlier import content_of
+from railscope.agent.imports.earlier import find_content
 from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
 from railscope.agent.imports.sources import Source, Sources
 from railscope.agent.imports.target import ImportedNode, ImportTarget
@@ -45,15 +45,15 @@ _TEXT_TESTS: Final = (
 )
 
 
-def format_of(source: Source) -> str | None:
+def detect_format(source: Source) -> str | None:
     """The name of the format; None: it is of none that is known."""
     with source.open() as stream:
         head = stream.read(HEAD_BYTES)
-    return format_of_head(head)
+    return detect_format_of_head(head)
 
 
-def format_of_head(head: bytes) -> str | None:
-    """As `format_of`, from the first bytes."""
+def detect_format_of_head(head: bytes) -> str | None:
+    """As `detect_format`, from the first bytes."""
     if not head:
         return None
     binary = not _JSON.match(head)
@@ -73,9 +73,9 @@ _BINARY: Final = (torch_flight_recorder.FORMAT, chakra.FORMAT)
 
 
 _SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
-    kineto.FORMAT: kineto.said_by_name,
-    chakra.FORMAT: chakra.said_by_name,
-    torch_flight_recorder.FORMAT: torch_flight_recorder.said_by_name,
+    kineto.FORMAT: kineto.rank_text_in_name,
+    chakra.FORMAT: chakra.rank_text_in_name,
+    torch_flight_recorder.FORMAT: torch_flight_recorder.rank_text_in_name,
 }
 """What only the names of files tell, by format: what two ranks did may look alike."""
 
@@ -108,7 +108,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     """
     problems = Problems()
     paths = list(dict.fromkeys(paths))
-    settle_replacements(folder)
+    finish_replacements(folder)
     there = _recorded(folder)
     with Sources(paths, problems) as sources:
         by_format = _sorted_by_format(sources, chosen, problems)
@@ -119,11 +119,11 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 recordings = railscope_recording.import_files(own, folder, problems)
                 continue
             before = problems.count
-            content = content_of(own, name, _SAID_BY_NAMES.get(name, _nothing), folder)
+            content = find_content(own, name, _SAID_BY_NAMES.get(name, _nothing), folder)
             for copy in content.copies:
-                problems.note(f"{copy} holds the same as another of these files: it is left out")
+                problems.add_note(f"{copy} holds the same as another of these files: it is left out")
             for cut in content.cut_off:
-                problems.note(f"{cut} is the beginning of a file that was imported before: the longer one stays")
+                problems.add_note(f"{cut} is the beginning of a file that was imported before: the longer one stays")
             kept |= bool(content.cut_off)
             if not content.sources:
                 continue
@@ -137,21 +137,21 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 target.discard()
                 raise
             if target.replaced:
-                problems.note(
+                problems.add_note(
                     "these files, or their beginnings, were in the dataset already: what was there of them is replaced"
                 )
             if target.another_job:
-                problems.note(
+                problems.add_note(
                     "the dataset has another job whose communicators are called the same: "
                     "those of this one have names of their own"
                 )
             if target.several_jobs:
-                problems.note(
+                problems.add_note(
                     "the dataset has several jobs that these hosts may be of: they are with the first of them; where "
                     "that is wrong, import all hosts of each job with one command, into another folder"
                 )
             if target.doubled:
-                problems.note(
+                problems.add_note(
                     "a rank is twice in a communicator: where these files are of several jobs, import each job "
                     "with a command of its own"
                 )
@@ -161,7 +161,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
     others = len(there & _recorded(folder)) if nodes or recordings else 0
     if others:
         what = "another recording or import is" if others == 1 else f"{others} other recordings or imports are"
-        problems.note(f"{what} in the folder too: a report tells of all of it together")
+        problems.add_note(f"{what} in the folder too: a report tells of all of it together")
     return Imported(
         folder=folder,
         files=tuple((source.name, name) for name, own in by_format.items() for source in own),
@@ -186,14 +186,14 @@ def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: P
     if not sources and problems.first:
         raise ImportFailure(str(problems.first[0]))
     for source in sources:
-        name = chosen or format_of(source)
+        name = chosen or detect_format(source)
         if name is not None:
             by_format[name].append(source)
             continue
         reason = f"of no format that is known: name one of {', '.join(FORMATS)} with --format"
         if len(sources) == 1:
             raise ImportFailure(f"{source.name}: {reason}")
-        problems.skip(source.name, 0, reason)
+        problems.count_skipped(source.name, 0, reason)
     if not by_format:
         known = ", ".join(FORMATS)
         raise ImportFailure(f"none of the {len(sources)} files is of a known format: name one of {known} with --format")

@@ -178,16 +178,18 @@ class Sources:
             for member in archive:
                 found += 1
                 if found > _MOST_MEMBERS:
-                    self._problems.skip(name, 0, f"more than {_MOST_MEMBERS} files are in it: the rest is left out")
+                    self._problems.count_skipped(
+                        name, 0, f"more than {_MOST_MEMBERS} files are in it: the rest is left out"
+                    )
                     return
                 if member.size < 0:
                     raise tarfile.ReadError(f"a file of {member.size} bytes")
                 if member.isreg():
                     yield _member(archive, member, name, most_bytes, latest)
                 elif not member.isdir():
-                    self._problems.skip(name, 0, f"{member.name} is a link or a device: it is left out")
+                    self._problems.count_skipped(name, 0, f"{member.name} is a link or a device: it is left out")
         except _DAMAGED as error:
-            self._problems.skip(name, 0, f"the archive is damaged, the rest is left out: {error}")
+            self._problems.count_skipped(name, 0, f"the archive is damaged, the rest is left out: {error}")
 
 
 class _Latest:
@@ -197,7 +199,7 @@ class _Latest:
         self._offset: int | None = None
         self._content = b""
 
-    def opened(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BytesIO | None:
+    def open_member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BytesIO | None:
         """Its bytes; None: they are too many, or damaged."""
         if member.size > _MOST_KEPT_BYTES:
             return None
@@ -218,7 +220,7 @@ def _member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, archive_name: str, most_bytes: int, latest: _Latest | None
 ) -> Source:
     def opener() -> SourceStream:
-        kept = latest.opened(archive, member) if latest is not None else None
+        kept = latest.open_member(archive, member) if latest is not None else None
         if kept is not None:
             return _bounded(kept, kept.getvalue()[:2] == _GZIP, most_bytes)
         inside = archive.extractfile(member)

@@ -1,4 +1,4 @@
-"""Where importers put what they find: a dataset with one recording for each node that the data names.
+"""The dataset that importers write to: one recording for each node that the data names.
 
 Rows go to disk in batches, so what is in memory does not grow with what is imported.
 """
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from railscope.agent.dataset.files import encodable, node_folder
+from railscope.agent.dataset.files import node_folder, replace_surrogates
 from railscope.agent.dataset.leftovers import has_row, remove_recordings
 from railscope.agent.dataset.replacement import remove_replaced, replacing
 from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES, UNNAMED_NODE
@@ -31,7 +31,7 @@ from railscope.agent.imports.facts import (
     ImportedOperation,
     printable,
 )
-from railscope.agent.imports.job_names import tag_of, with_tag
+from railscope.agent.imports.job_names import find_tag, with_tag
 
 _BATCH_ROWS: Final = 1 << 16
 _MOST_ROWS: Final = 1 << 20
@@ -208,7 +208,7 @@ class ImportTarget:
         gone = {one.writer.recording for one in self._nodes.values()}
         gone.update(recording for _, recording in self._replaces)
         named = [(_fit(end.comm), end.rank) for end in ends]
-        tag, self.several_jobs = tag_of(self._folder, self._source, named, window, gone)
+        tag, self.several_jobs = find_tag(self._folder, self._source, named, window, gone)
         self.another_job = tag is None
         tag = self._content.digest.hex()[:8] if tag is None else tag
         for one in self._nodes.values():
@@ -298,7 +298,7 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type=kind)
     except UnicodeEncodeError:
-        return pa.array([encodable(one) if isinstance(one, str) else one for one in values], type=kind)
+        return pa.array([replace_surrogates(one) if isinstance(one, str) else one for one in values], type=kind)
 
 
 def _end_row(end: ImportedEnd, local_ranks: int | None, node_rank: int | None) -> dict[str, Any]:

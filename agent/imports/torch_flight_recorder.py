@@ -24,7 +24,7 @@ from typing import Any, Final
 from railscope.agent.dataset.schema import UNNAMED_NODE
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems, product
 from railscope.agent.imports.json_stream import JsonStream, text, whole_number
-from railscope.agent.imports.kineto import NO_HOST, rank_of_name
+from railscope.agent.imports.kineto import NO_HOST, rank_in_name
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
 from railscope.agent.imports.sources import Source, read_whole
 from railscope.agent.imports.target import ImportTarget
@@ -33,11 +33,11 @@ from railscope.agent.imports.torch_names import (
     Sizes,
     Transfer,
     UnknownName,
-    data_type,
-    operation,
-    payload,
-    transfers,
-    whole_numbers,
+    expand_transfers,
+    parse_data_type,
+    parse_operation,
+    parse_whole_numbers,
+    payload_bytes,
 )
 from railscope.probes.nccl.abi import Op
 
@@ -63,12 +63,12 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source in sources:
         _Dump(source, target, problems, node or UNNAMED_NODE).read()
     if node is None:
-        problems.note(NO_HOST)
+        problems.add_note(NO_HOST)
 
 
-def said_by_name(label: str) -> str:
+def rank_text_in_name(label: str) -> str:
     """The rank that only the name of a file tells; empty: none."""
-    number, named = _LAST_NUMBER.search(label), rank_of_name(label)
+    number, named = _LAST_NUMBER.search(label), rank_in_name(label)
     if named is not None:
         return str(named)
     return "" if number is None else str(int(number[1]))
@@ -78,7 +78,7 @@ class _Dump:
     """One file: one rank."""
 
     def __init__(self, source: Source, target: ImportTarget, problems: Problems, node: str) -> None:
-        rank = said_by_name(source.label)
+        rank = rank_text_in_name(source.label)
         self._source = source
         self._target = target
         self._problems = problems
@@ -93,7 +93,7 @@ class _Dump:
         with self._source.open() as stream:
             pickled = stream.peek(1)[:1] == _PICKLE
         if self._rank is None:
-            self._problems.note("a dump's file name does not end with its rank: which rank it is, is not known")
+            self._problems.add_note("a dump's file name does not end with its rank: which rank it is, is not known")
         if pickled:
             self._pickle()
         else:
@@ -145,7 +145,7 @@ class _Dump:
         elif key == "pg_config" and isinstance(value, dict):
             for name, group in value.items():
                 if isinstance(group, dict) and isinstance(name, str):
-                    self._groups[name] = text(group.get("desc")), whole_numbers(group.get("ranks")) or ()
+                    self._groups[name] = text(group.get("desc")), parse_whole_numbers(group.get("ranks")) or ()
 
     def _entry(self, line: int, entry: object) -> None:
         if not isinstance(entry, dict):
@@ -158,19 +158,19 @@ class _Dump:
 
     def _operation(self, entry: Mapping[str, Any]) -> None:
         name = text(entry.get("profiling_name"))
-        op = operation(name)
+        op = parse_operation(name)
         if op is None:
             return
         created_ns = whole_number(entry.get("time_created_ns"))
         if created_ns is None or not 0 <= created_ns < _MOST_NS:
             raise UnknownName("an entry without its time")
         kinds = entry.get("input_dtypes") or entry.get("output_dtypes")
-        kind = data_type(text(kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds))
+        kind = parse_data_type(text(kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds))
         group = self._group(entry)
         instance = self._instance(group.name)
         peers = _PEERS.search(name)
         named = int(peers[2]) if peers is not None else None
-        made = [(one, payload(kind, one.elements)) for one in _transfers(op, entry, group, named, self._problems)]
+        made = [(one, payload_bytes(kind, one.elements)) for one in _transfers(op, entry, group, named, self._problems)]
         sequence = None if op in (Op.Send, Op.Recv) else whole_number(entry.get("collective_seq_id"))
         for one, size_bytes in made:
             self._target.add(
@@ -239,7 +239,7 @@ class _Dump:
         self._target.add_ends(self._node, ends)
 
     def _skip(self, line: int, reason: str) -> None:
-        self._problems.skip(self._source.name, line, reason)
+        self._problems.count_skipped(self._source.name, line, reason)
 
 
 def _transfers(op: Op, entry: Mapping[str, Any], group: Group, peer: int | None, problems: Problems) -> list[Transfer]:
@@ -249,7 +249,7 @@ def _transfers(op: Op, entry: Mapping[str, Any], group: Group, peer: int | None,
         return [
             one
             for own, other in zip(inputs, outputs, strict=True)
-            for one in transfers(op, Sizes(own, other, group.size), peer)
+            for one in expand_transfers(op, Sizes(own, other, group.size), peer)
         ]
     splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if op is Op.AllToAll:
@@ -258,11 +258,11 @@ def _transfers(op: Op, entry: Mapping[str, Any], group: Group, peer: int | None,
         elif sum(inputs) != sum(outputs):
             raise UnknownName("an AllToAll of unequal parts, which the dump does not have")
         else:
-            problems.note(
+            problems.add_note(
                 "the dumps do not have the parts of an AllToAll: taken as equal where it sends and receives "
                 "the same number of elements"
             )
-    return transfers(op, Sizes(sum(inputs), sum(outputs), group.size, *splits), peer)
+    return expand_transfers(op, Sizes(sum(inputs), sum(outputs), group.size, *splits), peer)
 
 
 def _elements(sizes: object) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ def _elements(sizes: object) -> tuple[int, ...]:
         raise UnknownName("an entry without its sizes")
     result = []
     for dimensions in sizes:
-        known = whole_numbers(list(dimensions)) if isinstance(dimensions, list | tuple) else None
+        known = parse_whole_numbers(list(dimensions)) if isinstance(dimensions, list | tuple) else None
         if known is None or len(known) > _MOST_DIMENSIONS:
             raise UnknownName("an entry without its sizes")
         result.append(product(known))

@@ -135,7 +135,7 @@ class Transfer:
     peer: int | None = None
 
 
-def operation(name: str) -> Op | None:
+def parse_operation(name: str) -> Op | None:
     """NCCL's operation by PyTorch's name; None: it is none, such as `wait`.
 
     Raises:
@@ -150,7 +150,7 @@ def operation(name: str) -> Op | None:
         raise UnknownName(f"an operation that is not known: {name[:60]!r}") from None
 
 
-def data_type(name: str) -> DataType:
+def parse_data_type(name: str) -> DataType:
     """NCCL's data type by PyTorch's name.
 
     Raises:
@@ -162,7 +162,7 @@ def data_type(name: str) -> DataType:
         raise UnknownName(f"a data type that is not known: {name[:60]!r}") from None
 
 
-def payload(kind: DataType, elements: int) -> int:
+def payload_bytes(kind: DataType, elements: int) -> int:
     """Bytes of so many elements.
 
     Raises:
@@ -174,7 +174,7 @@ def payload(kind: DataType, elements: int) -> int:
     return size_bytes
 
 
-def transfers(op: Op, sizes: Sizes, peer: int | None) -> list[Transfer]:
+def expand_transfers(op: Op, sizes: Sizes, peer: int | None) -> list[Transfer]:
     """The calls that PyTorch makes of NCCL for an operation; an AllToAll of unequal parts is a Send and Recv a peer.
 
     Raises:
@@ -225,7 +225,7 @@ def _parts(op: Op, elements: int, splits: Sequence[int]) -> list[Transfer]:
     return [Transfer(op, part * (elements // whole), peer) for peer, part in enumerate(splits) if part]
 
 
-def whole_numbers(value: object) -> tuple[int, ...] | None:
+def parse_whole_numbers(value: object) -> tuple[int, ...] | None:
     """A list of whole numbers, or a text of one such as `[0, 1]`; None: it is none, or was cut short with `...`."""
     if isinstance(value, str):
         inside = value.strip()
@@ -242,7 +242,7 @@ def whole_numbers(value: object) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class KernelName:
-    """What the name of one of NCCL's kernels says; empty: not said."""
+    """The parts of an NCCL kernel's name; empty: absent."""
 
     op: str
     algorithm: str
@@ -254,7 +254,7 @@ def is_nccl_kernel(name: str) -> bool:
     return name.startswith(("nccl", "rccl", "msccl"))
 
 
-def kernel_name(name: str) -> KernelName:
+def parse_kernel_name(name: str) -> KernelName:
     """What the name says of the operation, such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`.
 
     RCCL has one kernel for everything (`ncclDevKernel_Generic`), which says nothing.

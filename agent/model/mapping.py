@@ -56,11 +56,11 @@ class Mapping:
         """Ranks of the job."""
         return self.ranks.size
 
-    def rank(self, pipeline: int, data: int, tensor: int) -> int:
+    def rank_at(self, pipeline: int, data: int, tensor: int) -> int:
         """The rank at a position."""
         return int(self.ranks[pipeline, data, tensor])
 
-    def position(self, rank: int) -> tuple[int, int, int]:
+    def position_of(self, rank: int) -> tuple[int, int, int]:
         """Pipeline stage, replica and tensor rank of a rank.
 
         Raises:
@@ -72,7 +72,7 @@ class Mapping:
         pipeline, data, tensor = (int(index) for index in places[0])
         return pipeline, data, tensor
 
-    def renumbered(self, new_ranks: NDArray[np.int64]) -> Mapping:
+    def renumber(self, new_ranks: NDArray[np.int64]) -> Mapping:
         """The same job with rank r called new_ranks[r].
 
         Raises:
@@ -143,7 +143,7 @@ def parse_mapping(text: str, shape: Shape) -> Mapping:
 
 
 def _fields(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """The stripped fields of each line that says something, with its number."""
+    """The stripped fields of each non-empty line, with its number."""
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:

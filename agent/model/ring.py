@@ -1,4 +1,4 @@
-"""What a rank sends to the next one of a ring: the one place that knows it, for live counts, recordings and the model.
+"""The bytes that a rank sends to the next one of a ring: the one source for live counts, recordings and the model.
 
 A ring is single and directed, in the order of its members.  For a payload of b bytes a member of g sends to the next
 

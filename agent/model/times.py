@@ -77,7 +77,7 @@ class Times:
         return self.t_bubble / self.t_iter
 
 
-def times(shape: Shape, rates: Rates) -> Times:
+def estimate_times(shape: Shape, rates: Rates) -> Times:
     """Seconds of one iteration."""
     even_layers = Fraction(shape.layers, shape.pipeline)
     even_parameters = Fraction(total_parameters(shape), shape.pipeline * shape.tensor)

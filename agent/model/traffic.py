@@ -57,7 +57,7 @@ class Traffic:
     flows: Flows
     """Each kind and directed pair once, none empty, in order of kind, source and destination."""
 
-    def only(self, kind: Kind) -> Traffic:
+    def select_kind(self, kind: Kind) -> Traffic:
         """What one parallelism sends."""
         return Traffic(self.ranks, self.flows[self.flows["kind"] == kind])
 
@@ -103,7 +103,7 @@ class Traffic:
         return dense
 
 
-def traffic(shape: Shape, mapping: Mapping, mode: Mode = Mode.EXACT) -> Traffic:
+def estimate_traffic(shape: Shape, mapping: Mapping, mode: Mode = Mode.EXACT) -> Traffic:
     """What the job puts on the wire in an iteration, between ranks as the mapping numbers them.
 
     By the paper's equations a pipeline link carries equation 3 in each direction, so that a stage in the middle, with

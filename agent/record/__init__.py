@@ -1,1 +1,1 @@
-"""Watch this host for a while and write everything down: `railscope record`."""
+"""Observes this host for a while and records everything: `railscope record`."""

@@ -1,4 +1,4 @@
-"""`railscope record`: watch this host for a while, as the agent does, and write all of it down.
+"""`railscope record`: observe this host for a while, as the agent does, and record everything.
 
 To a folder it writes a dataset while it watches (agent/dataset), for as long as it likes; to a file that ends in .npz
 the flight recorder's recording, at the end, of what memory holds.  It runs an agent of its own, without a server, and
@@ -20,12 +20,12 @@ from typing import Final, TextIO, TypeVar
 
 from railscope.agent.config.options import Config
 from railscope.agent.node.daemon.daemon import Daemon
-from railscope.agent.node.daemon.signals import ended_by_signals
+from railscope.agent.node.daemon.signals import stop_on_signals
 from railscope.agent.node.daemon.warm_up import await_first_readings
 from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.recording.format import FILE_SUFFIX, Recording
-from railscope.agent.recording.summary import describe, overwritten_words, summarise
+from railscope.agent.recording.summary import describe, describe_overwritten, summarise
 from railscope.probes.clock import Clock, SystemClock
 
 _log = logging.getLogger("railscope.record")
@@ -79,9 +79,9 @@ def run_record(settings: RecordSettings, config: Config, out: TextIO, version: s
             memory_bytes=settings.memory_bytes,
             most_bytes=settings.most_bytes,
         )
-        with ended_by_signals(recorder.daemon.stop):
+        with stop_on_signals(recorder.daemon.stop):
             try:
-                _watch(recorder.daemon, settings, recorder.finish, recorder.started)
+                _watch(recorder.daemon, settings, recorder.finish, recorder.begin)
             finally:
                 recorder.close()
     except DatasetError as error:
@@ -106,7 +106,7 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
         recordings_memory_bytes=settings.memory_bytes or _FILE_MEMORY_BYTES,
     )
     daemon = Daemon(config, clock, version, serve=False)
-    with ended_by_signals(daemon.stop):
+    with stop_on_signals(daemon.stop):
         try:
             recording = _watch(daemon, settings, lambda: daemon.freeze(REASON))
         finally:
@@ -133,8 +133,8 @@ def _say(lines: Iterable[str], out: TextIO) -> None:
 
 def _missing(recording: Recording) -> str:
     """What the kernel had no room for, and what was overwritten in memory before it was written."""
-    lost = ", ".join(f"{kind} {count}" for kind, count in recording.lost().items() if count)
-    overwritten = list(overwritten_words(recording.overwritten_seconds()))
+    lost = ", ".join(f"{kind} {count}" for kind, count in recording.lost_events().items() if count)
+    overwritten = list(describe_overwritten(recording.overwritten_seconds()))
     told = [f"lost: {lost or 'none'}"] if lost or not overwritten else []
     return "; ".join((*told, *overwritten))
 
@@ -180,7 +180,7 @@ def analysis_needed(what: str) -> Iterator[None]:
 
 
 def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:
-    """Say what a recording or a dataset holds; returns the exit status.
+    """Describe a recording or a dataset; returns the exit status.
 
     Raises:
         RecordingError: it cannot be read.

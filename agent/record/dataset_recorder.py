@@ -1,4 +1,4 @@
-"""The recording side of `railscope record -o DIR`: an agent of its own that writes a dataset while it watches.
+"""Records a dataset for `railscope record -o DIR`: runs an agent of its own and writes what it observes.
 
 Every few seconds, or sooner where the memory fills, the daemon's loop hands over what came in, and a thread of its own
 writes it.  What is on disk can be read at any time, also after the recorder was killed: at most what came in since the
@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from railscope.agent.config.options import Config
 from railscope.agent.dataset.check import check_folder
 from railscope.agent.dataset.files import DatasetError, table_files
-from railscope.agent.dataset.leftovers import settle
+from railscope.agent.dataset.leftovers import recover_leftovers
 from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWriter
 from railscope.agent.dataset.size import Removed, SizeBound
 from railscope.agent.dataset.writer import DatasetWriter
@@ -69,7 +69,7 @@ class DatasetRecorder:
             DatasetError: the folder cannot be used.
             LoadError: this host does not take the probes.
         """
-        made = prepare(folder)
+        made = make_dataset_folder(folder)
         config = recorders_config(config, MEMORY_BYTES if memory_bytes is None else memory_bytes)
         self._folder = folder
         self._pids = config.pids
@@ -96,16 +96,16 @@ class DatasetRecorder:
                 clock_error_ns=now.maximum_error_ns,
             )
             writer = DatasetWriter(folder, socket.gethostname(), durable=True)
-            settle(folder, writer.node)
+            recover_leftovers(folder, writer.node)
             self._writer = RecordingWriter(writer, row)
         except OSError as error:
             self.daemon.close()
             raise _cannot_write(folder, error) from None
         # A recorder that writes nothing any more has nothing left to do.
         self._stream = DatasetStream(self._writer, self._bound, self.daemon.stop)
-        self.daemon.stream_to(self._stream, FLUSH_NS)
+        self.daemon.start_stream(self._stream, FLUSH_NS)
 
-    def started(self) -> None:
+    def begin(self) -> None:
         """The recording begins now; call when the daemon has started, before its loop runs.
 
         Raises:
@@ -124,7 +124,7 @@ class DatasetRecorder:
         Raises:
             DatasetError: some of it cannot be written.
         """
-        self.daemon.give_rest(self._stream)
+        self.daemon.flush_stream(self._stream)
         self._stream.close()
         row = self.row
         lost = [
@@ -142,7 +142,7 @@ class DatasetRecorder:
 
     @property
     def row(self) -> RecordingRow:
-        """The recording as its row says."""
+        """The recording's row."""
         return self._writer.row
 
     @property
@@ -167,7 +167,7 @@ class DatasetRecorder:
 
 
 def recorders_config(config: Config, memory_bytes: int) -> Config:
-    """What a recorder's agent is told to do: what none of the tables holds is not looked at.
+    """The configuration of a recorder's agent: it does not observe what no table holds.
 
     Whoever asked for the host time of calls gets the probes that measure it, as with any agent.  A ring of the usual
     size becomes a larger one: an agent that misses an event has counted the call all the same, a recording has not.
@@ -220,7 +220,7 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items()) if count)
 
 
-def prepare(folder: Path) -> list[Path]:
+def make_dataset_folder(folder: Path) -> list[Path]:
     """Make the folder, or say what it has already; returns what had to be made, the innermost first.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Takes what the daemon's loop gives it and writes it into a dataset in a thread of its own.
+"""Writes pieces of a recording into a dataset, in a thread of its own.
 
 The loop never waits for the disk: while a piece is being written, or cannot be written, the recorder's rings hold what
 comes in, and what they have no room for is counted.  A piece that the disk does not take is tried again until the end;
@@ -43,7 +43,7 @@ class StreamTotals:
 
 
 class DatasetStream:
-    """`ready` and `take` are for the daemon's loop, the rest for the thread that made it."""
+    """`ready` and `enqueue` are for the daemon's loop, the rest for the thread that made it."""
 
     def __init__(
         self, writer: RecordingWriter, bound: SizeBound | None, on_failure: Callable[[], None] = lambda: None
@@ -74,7 +74,7 @@ class DatasetStream:
         """Whether nothing more will be written."""
         return self._failed
 
-    def take(self, piece: StreamPiece) -> None:
+    def enqueue(self, piece: StreamPiece) -> None:
         """Have a piece written soon."""
         with self._changed:
             self._pieces.append(piece)
@@ -110,7 +110,7 @@ class DatasetStream:
             self._write_all()
 
     def _fail(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        """What nobody expected ends the thread: without a word the recording would go on and write nothing."""
+        """Log an unexpected error, which ends the thread; otherwise the recording would silently write nothing."""
         if error is not None:
             self._trouble = one_line(error)
             self._failed = True
@@ -141,7 +141,7 @@ class DatasetStream:
     def _write(self, given: StreamPiece) -> list[tuple[str, Path]] | None:
         """Write one piece; returns the files of events, None: it cannot be done now."""
         recording, overwritten = given.piece.recording, given.piece.overwritten
-        lost = recording.lost()
+        lost = recording.lost_events()
         losses = Losses(
             lost["calls"] + overwritten["calls"],
             lost["completions"] + overwritten["completions"],
@@ -170,7 +170,7 @@ class DatasetStream:
                 self._merger.add(files)
             finally:
                 if self._bound is not None:
-                    self._bound.keep(self._writer, written_bytes)
+                    self._bound.remove_excess(self._writer, written_bytes)
         except (OSError, pa.ArrowException, ValueError) as error:
             self._complain(f"cannot be tidied: {one_line(error)}")
 

@@ -1,4 +1,4 @@
-"""What a flight recording holds: the last moments of a host, with everything that is needed to read them later.
+"""The content of a flight recording: the last moments of a host, with all that a reader needs later.
 
 Events are numpy structured arrays, oldest first; the probes' own dtypes where there are such.  Every `…_ns` in them is
 CLOCK_MONOTONIC of the recorded host; `clocks` lead from there to the time of day.  Who is who stands beside them:
@@ -215,7 +215,7 @@ class Recording:
             if complete_ns > self.began_ns
         }
 
-    def lost(self) -> dict[str, int]:
+    def lost_events(self) -> dict[str, int]:
         """Events lost in the window by kind: the kernel's rings were full."""
         losses = self.arrays["losses"]
         if not len(losses):
@@ -228,7 +228,7 @@ class Recording:
         return nearest.realtime_ns + monotonic_ns - nearest.monotonic_ns
 
     def realtime_error_ns(self) -> int | None:
-        """How far a time of day of this recording may be off from the true one; None: nobody knows.
+        """The error bound of this recording's times of day; None: not known.
 
         The clock's own error, what reading it took, and how far the clock was stepped or slewed within the window.
         """

@@ -1,4 +1,4 @@
-"""What is in a recording, in a few lines: for `railscope record --describe`.
+"""Summarises a recording in a few lines: for `railscope record --describe`.
 
 Calls by communicator and op, what completed of them and how long that took, the rails and their links, and what is
 missing.  The full analyses read the recording itself.
@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.format import NOT_SEEN, RecordedCommunicator, Recording
@@ -105,7 +105,7 @@ def summarise(recording: Recording) -> RecordingSummary:
         completions=tuple(_completions(recording.completions, communicators)),
         open_operations=len(recording.open_operations) if recording.completion_seen() else None,
         rails=tuple(_rails(recording)),
-        lost=recording.lost(),
+        lost=recording.lost_events(),
         overwritten_seconds=recording.overwritten_seconds(),
         stalls=tuple(
             f"{stall.cause}: rank {stall.rank} of {stall.comm}, {stall.op}, since {stall.seconds:.1f} s"
@@ -120,7 +120,7 @@ def describe(summary: RecordingSummary) -> Iterator[str]:
     return map(printable, _lines(summary))
 
 
-def overwritten_words(seconds: Mapping[str, float]) -> Iterator[str]:
+def describe_overwritten(seconds: Mapping[str, float]) -> Iterator[str]:
     """What is missing of a window's beginning, by kind of event in seconds, as one sentence a kind."""
     for kind, missing in seconds.items():
         yield f"the first {missing:.1f} s of {kind} were overwritten"
@@ -178,7 +178,7 @@ def _lines(summary: RecordingSummary) -> Iterator[str]:
     lost = ", ".join(f"{count:,} {kind}" for kind, count in summary.lost.items() if count)
     yield ""
     yield f"lost by the kernel: {lost or 'nothing'}"
-    for overwritten in overwritten_words(summary.overwritten_seconds):
+    for overwritten in describe_overwritten(summary.overwritten_seconds):
         yield f"{overwritten}: more memory holds more (recordings.memory; --memory of railscope record)"
 
 
@@ -222,7 +222,7 @@ def _identity(communicator: RecordedCommunicator | None) -> tuple[str, int | Non
     if communicator is None:
         return UNKNOWN, None, None
     identity = communicator.identity
-    return identity.comm, number_of(identity.rank), number_of(identity.nranks)
+    return identity.comm, parse_number(identity.rank), parse_number(identity.nranks)
 
 
 def _rank_text(rank: int | None, nranks: int | None) -> str:

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol, TextIO
 
 from railscope.agent.dataset.files import DatasetError
-from railscope.agent.facts.communicator_names import begins_so
+from railscope.agent.facts.communicator_names import matches_prefix
 from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.file import RecordingError, read_recording
-from railscope.agent.trace.from_recording import RecordingFile, timelines
-from railscope.agent.trace.same_operations import SameOperations, same_operations
-from railscope.agent.trace.timeline import HostTimeline, cut
+from railscope.agent.trace.from_recording import RecordingFile, make_timelines
+from railscope.agent.trace.same_operations import SameOperations, join_operations
+from railscope.agent.trace.timeline import HostTimeline, cut_timeline
 
 _MOST_NAMED: Final = 8
 
 
 class TraceSummary(Protocol):
-    """What a writer says about the trace that it wrote."""
+    """The summary of a written trace."""
 
     @property
     def calls(self) -> int: ...
@@ -57,7 +57,7 @@ def run_export(parsed: Namespace, out: TextIO, write_trace: WriteTrace) -> int:
             hosts = _chosen(sources, parsed.from_seconds, parsed.seconds, parsed.comm)
     except DatasetError as error:
         raise RecordingError(str(error)) from None
-    same = same_operations(hosts)
+    same = join_operations(hosts)
     summary = _save(parsed.perfetto, lambda file: write_trace(hosts, same, file))
     if parsed.json:
         json.dump(_as_json(parsed.perfetto, hosts, summary, same), out, indent=1)
@@ -85,7 +85,7 @@ class _Files:
     """Recordings' files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._hosts = timelines([RecordingFile(path, read_recording(path)) for path in dict.fromkeys(paths)])
+        self._hosts = make_timelines([RecordingFile(path, read_recording(path)) for path in dict.fromkeys(paths)])
 
     def window(self) -> tuple[int, int] | None:
         if not self._hosts:
@@ -97,7 +97,7 @@ class _Files:
 
     def hosts(self, from_ns: int, until_ns: int, comms: Sequence[str]) -> tuple[HostTimeline, ...]:
         return tuple(
-            cut(host, from_ns, until_ns, comms)
+            cut_timeline(host, from_ns, until_ns, comms)
             for host in self._hosts
             if host.began_ns <= until_ns and host.ended_ns >= from_ns
         )
@@ -125,7 +125,7 @@ def _chosen(
     from_ns = (began_ns if from_seconds >= 0 else ended_ns) + round(from_seconds * 1e9)
     until_ns = ended_ns if seconds is None else from_ns + round(seconds * 1e9)
     recorded = sorted(set().union(*(source.comms() for source in sources)))
-    chosen = [comm for comm in recorded if any(begins_so(comm, start) for start in comms)]
+    chosen = [comm for comm in recorded if any(matches_prefix(comm, start) for start in comms)]
     if comms and not chosen:
         there = f"there are {_some(recorded)}" if recorded else "none is known by name"
         raise RecordingError(f"--comm {' '.join(comms)}: no such communicator was recorded: {there}")
@@ -163,7 +163,7 @@ def _save(path: Path, write: Callable[[IO[bytes]], TraceSummary]) -> TraceSummar
             partial.unlink()
 
 
-def agreement(hosts: Sequence[HostTimeline]) -> str:
+def describe_clock_agreement(hosts: Sequence[HostTimeline]) -> str:
     """How far times of these hosts may be apart from each other, in words; empty: there is only one clock."""
     clocks = {host.clock or number: host for number, host in enumerate(hosts)}
     if len(clocks) < 2:
@@ -194,7 +194,7 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
             yield f"{host.host}: {text}"
     if not unfinished:
         yield "what was under way at the end is not known: folders hold operations once they are complete"
-    if agreed := agreement(hosts):
+    if agreed := describe_clock_agreement(hosts):
         yield agreed
     yield f"arrows join what ranks did for {same.joined:,} operations"
     making_missed = [comm for comm in same.not_joined if comm in same.making_missed]

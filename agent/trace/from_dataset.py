@@ -30,8 +30,8 @@ from railscope.agent.trace.timeline import (
     TimelineRail,
     TimelineStall,
     Words,
-    cut,
-    nameless,
+    cut_timeline,
+    unnamed_communicator,
 )
 
 _OURS: Final = "railscope"
@@ -87,7 +87,7 @@ class DatasetTimelines:
             began_ns, ended_ns = self._window(rows)
             if began_ns <= until_ns and ended_ns >= from_ns:
                 host = self._host(recording, rows, max(began_ns, from_ns), min(ended_ns, until_ns), comms)
-                made.append(cut(host, from_ns, until_ns, comms))
+                made.append(cut_timeline(host, from_ns, until_ns, comms))
         return tuple(sorted(made, key=lambda host: (host.host, host.began_ns)))
 
     def _host(
@@ -105,7 +105,7 @@ class DatasetTimelines:
         calls = self._rows("calls", CALL, recording, words, window, instances)
         operations = self._rows("operations", OPERATION, recording, words, window, instances)
         for instance in np.unique(np.concatenate((calls["instance"], operations["instance"]))).tolist():
-            known.setdefault(instance, nameless(instance, 0))
+            known.setdefault(instance, unnamed_communicator(instance, 0))
         return HostTimeline(
             host=row["node"] or "unknown",
             source=self._source,
@@ -129,7 +129,7 @@ class DatasetTimelines:
             rail_samples=_by_rail(self._rows("rail_samples", RAIL_SAMPLE, recording, words, window, None)),
             # What a link was when the window began was found out before.
             link_events=_by_rail(self._rows("link_events", LINK_EVENT, recording, words, (0, until_ns), None)),
-            words=words.all(),
+            words=words.as_tuple(),
         )
 
     def _all(self, table: str) -> list[_Row]:
@@ -254,7 +254,7 @@ def _numbers(column: pa.ChunkedArray) -> Rows:
 def _places(column: pa.ChunkedArray, words: Words) -> Rows:
     """Places of the words in a column of texts."""
     coded = column.combine_chunks().cast(pa.string()).dictionary_encode()
-    table = np.array([*map(words.place, coded.dictionary.to_pylist()), NOT_KNOWN], np.int64)
+    table = np.array([*map(words.index_of, coded.dictionary.to_pylist()), NOT_KNOWN], np.int64)
     places: Rows = table[pc.fill_null(coded.indices, len(table) - 1).to_numpy(zero_copy_only=False)]
     return places
 

@@ -33,7 +33,7 @@ from railscope.agent.trace.timeline import (
     TimelineRail,
     TimelineStall,
     Words,
-    nameless,
+    unnamed_communicator,
 )
 from railscope.probes.nccl.abi import data_type_name, op_name
 from railscope.probes.nccl.records.calls import LifecycleKind
@@ -50,7 +50,7 @@ class RecordingFile:
     recording: Recording
 
 
-def timelines(files: Sequence[RecordingFile]) -> tuple[HostTimeline, ...]:
+def make_timelines(files: Sequence[RecordingFile]) -> tuple[HostTimeline, ...]:
     """One for each recording, in their order."""
     clocks: dict[str, ClockReading] = {}
     for file in files:
@@ -108,14 +108,14 @@ def _timeline(file: RecordingFile, clock: ClockReading, error_ns: int | None) ->
         compute=np.empty(0, COMPUTE),
         rail_samples=_samples(one, offset_ns),
         link_events=_links(one, offset_ns),
-        words=words.all(),
+        words=words.as_tuple(),
     )
 
 
 def _missing(one: Recording) -> Iterable[str]:
     if not one.completion_seen():
         yield NOT_SEEN
-    for kind, count in one.lost().items():
+    for kind, count in one.lost_events().items():
         if count:
             yield f"{count:,} {kind} were lost: the kernel had no room for them"
     for kind, seconds in one.overwritten_seconds().items():
@@ -143,9 +143,9 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
     for events in (one.calls, one.completions):
         found, first = np.unique(events["instance"], return_index=True)
         for instance, at in zip(found.tolist(), first.tolist(), strict=True):
-            known.setdefault(instance, nameless(instance, int(events["tgid"][at])))
+            known.setdefault(instance, unnamed_communicator(instance, int(events["tgid"][at])))
     for instance in np.unique(one.open_operations["instance"]).tolist():
-        known.setdefault(instance, nameless(instance, 0))
+        known.setdefault(instance, unnamed_communicator(instance, 0))
     return tuple(known.values())
 
 
@@ -190,7 +190,7 @@ def _operations(records: Rows, words: Words) -> Rows:
     rows["data_type"] = _places(records["data_type"], {n: data_type_name(n) for n in range(256)}, words)
     rows["algorithm"] = _places(records["algorithm"], dict(enumerate(ALGORITHMS)), words)
     rows["protocol"] = _places(records["protocol"], dict(enumerate(PROTOCOLS)), words)
-    rows["source"] = words.place(PROXY)
+    rows["source"] = words.index_of(PROXY)
     return rows
 
 
@@ -198,7 +198,7 @@ def _places(numbers: Rows, names: Mapping[int, str], words: Words) -> Rows:
     """Places of the words that numbers of one byte stand for."""
     table = np.full(256, NOT_KNOWN, np.int32)
     for number in np.unique(numbers).tolist():
-        table[number] = words.place(_known(names.get(number, "")))
+        table[number] = words.index_of(_known(names.get(number, "")))
     return table[numbers]
 
 

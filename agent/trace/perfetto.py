@@ -84,7 +84,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
     )
 
 
-def clock_words(host: HostTimeline) -> str:
+def describe_clock(host: HostTimeline) -> str:
     """How right a host's clock is, in a few words."""
     return "clock not known to be right" if host.error_ns is None else f"clock ±{host.error_ns / 1e6:.3g} ms"
 
@@ -114,13 +114,13 @@ class _Host:
     def write(self) -> None:
         host, packets = self._host, self._packets
         simulated = ", SIMULATED hardware" if host.simulated else ""
-        top = packets.track(f"{self._name} ({clock_words(host)}{simulated})", description=f"from {host.source}")
-        self._write_recording(packets.track("recording", top))
+        top = packets.add_track(f"{self._name} ({describe_clock(host)}{simulated})", description=f"from {host.source}")
+        self._write_recording(packets.add_track("recording", top))
         own_marks = [mark for mark in host.marks if mark.instance is None]
         if own_marks:
-            track = packets.track("marks", top)
+            track = packets.add_track("marks", top)
             for mark in own_marks:
-                packets.instant(track, packets.shape(mark.text, "mark"), mark.time_ns)
+                packets.add_instant(track, packets.make_shape(mark.text, "mark"), mark.time_ns)
         self._write_rails(top)
         pids = sorted({one.pid for one in host.communicators} | set(np.unique(host.compute["pid"]).tolist()))
         for pid in pids:
@@ -144,7 +144,7 @@ class _Host:
         if unjoined:
             said["no arrows"] = "; ".join(f"{', '.join(comms)}: {why}" for why, comms in unjoined.items())
         name = "recorded, not all of it: see the arguments" if host.missing else "recorded"
-        self._packets.slice(track, self._packets.shape(name, "recording", said), host.began_ns, host.ended_ns)
+        self._packets.add_slice(track, self._packets.make_shape(name, "recording", said), host.began_ns, host.ended_ns)
 
     # Rails
 
@@ -152,19 +152,19 @@ class _Host:
         host, packets = self._host, self._packets
         if not host.rails:
             return
-        rails = packets.track("rails", top)
+        rails = packets.add_track("rails", top)
         for rail in sorted(host.rails, key=lambda one: (one.netns, len(one.rail), one.rail, one.device)):
             number = f"rail {rail.rail} · " if rail.rail else ""
-            track = packets.track(f"{number}{rail.device}{f' · {rail.netns}' if rail.netns else ''}", rails)
+            track = packets.add_track(f"{number}{rail.device}{f' · {rail.netns}' if rail.netns else ''}", rails)
             samples = _of(host.rail_samples, "rail", rail.rail_id)
             for name, field in (("transmit", "transmit_bytes"), ("receive", "receive_bytes")):
                 if len(samples) > 1:
-                    counter = packets.track(name, track, unit="B/s", description=_RATE)
+                    counter = packets.add_track(name, track, unit="B/s", description=_RATE)
                     for time_ns, rate in _rates(samples["time_ns"], samples[field]):
-                        packets.count(counter, time_ns, rate)
+                        packets.add_counter_value(counter, time_ns, rate)
             links = _of(host.link_events, "rail", rail.rail_id)
             if len(links):
-                self._write_link(packets.track("link", track), links)
+                self._write_link(packets.add_track("link", track), links)
 
     def _write_link(self, track: int, links: Rows) -> None:
         """The states of a link, one slice each: what it was found to be until something else was found."""
@@ -174,7 +174,9 @@ class _Host:
         for link, begin_ns, end_ns in zip(links, begins, ends, strict=True):
             if end_ns > begin_ns:
                 said = _said(carrier_changes=int(link["carrier_changes"]))
-                self._packets.slice(track, self._packets.shape(_link_state(link), "link", said), begin_ns, end_ns)
+                self._packets.add_slice(
+                    track, self._packets.make_shape(_link_state(link), "link", said), begin_ns, end_ns
+                )
 
     # Processes
 
@@ -186,7 +188,7 @@ class _Host:
         words += sorted({f"world rank {one.world_rank}" for one in communicators if one.world_rank})
         words += sorted({f"job {one.job}" for one in communicators if one.job})
         words += sorted({one.netns for one in communicators if one.netns})
-        process = packets.track(" · ".join(words), top)
+        process = packets.add_track(" · ".join(words), top)
         for one in sorted(communicators, key=lambda one: (one.comm, one.instance)):
             self._write_communicator(process, one)
         compute = _of(host.compute, "pid", pid)
@@ -196,31 +198,31 @@ class _Host:
     def _write_compute(self, process: int, stream: int, rows: Rows) -> None:
         host, packets = self._host, self._packets
         self._write_intervals(
-            lambda: packets.track(f"kernels of stream {stream:#x}", process),
+            lambda: packets.add_track(f"kernels of stream {stream:#x}", process),
             rows,
             rows[["name"]],
-            lambda key, _: packets.shape(host.word(key[0]) or "kernel", "compute"),
+            lambda key, _: packets.make_shape(host.word(key[0]) or "kernel", "compute"),
         )
 
     def _write_communicator(self, process: int, one: TimelineCommunicator) -> None:
         host, packets = self._host, self._packets
         rank = f" · rank {one.rank or '?'} of {one.nranks or '?'}"
-        parent = packets.track(
+        parent = packets.add_track(
             f"comm {one.comm}{rank}" if one.comm else "communicator not known",
             process,
             description=self._no_arrows.get(one.comm, ""),
         )
         marks = [mark for mark in host.marks if mark.instance == one.instance]
         if marks:
-            track = packets.track("life", parent)
+            track = packets.add_track("life", parent)
             for mark in marks:
-                packets.instant(track, packets.shape(mark.text, "life"), mark.time_ns)
+                packets.add_instant(track, packets.make_shape(mark.text, "life"), mark.time_ns)
         own = [stall for stall in host.stalls if (stall.comm, stall.rank) == (one.comm, one.rank)]
         if own and (one.comm, one.rank) not in self._stall_tracks:
             self._stall_tracks[one.comm, one.rank] = parent
         chosen = np.flatnonzero(host.calls["instance"] == one.instance)
         if len(chosen):
-            self._write_calls(packets.track("calls", parent), chosen)
+            self._write_calls(packets.add_track("calls", parent), chosen)
         chosen = np.flatnonzero(host.operations["instance"] == one.instance)
         for source in np.unique(host.operations["source"][chosen]).tolist():
             of_source = chosen[host.operations["source"][chosen] == source]
@@ -231,14 +233,14 @@ class _Host:
         chosen = chosen[np.argsort(host.calls["time_ns"][chosen], kind="stable")]
         rows = host.calls[chosen][["op", "data_type", "payload_bytes", "peer", "tid", "time_ns", "sequence"]]
         shapes = _Shapes(
-            lambda key: packets.shape(
+            lambda key: packets.make_shape(
                 host.word(key[0]) or "call",
                 "call",
                 _said(data_type=host.word(key[1]), payload_bytes=key[2], peer=key[3], tid=key[4]),
             )
         )
         for row, flow in zip(rows.tolist(), self._call_flows[chosen].tolist(), strict=True):
-            packets.instant(track, shapes[row[:5]], row[5], _sequence(row[6]), flow)
+            packets.add_instant(track, shapes[row[:5]], row[5], _sequence(row[6]), flow)
 
     def _write_operations(self, parent: int, chosen: Rows, source: str) -> None:
         host, packets = self._host, self._packets
@@ -254,11 +256,11 @@ class _Host:
                 channels=channels,
             )
             name = host.word(op) or "operation"
-            return packets.shape(name if ended else f"{name} (unfinished)", "operation", said)
+            return packets.make_shape(name if ended else f"{name} (unfinished)", "operation", said)
 
         rows = host.operations[chosen]
         self._write_intervals(
-            lambda: packets.track(name, parent, description=description),
+            lambda: packets.add_track(name, parent, description=description),
             rows,
             rows[["op", "data_type", "algorithm", "protocol", "channels", "payload_bytes"]],
             shape,
@@ -293,7 +295,7 @@ class _Host:
             last_ns = max(begin_ns, end_ns) if ended else None
             if last_ns is not None:
                 heapq.heappush(free, (last_ns, track))
-            self._packets.slice(track, shapes[key, ended], begin_ns, last_ns, _sequence(number), flow)
+            self._packets.add_slice(track, shapes[key, ended], begin_ns, last_ns, _sequence(number), flow)
 
     # Stalls
 
@@ -302,11 +304,11 @@ class _Host:
         for stall in sorted(self._host.stalls, key=lambda one: one.since_ns):
             parent = self._stall_tracks.get((stall.comm, stall.rank))
             if parent is None:
-                parent = others = others or self._packets.track("stalls", top)
+                parent = others = others or self._packets.add_track("stalls", top)
             # A track for each: stalls of one rank may overlap, and are few.
-            track = self._packets.track("stall", parent)
-            shape = self._packets.shape(f"stall: {stall.cause}", "stall", _stall_said(stall))
-            self._packets.slice(track, shape, stall.since_ns, stall.since_ns + round(stall.seconds * 1e9))
+            track = self._packets.add_track("stall", parent)
+            shape = self._packets.make_shape(f"stall: {stall.cause}", "stall", _stall_said(stall))
+            self._packets.add_slice(track, shape, stall.since_ns, stall.since_ns + round(stall.seconds * 1e9))
 
 
 class _Shapes(dict[Any, "Shape"]):

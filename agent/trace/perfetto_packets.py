@@ -1,4 +1,4 @@
-"""Packets of a Perfetto trace, written as they come: tracks, slices, instants, counters.
+"""Writes packets of a Perfetto trace: tracks, slices, instants, counters.
 
 Perfetto's own protos do the encoding (the `perfetto` package); what is done here is what makes a million events a
 matter of seconds: names are interned, what events have in common is made once (a `Shape`), and packets go to the file
@@ -58,7 +58,7 @@ class Packets:
             first.clock_snapshot.clocks.add(clock_id=clock, timestamp=time_ns)
         self._sequence_name = self._interned(self._annotations, "debug_annotation_names", "sequence")
 
-    def track(self, name: str, parent: int = 0, *, description: str = "", unit: str | None = None) -> int:
+    def add_track(self, name: str, parent: int = 0, *, description: str = "", unit: str | None = None) -> int:
         """A new track, below those that were made before it; with a unit, a counter's.
 
         Tracks of one name with one parent are drawn as one, whose slices may overlap.
@@ -77,7 +77,7 @@ class Packets:
             descriptor.counter.unit_name = unit
         return self._tracks
 
-    def shape(self, name: str, category: str, said: Mapping[str, Value] | None = None) -> Shape:
+    def make_shape(self, name: str, category: str, said: Mapping[str, Value] | None = None) -> Shape:
         """What several slices or instants have in common; `said`: what the viewer shows of each."""
         packet = TracePacket(trusted_packet_sequence_id=_SEQUENCE)
         packet.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
@@ -88,7 +88,7 @@ class Packets:
             self._say(event, key, value)
         return packet
 
-    def slice(
+    def add_slice(
         self, track: int, shape: Shape, begin_ns: int, end_ns: int | None, sequence: int | None = None, flow: int = 0
     ) -> None:
         """Something that took a while; `end_ns` None: it has not ended.
@@ -104,11 +104,11 @@ class Packets:
             event.type = _END
             event.track_uuid = track
 
-    def instant(self, track: int, shape: Shape, time_ns: int, sequence: int | None = None, flow: int = 0) -> None:
+    def add_instant(self, track: int, shape: Shape, time_ns: int, sequence: int | None = None, flow: int = 0) -> None:
         """Something that happened at one moment."""
         self._event(track, shape, _INSTANT, time_ns, sequence, flow)
 
-    def count(self, track: int, time_ns: int, value: float) -> None:
+    def add_counter_value(self, track: int, time_ns: int, value: float) -> None:
         """A counter's value from this moment on."""
         packet = self._packet()
         packet.timestamp = time_ns

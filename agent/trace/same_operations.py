@@ -1,4 +1,4 @@
-"""Which rows of several ranks are one operation.
+"""Joins the rows of several ranks that belong to one operation.
 
 Ranks of a communicator give it the same collectives in the same order, so communicator, number and kind name one
 operation on all hosts: where each rank was watched from its first call on, the numbers compare.  Where one was not,
@@ -42,7 +42,7 @@ class SameOperations:
 
     @property
     def not_known(self) -> tuple[str, ...]:
-        """Of those that are not joined, those of whose ranks nobody knows whether their numbers compare."""
+        """Those that are not joined because their ranks' sequence numbers may not be comparable."""
         return tuple(comm for comm in self.not_joined if comm not in self.making_missed)
 
 
@@ -62,7 +62,7 @@ class _End:
     end_ns: Rows
 
 
-def same_operations(hosts: Sequence[HostTimeline]) -> SameOperations:
+def join_operations(hosts: Sequence[HostTimeline]) -> SameOperations:
     """Join what several ranks recorded of one operation."""
     joiner = _Joiner(hosts)
     ends: defaultdict[str, list[tuple[int, TimelineCommunicator]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What happened on some hosts, on one time scale: what a trace is drawn from, whoever recorded it.
+"""The events of some hosts on one time scale, from which a trace is drawn.
 
 Times are nanoseconds of the time of day.  A recording of ours and a dataset folder both become this; the writer of
 traces knows neither.  Words, such as the names of operations, stand in `words` once and in the arrays by place.
@@ -67,8 +67,8 @@ class TimelineCommunicator:
     so that earlier ones may be missing; None: nobody knows."""
 
 
-def nameless(instance: int, pid: int) -> TimelineCommunicator:
-    """A communicator that events name and nobody described; `pid` 0: not even its process is known."""
+def unnamed_communicator(instance: int, pid: int) -> TimelineCommunicator:
+    """A communicator that events name and no record describes; `pid` 0: its process is unknown, too."""
     return TimelineCommunicator(instance, "", "", "", pid, "", "", "", "", numbered_from_start=None)
 
 
@@ -156,15 +156,15 @@ class Words:
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
 
-    def place(self, word: str | None) -> int:
+    def index_of(self, word: str | None) -> int:
         """Where this word stands; NOT_KNOWN for none."""
         return NOT_KNOWN if not word else self._places.setdefault(word, len(self._places))
 
-    def all(self) -> tuple[str, ...]:
+    def as_tuple(self) -> tuple[str, ...]:
         return tuple(self._places)
 
 
-def cut(host: HostTimeline, from_ns: int, until_ns: int, comms: Collection[str] = ()) -> HostTimeline:
+def cut_timeline(host: HostTimeline, from_ns: int, until_ns: int, comms: Collection[str] = ()) -> HostTimeline:
     """What of a host lies between two moments; with `comms`, of these communicators and of rails only.
 
     Operations and stalls that only reach into the window stay whole.

@@ -1,4 +1,4 @@
-"""Which buckets a histogram shows unless all are asked for.
+"""Reduces the buckets of a histogram unless all are selected.
 
 The agent counts in more buckets than a fleet's Prometheus should store: a series each, for every operation or rail of
 every node.  So some bounds are left out, and what lay below them is counted below the next one.  Which ones is decided
@@ -57,7 +57,7 @@ class Merged(Histogram):
     counted: Histogram | None = None
 
 
-def shown(metric: Metric, histogram: Histogram) -> Histogram:
+def reduce_buckets(metric: Metric, histogram: Histogram) -> Histogram:
     """The histogram without the bounds that are left out: every other bucket, the count and the sum stay."""
     bounds, ends = _kept(histogram.bounds, LEFT_OUT.get(metric.name, frozenset()))
     if len(bounds) == len(histogram.bounds):
@@ -72,7 +72,7 @@ def shown(metric: Metric, histogram: Histogram) -> Histogram:
     )
 
 
-def counted(histogram: Histogram) -> Histogram:
+def full_histogram(histogram: Histogram) -> Histogram:
     """What was counted, if this is what is shown of it."""
     return histogram.counted or histogram if isinstance(histogram, Merged) else histogram
 

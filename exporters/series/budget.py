@@ -1,4 +1,4 @@
-"""How many series railscope may show, and how many it left out.
+"""The limit on exposed series, and the count of series dropped.
 
 A node that starts thousands of short jobs would otherwise fill the monitoring server with communicators.  What is
 given up first is decided in `families`; this module only remembers the limit and the loss.
@@ -31,7 +31,7 @@ class SeriesBudget:
         """Series left out, added up over expositions: it rises for as long as something is missing."""
         return self._dropped
 
-    def note_dropped(self, series: int) -> int:
+    def add_dropped(self, series: int) -> int:
         """Add `series` to the total and return the new total."""
         with self._lock:
             self._dropped += series

@@ -1,4 +1,4 @@
-"""A snapshot for prometheus-client: for who embeds railscope in an exporter of his own, or pushes from an epilog.
+"""A `Collector` for prometheus-client over a snapshot: for other exporters and for pushes from an epilog.
 
     registry.register(SnapshotCollector(observer.snapshot))
 
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from railscope.agent.facts.snapshot import Snapshot
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import UNITS
@@ -40,10 +40,10 @@ class SnapshotCollector(Collector):
 
     def collect(self) -> Iterator[ClientMetric]:
         """The families, in the catalogue's order."""
-        return client_metrics(families(self._snapshot(), selection=self._selection))
+        return to_client_metrics(make_families(self._snapshot(), selection=self._selection))
 
 
-def client_metrics(shown: Iterable[Family]) -> Iterator[ClientMetric]:
+def to_client_metrics(shown: Iterable[Family]) -> Iterator[ClientMetric]:
     """Families as prometheus-client has them: names without `_total`, labels that a series lacks left out."""
     for one in shown:
         metric = one.metric

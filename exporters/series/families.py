@@ -1,4 +1,4 @@
-"""Which series a `Snapshot` becomes.
+"""Converts a `Snapshot` to metric families.
 
 Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
 makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
@@ -37,7 +37,7 @@ from railscope.agent.facts.snapshot import (
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.family import Family, LabelValues, Sample
-from railscope.exporters.series.family_draft import Draft, by_one_label, known
+from railscope.exporters.series.family_draft import Draft, draft_by_label, draft_known
 from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
@@ -61,7 +61,7 @@ class _Detail:
     rails: tuple[RailFacts, ...]
 
 
-def families(
+def make_families(
     snapshot: Snapshot,
     budget: SeriesBudget | None = None,
     pause: Callable[[], None] = lambda: None,
@@ -81,7 +81,7 @@ def families(
         collectives.peers,
         collectives.times.by_rank,
         collectives.times.arrivals,
-        selection.of_rails(snapshot.rails),
+        selection.select_rails(snapshot.rails),
     )
     shown = _families(_drafts(snapshot, detail, selection), selection, pause)
     wanted = series = _series(shown)
@@ -91,9 +91,9 @@ def families(
         detail = _trimmed(detail, series - allowed, selection)
         shown = _families(_drafts(snapshot, detail, selection), selection, pause)
         series = _series(shown)
-    dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.note_dropped(wanted - series)
+    dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
-    return (*shown, *_families([by_one_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
+    return (*shown, *_families([draft_by_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
 
 
 def _series(shown: Iterable[Family]) -> int:
@@ -109,7 +109,7 @@ def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[],
         for labels, histogram in draft.histograms:
             if histogram.counts:
                 histograms.setdefault(
-                    labels, histogram if selection.buckets else buckets.shown(draft.metric, histogram)
+                    labels, histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
                 )
         if samples or histograms:
             names = draft.metric.labels + draft.more_labels
@@ -145,8 +145,8 @@ def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterat
     yield from _communicators(detail.communicators)
     yield from _stalls(snapshot.stalls)
     yield from _times(snapshot.collectives, detail)
-    yield by_one_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
-    yield by_one_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
+    yield draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
+    yield draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
     yield from _probes(snapshot.health.probes)
@@ -257,7 +257,7 @@ def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
     current = stalls.current
     yield Draft(
         catalogue.COMM_STALLED,
-        [((stall.comm, stall.rank, stall.op, stall.blame.cause.value), 1) for stall in current],
+        [((stall.comm, stall.rank, stall.op, stall.diagnosis.cause.value), 1) for stall in current],
     )
     yield Draft(
         catalogue.COMM_STALL_INFO,
@@ -266,12 +266,12 @@ def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
                 (
                     stall.comm,
                     stall.rank,
-                    stall.blame.cause.value,
+                    stall.diagnosis.cause.value,
                     stall.strength,
-                    "" if stall.blame.blamed_rank is None else str(stall.blame.blamed_rank),
-                    stall.blame.rail,
-                    stall.blame.device,
-                    stall.blame.netns,
+                    "" if stall.diagnosis.blamed_rank is None else str(stall.diagnosis.blamed_rank),
+                    stall.diagnosis.rail,
+                    stall.diagnosis.device,
+                    stall.diagnosis.netns,
                 ),
                 1,
             )
@@ -317,7 +317,9 @@ def _probes(probes: ProbeHealth) -> Iterator[Draft]:
 def _collectors(health: AgentHealth) -> Iterator[Draft]:
     yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in health.collectors))
     yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in health.collectors))
-    yield known(catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in health.collectors))
+    yield draft_known(
+        catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in health.collectors)
+    )
     yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in health.probes.events_lost.items()))
     yield Draft(catalogue.RECORDINGS, health.recordings.items())
 

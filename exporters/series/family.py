@@ -1,4 +1,4 @@
-"""What a metric family is, before anyone has decided how to write it down.
+"""A metric family before it is rendered.
 
 `families` makes these from a `Snapshot`, `text` renders them.
 """

@@ -1,4 +1,4 @@
-"""Families before their samples are made: what a metric and values become, without what cannot be known."""
+"""Drafts of metric families: a metric with its values, unknown ones left out."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Draft:
     more_labels: tuple[str, ...] = ()
 
 
-def known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
+def draft_known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
     """One sample a value; None, what cannot be known, is left out."""
     return Draft(metric, ((labels, value) for labels, value in values if value is not None))
 
 
-def by_one_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
+def draft_by_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
     return Draft(metric, (((label,), value) for label, value in values))

@@ -1,4 +1,4 @@
-"""Prometheus' native histograms, where ours are such already.
+"""Converts histograms to Prometheus' native histograms if their buckets match.
 
 A native histogram of schema 0 has a bucket between each two powers of two.  Of our histograms those of bytes and of
 bytes per second have exactly these, so what is exported is what was counted.  Those of times have not: the kernel
@@ -43,7 +43,7 @@ class NativeHistogram:
     """Without empty ones at either end."""
 
 
-def native(histogram: Histogram) -> NativeHistogram | None:
+def to_native(histogram: Histogram) -> NativeHistogram | None:
     """The same counts as a native histogram; None: that would not be the same.
 
     It would not where bounds are no powers of two, where something lies above all of them, since native buckets have

@@ -1,4 +1,4 @@
-"""What series begin with, kept between two scrapes: a scrape repeats names and labels, only the values change."""
+"""Caches the rendered names and labels of series between scrapes, as only the values change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORGOTTEN_AT_ONCE: Final = 64
 _Beginning = TypeVar("_Beginning")
 
 
-class Remembered(dict[LabelValues, _Beginning]):
+class PrefixCache(dict[LabelValues, _Beginning]):
     """What the series of one family begin with, by the values of their labels; made when first asked for."""
 
     def __init__(self, family: Family, make: Callable[[str, tuple[str, ...], LabelValues], _Beginning]) -> None:

@@ -22,10 +22,10 @@ from typing import Final
 
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar, Histogram
-from railscope.exporters.series.buckets import counted
+from railscope.exporters.series.buckets import full_histogram
 from railscope.exporters.series.family import Family, LabelValues
-from railscope.exporters.series.native import NativeHistogram, native
-from railscope.exporters.series.prefix_cache import Remembered
+from railscope.exporters.series.native import NativeHistogram, to_native
+from railscope.exporters.series.prefix_cache import PrefixCache
 
 SERIES_PER_CHUNK: Final = 500
 _TYPES: Final = {"counter": 0, "gauge": 1, "histogram": 4}
@@ -63,8 +63,8 @@ class ProtobufRenderer:
     """
 
     def __init__(self) -> None:
-        self._scalars: dict[str, Remembered[bytes]] = {}
-        self._histograms: dict[str, Remembered[bytes]] = {}
+        self._scalars: dict[str, PrefixCache[bytes]] = {}
+        self._histograms: dict[str, PrefixCache[bytes]] = {}
         self._bounds: dict[tuple[float, ...], tuple[bytes, ...]] = {}
 
     def render(self, families: Iterable[Family]) -> bytes:
@@ -89,7 +89,7 @@ class ProtobufRenderer:
             for name in known.keys() - shown:
                 del known[name]
 
-    def remembered(self) -> int:
+    def cached_label_sets(self) -> int:
         """How many label sets are remembered."""
         return sum(map(len, self._scalars.values())) + sum(map(len, self._histograms.values()))
 
@@ -102,7 +102,7 @@ class ProtobufRenderer:
 
         beginnings = self._scalars.get(family.metric.name)
         if beginnings is None or beginnings.labels != family.labels:
-            beginnings = self._scalars[family.metric.name] = Remembered(family, beginning)
+            beginnings = self._scalars[family.metric.name] = PrefixCache(family, beginning)
         for start in range(0, len(family.samples), SERIES_PER_CHUNK):
             yield b"".join(
                 [
@@ -115,7 +115,7 @@ class ProtobufRenderer:
     def _histogram_metrics(self, family: Family) -> Iterator[bytes]:
         labels = self._histograms.get(family.metric.name)
         if labels is None or labels.labels != family.labels:
-            labels = self._histograms[family.metric.name] = Remembered(
+            labels = self._histograms[family.metric.name] = PrefixCache(
                 family, lambda _, names, values: _labels(names, values)
             )
         for values, histogram in family.histograms:
@@ -132,7 +132,7 @@ class ProtobufRenderer:
         for bound, count, last in zip(self._bucket_ends(histogram.bounds), cumulative, exemplars, strict=True):
             exemplar = b"" if last is None else _field(_BUCKET_EXEMPLAR, _exemplar(last))
             parts.append(_field(_HISTOGRAM_BUCKET, _BUCKET_COUNT + _varint(count) + bound + exemplar))
-        exact = native(counted(histogram))
+        exact = to_native(full_histogram(histogram))
         if exact is not None:
             parts.append(_native(exact))
         return b"".join(parts)

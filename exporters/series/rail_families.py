@@ -1,4 +1,4 @@
-"""Which series rails become: what their ports counted, where it came from, queues and connections."""
+"""The metric families of rails: port bytes and their origin, queues, connections."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _counters(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Dr
         (
             (one, (one.port, counter, severity), value)
             for one in rails
-            for counter, severity, value in selection.of_counters(one)
+            for counter, severity, value in selection.select_counters(one)
         ),
     )
     yield _of_rails(
@@ -106,7 +106,7 @@ def _risen(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[tuple
                 owner = (one.rail, one.device, one.port, one.netns, severity)
                 owners.setdefault(owner, (one, []))[1].extend(found)
     for owner, (one, counters) in owners.items():
-        yield one, (one.port, owner[-1]), selection.risen(owner, counters)
+        yield one, (one.port, owner[-1]), selection.total_increase(owner, counters)
 
 
 def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:

@@ -1,4 +1,4 @@
-"""Which series are shown of what is known, unless an operator asks for more (`--series.detail`).
+"""Selects the series that are exposed; `--series.detail` adds more.
 
 A node with eight GPUs counts some five thousand things; most of them are 0 for as long as all is well, or tell again
 what others tell.  What is left out follows rules that hold for every node, so that a query finds the same everywhere:
@@ -59,7 +59,7 @@ class Selection:
         self._with_rates: dict[LabelValues, None] = {}
         """Network devices whose rates were shown, the one that was met last at the end."""
 
-    def of_counters(self, rail: RailFacts) -> Iterable[tuple[str, str, int]]:
+    def select_counters(self, rail: RailFacts) -> Iterable[tuple[str, str, int]]:
         """(counter, severity, value) of those counters that are shown."""
         if self.counters:
             return rail.counters
@@ -69,7 +69,7 @@ class Selection:
             if severity == _ALWAYS or (value and (severity != _CONTEXT or _CONGESTION.search(counter)))
         ]
 
-    def of_rails(self, rails: tuple[RailFacts, ...]) -> tuple[RailFacts, ...]:
+    def select_rails(self, rails: tuple[RailFacts, ...]) -> tuple[RailFacts, ...]:
         """The rails, without rates and connections of network devices that only RDMA uses."""
         if self.devices:
             return rails
@@ -93,7 +93,7 @@ class Selection:
             del self._with_rates[next(iter(self._with_rates))]
         return True
 
-    def risen(self, whose: LabelValues, counters: Iterable[tuple[str, int]]) -> int:
+    def total_increase(self, whose: LabelValues, counters: Iterable[tuple[str, int]]) -> int:
         """What counters of one owner rose by together, since each was first seen; never falls.
 
         `counters` are all of the owner's at one moment.  Those of one name are told as their sum, so that is compared.

@@ -26,7 +26,7 @@ from typing import Final
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import Exemplar
 from railscope.exporters.series.family import Family, LabelValues
-from railscope.exporters.series.prefix_cache import Remembered
+from railscope.exporters.series.prefix_cache import PrefixCache
 
 UNITS: Final = ("bytes_per_second", "seconds", "bytes", "ratio")
 """Units that a metric's name can end in; the first that matches holds."""
@@ -88,8 +88,8 @@ class Renderer:
     """
 
     def __init__(self) -> None:
-        self._scalars: dict[str, Remembered[str]] = {}
-        self._histograms: dict[str, Remembered[_HistogramPrefixes]] = {}
+        self._scalars: dict[str, PrefixCache[str]] = {}
+        self._histograms: dict[str, PrefixCache[_HistogramPrefixes]] = {}
 
     def render(self, families: Iterable[Family], format: Format) -> bytes:
         """The whole exposition."""
@@ -116,14 +116,14 @@ class Renderer:
         for name in self._histograms.keys() - shown:
             del self._histograms[name]
 
-    def remembered(self) -> int:
+    def cached_label_sets(self) -> int:
         """How many label sets are remembered."""
         return sum(map(len, self._scalars.values())) + sum(map(len, self._histograms.values()))
 
     def _scalar_lines(self, family: Family) -> Iterator[list[str]]:
         prefixes = self._scalars.get(family.metric.name)
         if prefixes is None or prefixes.labels != family.labels:
-            prefixes = self._scalars[family.metric.name] = Remembered(family, _prefix)
+            prefixes = self._scalars[family.metric.name] = PrefixCache(family, _prefix)
         for start in range(0, len(family.samples), LINES_PER_CHUNK):
             yield [
                 f"{prefixes[values]}{value if type(value) is int else _number(value)}\n"
@@ -134,7 +134,7 @@ class Renderer:
     def _histogram_lines(self, family: Family, format: Format) -> Iterator[list[str]]:
         series = self._histograms.get(family.metric.name)
         if series is None or series.labels != family.labels:
-            series = self._histograms[family.metric.name] = Remembered(family, _HistogramPrefixes)
+            series = self._histograms[family.metric.name] = PrefixCache(family, _HistogramPrefixes)
         for values, histogram in family.histograms:
             prefixes = series[values]
             cumulative = list(accumulate(histogram.counts))

@@ -1,4 +1,4 @@
-"""Asks a running agent for its pages, over one connection that stays open.
+"""Fetches a running agent's pages over one keep-alive connection.
 
 Redirects are not followed, so that a password goes nowhere else.  Whatever goes wrong is a `ClientError` of one line
 that says what to do; the next question starts anew.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.exporters.top.options import DEFAULT_URL
-from railscope.exporters.top.scraped import NodeScrape, ScrapeError, node_scrape
+from railscope.exporters.top.scraped import NodeScrape, ScrapeError, parse_scrape
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 """A longer page is not read: it is none of an agent's."""
@@ -65,7 +65,7 @@ class AgentClient:
             raise ClientError(f"--url: {address.url} is no URL of an agent: write {DEFAULT_URL}")
         if url.username or url.password:
             raise ClientError("--url: a URL with a password shows it to everybody: use --user and --password-file")
-        self.shown = f"{url.scheme}://{url.netloc}"
+        self.display_name = f"{url.scheme}://{url.netloc}"
         """The agent as messages show it."""
         self._metrics_path = url.path if url.path.strip("/") else _METRICS_PATH
         self._headers = {"User-Agent": "railscope", "Accept": "text/plain", "Accept-Encoding": "gzip"}
@@ -103,15 +103,16 @@ class AgentClient:
         metrics = self._page(self._metrics_path)
         if metrics is None:
             raise ClientError(
-                f"{self.shown} has nothing at {self._metrics_path} (HTTP 404): add the agent's --web.telemetry-path to "
+                f"{self.display_name} has nothing at {self._metrics_path} (HTTP 404): add the agent's "
+                "--web.telemetry-path to "
                 "--url"
             )
         try:
-            return node_scrape(
+            return parse_scrape(
                 metrics.decode(errors="replace"), self._page(_STALLS_PATH), self._page(_COMMUNICATORS_PATH)
             )
         except ScrapeError as error:
-            raise ClientError(f"{self.shown} is no railscope agent, or of another version: {error}") from None
+            raise ClientError(f"{self.display_name} is no railscope agent, or of another version: {error}") from None
 
     def _page(self, path: str) -> bytes | None:
         """The page's bytes; None where there is none."""
@@ -128,17 +129,20 @@ class AgentClient:
         except ssl.SSLCertVerificationError as error:
             self._connection.close()
             raise ClientError(
-                f"the certificate of {self.shown} is not trusted ({error.verify_message}): name its authority with "
+                f"the certificate of {self.display_name} is not trusted ({error.verify_message}): name its authority "
+                "with "
                 "--ca-file"
             ) from None
         except TimeoutError:
             self._connection.close()
-            raise ClientError(f"{self.shown} did not answer within {self._address.timeout_seconds:g} s") from None
+            raise ClientError(
+                f"{self.display_name} did not answer within {self._address.timeout_seconds:g} s"
+            ) from None
         except (OSError, http.client.HTTPException, UnicodeError, zlib.error) as error:
             self._connection.close()
             why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
             raise ClientError(
-                f"no agent answers at {self.shown} ({why}): is 'railscope agent' running there?  else give --url"
+                f"no agent answers at {self.display_name} ({why}): is 'railscope agent' running there?  else give --url"
             ) from None
 
     def _exchange(self, path: str) -> bytes | None:
@@ -150,19 +154,23 @@ class AgentClient:
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_BYTES:
-                raise ClientError(f"{self.shown}{path} is longer than {_MOST_BYTES >> 20} MiB: it is no agent's page")
+                raise ClientError(
+                    f"{self.display_name}{path} is longer than {_MOST_BYTES >> 20} MiB: it is no agent's page"
+                )
             if time.monotonic() > deadline:
                 raise TimeoutError
         if response.status == 404:
             return None
         if response.status in (401, 403):
             given = "this user and password" if "Authorization" in self._headers else "a request without a password"
-            raise ClientError(f"{self.shown} refuses {given} (HTTP {response.status}): give --user and --password-file")
+            raise ClientError(
+                f"{self.display_name} refuses {given} (HTTP {response.status}): give --user and --password-file"
+            )
         if 300 <= response.status < 400:
             where = response.headers.get("Location", "another place")
-            raise ClientError(f"{self.shown} sends us to {where}: give that as --url, if you trust it")
+            raise ClientError(f"{self.display_name} sends us to {where}: give that as --url, if you trust it")
         if response.status != 200:
-            raise ClientError(f"{self.shown}{path} answers HTTP {response.status}: look at the agent's log")
+            raise ClientError(f"{self.display_name}{path} answers HTTP {response.status}: look at the agent's log")
         body = b"".join(pieces)
         if response.headers.get("Content-Encoding") == "gzip":
             unpacker = zlib.decompressobj(_GZIP_WINDOW)

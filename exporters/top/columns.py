@@ -1,4 +1,4 @@
-"""What the panes of the live view show of each rank, rail, GPU and operation, and how rows are sorted and filtered."""
+"""The columns of the live view for ranks, rails, GPUs and operations, and their sorting and filtering."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 from railscope.exporters.top.node_view import OpView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.state import Order, Pane
-from railscope.exporters.top.words import NOT_KNOWN, amount, length, percent
+from railscope.exporters.top.words import NOT_KNOWN, format_amount, format_length, format_percent
 
 Row = TypeVar("Row")
 
@@ -38,7 +38,7 @@ class Column(Generic[Row]):
 METER_WIDTH: Final = 8
 
 
-def numeric(text: str) -> tuple[float, str]:
+def numeric_sort_key(text: str) -> tuple[float, str]:
     """Numbers by their value, before words."""
     return (float(text), "") if text.isdecimal() else (float("inf"), text)
 
@@ -65,7 +65,7 @@ do and those that do not."""
 def _urgency(rank: RankView) -> SortKey:
     """The longest stall first, then who calls most, and what has ended last."""
     most = rank.stall.seconds if rank.stall is not None else rank.calls_per_second or 0.0
-    return _STATES.index(_state(rank)), -most, rank.comm, numeric(rank.rank)
+    return _STATES.index(_state(rank)), -most, rank.comm, numeric_sort_key(rank.rank)
 
 
 def _errors(rail: RailView) -> str:
@@ -78,8 +78,8 @@ def _link_errors(gpu: GpuView) -> str:
 
 
 def _grown(one: RailView | GpuView) -> str:
-    now = [f"+{amount(more)} {name}" for name, more in one.new_errors]
-    past = [f"({amount(more)} {name})" for name, more in one.past_errors]
+    now = [f"+{format_amount(more)} {name}" for name, more in one.new_errors]
+    past = [f"({format_amount(more)} {name})" for name, more in one.past_errors]
     return " ".join(now + past)
 
 
@@ -95,58 +95,62 @@ _TRAFFIC: Final[tuple[Column[Any], ...]] = (
     Column(
         "TRANSMIT/s",
         METER_WIDTH + 8,
-        lambda one: amount(one.transmit_bytes_per_second, "B"),
+        lambda one: format_amount(one.transmit_bytes_per_second, "B"),
         lambda one: one.transmit_bytes_per_second,
         meter=lambda one: _part(one.transmit_bytes_per_second, one),
     ),
     Column(
         "RECEIVE/s",
         METER_WIDTH + 8,
-        lambda one: amount(one.receive_bytes_per_second, "B"),
+        lambda one: format_amount(one.receive_bytes_per_second, "B"),
         lambda one: one.receive_bytes_per_second,
         meter=lambda one: _part(one.receive_bytes_per_second, one),
     ),
 )
 """Of whatever has a line rate: a rail, or the NVLinks of a GPU."""
 RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
-    Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric(one.rank)), amount=False),
-    Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric(one.rank), amount=False),
-    Column("GPU", 3, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
+    Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric_sort_key(one.rank)), amount=False),
+    Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric_sort_key(one.rank), amount=False),
+    Column("GPU", 3, lambda one: one.gpu, lambda one: numeric_sort_key(one.gpu), amount=False),
     Column("OP", 13, _op, lambda one: one.op or None, amount=False),
-    Column("CALLS/s", 7, lambda one: amount(one.calls_per_second), lambda one: one.calls_per_second),
+    Column("CALLS/s", 7, lambda one: format_amount(one.calls_per_second), lambda one: one.calls_per_second),
     Column(
         "PAYLOAD/s",
         9,
-        lambda one: amount(one.payload_bytes_per_second, "B"),
+        lambda one: format_amount(one.payload_bytes_per_second, "B"),
         lambda one: one.payload_bytes_per_second,
     ),
-    Column("AGE", 6, lambda one: length(one.inflight_seconds), lambda one: one.inflight_seconds),
-    Column("OPEN", 5, lambda one: amount(one.incomplete), lambda one: one.incomplete),
-    Column("BEHIND", 6, lambda one: amount(one.behind), lambda one: one.behind),
-    Column("TIME", 6, lambda one: length(one.mean_seconds), lambda one: one.mean_seconds, from_width=88),
-    Column("LATE", 5, lambda one: percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
-    Column("PID", 8, lambda one: one.pid, lambda one: numeric(one.pid), amount=False, from_width=104),
+    Column("AGE", 6, lambda one: format_length(one.inflight_seconds), lambda one: one.inflight_seconds),
+    Column("OPEN", 5, lambda one: format_amount(one.incomplete), lambda one: one.incomplete),
+    Column("BEHIND", 6, lambda one: format_amount(one.behind), lambda one: one.behind),
+    Column("TIME", 6, lambda one: format_length(one.mean_seconds), lambda one: one.mean_seconds, from_width=88),
+    Column("LATE", 5, lambda one: format_percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
+    Column("PID", 8, lambda one: one.pid, lambda one: numeric_sort_key(one.pid), amount=False, from_width=104),
     Column("JOB", 14, lambda one: one.job, lambda one: one.job or None, amount=False, from_width=118),
     Column("STATE", 7, _state, _urgency, amount=False, from_width=126),
 )
 INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE"))}
 """What is seen before somebody chooses: of a thousand ranks those that are in trouble, or busy."""
 RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
-    Column("RAIL", 5, lambda one: one.rail, lambda one: (numeric(one.rail), one.netns, one.device), amount=False),
+    Column(
+        "RAIL", 5, lambda one: one.rail, lambda one: (numeric_sort_key(one.rail), one.netns, one.device), amount=False
+    ),
     Column("DEVICE", 11, lambda one: one.device, lambda one: one.device, amount=False),
     *_TRAFFIC,
-    Column("EXPL", 5, lambda one: percent(one.transmit_explained_ratio), lambda one: one.transmit_explained_ratio),
+    Column(
+        "EXPL", 5, lambda one: format_percent(one.transmit_explained_ratio), lambda one: one.transmit_explained_ratio
+    ),
     Column(
         "EXPL IN",
         7,
-        lambda one: percent(one.receive_explained_ratio),
+        lambda one: format_percent(one.receive_explained_ratio),
         lambda one: one.receive_explained_ratio,
         from_width=100,
     ),
     Column(
         "SPEED",
         7,
-        lambda one: amount(one.speed_bytes_per_second, "B"),
+        lambda one: format_amount(one.speed_bytes_per_second, "B"),
         lambda one: one.speed_bytes_per_second,
         from_width=108,
     ),
@@ -154,13 +158,13 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column("ERRORS", 0, _errors, lambda one: sum(more for _, more in one.new_errors), left=True),
 )
 GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (
-    Column("GPU", 4, lambda one: one.gpu, lambda one: numeric(one.gpu), amount=False),
+    Column("GPU", 4, lambda one: one.gpu, lambda one: numeric_sort_key(one.gpu), amount=False),
     Column("NVLINKS", 7, _links, lambda one: one.links_down),
     *_TRAFFIC,
     Column(
         "SPEED",
         7,
-        lambda one: amount(one.speed_bytes_per_second, "B"),
+        lambda one: format_amount(one.speed_bytes_per_second, "B"),
         lambda one: one.speed_bytes_per_second,
         from_width=100,
     ),
@@ -175,16 +179,16 @@ GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (
 )
 OP_COLUMNS: Final[tuple[Column[OpView], ...]] = (
     Column("OPERATION", 16, lambda one: one.op, lambda one: one.op, amount=False),
-    Column("CALLS/s", 8, lambda one: amount(one.calls_per_second), lambda one: one.calls_per_second),
+    Column("CALLS/s", 8, lambda one: format_amount(one.calls_per_second), lambda one: one.calls_per_second),
     Column(
         "PAYLOAD/s",
         10,
-        lambda one: amount(one.payload_bytes_per_second, "B"),
+        lambda one: format_amount(one.payload_bytes_per_second, "B"),
         lambda one: one.payload_bytes_per_second,
     ),
-    Column("MEAN SIZE", 10, lambda one: amount(one.mean_payload_bytes, "B"), lambda one: one.mean_payload_bytes),
-    Column("ALGBW/s", 10, lambda one: amount(one.algorithm_bandwidth, "B"), lambda one: one.algorithm_bandwidth),
-    Column("BUSBW/s", 10, lambda one: amount(one.bus_bandwidth, "B"), lambda one: one.bus_bandwidth),
+    Column("MEAN SIZE", 10, lambda one: format_amount(one.mean_payload_bytes, "B"), lambda one: one.mean_payload_bytes),
+    Column("ALGBW/s", 10, lambda one: format_amount(one.algorithm_bandwidth, "B"), lambda one: one.algorithm_bandwidth),
+    Column("BUSBW/s", 10, lambda one: format_amount(one.bus_bandwidth, "B"), lambda one: one.bus_bandwidth),
 )
 
 
@@ -193,7 +197,7 @@ def shown_columns(columns: Sequence[Column[Row]], width: int) -> tuple[Column[Ro
     return tuple(column for column in columns if width >= column.from_width)
 
 
-def arranged(rows: Iterable[Row], columns: Sequence[Column[Row]], order: Order, filter: str) -> list[Row]:
+def filter_and_sort(rows: Iterable[Row], columns: Sequence[Column[Row]], order: Order, filter: str) -> list[Row]:
     """The rows that hold every word of the filter in any column, in order; what is not known comes last."""
     words = filter.casefold().split()
     kept = [row for row in rows if not words or _holds(row, columns, words)]

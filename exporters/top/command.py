@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 from railscope.exporters.top.agent_client import AgentAddress, AgentClient, ClientError
 from railscope.exporters.top.node_watch import Agent, NodeWatch
-from railscope.exporters.top.plain import plain_lines
+from railscope.exporters.top.plain import render_lines
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -46,11 +46,11 @@ def _plain(agent: Agent, interval_seconds: float, count: int | None, out: TextIO
     """
     watch = NodeWatch(agent)
     # Rates need two readings: the first is not shown.
-    watch.look()
+    watch.read_view()
     shown = 0
     while count is None or shown < count:
         time.sleep(interval_seconds)
-        out.writelines(f"{line}\n" for line in plain_lines(watch.look()))
+        out.writelines(f"{line}\n" for line in render_lines(watch.read_view()))
         out.flush()
         shown += 1
     return FINE

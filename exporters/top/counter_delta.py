@@ -1,4 +1,4 @@
-"""What happened between two readings of a counter, where that can be known.
+"""Computes the increase of a counter between two readings.
 
 None where it cannot: a series that is new, gone, or fell (the agent or the device began again).
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def grown(before: float | None, now: float | None) -> float | None:
+def increase(before: float | None, now: float | None) -> float | None:
     """By how much a counter rose."""
     return None if before is None or now is None or now < before else now - before
 
 
 def per_second(before: float | None, now: float | None, span_seconds: float | None) -> float | None:
-    """How fast it rose; `span_seconds` None: nobody knows in which time."""
-    more = grown(before, now)
+    """The rate of increase; `span_seconds` None: the interval is not known."""
+    more = increase(before, now)
     return None if more is None or span_seconds is None else more / span_seconds
 
 
@@ -24,12 +24,12 @@ def ratio(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def grown_errors(before: Mapping[str, float] | None, now: Mapping[str, float]) -> tuple[tuple[str, int], ...]:
+def increased_errors(before: Mapping[str, float] | None, now: Mapping[str, float]) -> tuple[tuple[str, int], ...]:
     """(name, by how much it rose) of the counters that rose, the most first; `before` None: nobody looked.
 
     Errors are shown from the first one on: one that was not there was 0.
     """
     if before is None:
         return ()
-    rises = ((name, grown(before.get(name, 0.0), value)) for name, value in now.items())
+    rises = ((name, increase(before.get(name, 0.0), value)) for name, value in now.items())
     return tuple(sorted(((name, int(more)) for name, more in rises if more), key=lambda one: (-one[1], one[0])))

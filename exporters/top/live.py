@@ -1,4 +1,4 @@
-"""The live view as a loop: ask the agent, draw, heed keys.
+"""The loop of the live view: fetch from the agent, draw, handle keys.
 
 The agent is asked on a thread of its own, so that keys are answered at once however long it takes.
 
@@ -19,8 +19,8 @@ from railscope.exporters.top.agent_client import ClientError
 from railscope.exporters.top.columns import INITIAL_ORDERS
 from railscope.exporters.top.node_view import NodeView
 from railscope.exporters.top.node_watch import Agent, NodeWatch
-from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, frame
-from railscope.exporters.top.state import QUIT, ViewState, pressed
+from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, render_frame
+from railscope.exporters.top.state import QUIT, ViewState, apply_key
 from railscope.exporters.top.terminal import Terminal
 
 FINE: Final = 0
@@ -47,12 +47,12 @@ class _Asker:
         # Not waited for at the end: it may hang on an agent that does not answer.
         threading.Thread(target=self._run, name="ask", daemon=True).start()
 
-    def ask(self) -> None:
+    def request_view(self) -> None:
         if not self._asked:
             self._asked = True
             self._requests.put(None)
 
-    def answer(self) -> _Answer | None:
+    def take_answer(self) -> _Answer | None:
         """The answer to the last question, once."""
         try:
             answer = self._answers.get_nowait()
@@ -65,7 +65,7 @@ class _Asker:
         while True:
             self._requests.get()
             try:
-                answer = _Answer(self._watch.look())
+                answer = _Answer(self._watch.read_view())
             except ClientError as error:
                 answer = _Answer(None, str(error))
             self._answers.put(answer)
@@ -75,16 +75,16 @@ class _Asker:
 def run_live(agent: Agent, interval_seconds: float, output: TextIO) -> int:
     """Show the agent's node until a key or a signal ends it; returns the exit status."""
     state = ViewState(orders=INITIAL_ORDERS)
-    status = Status(agent.shown, interval_seconds)
+    status = Status(agent.display_name, interval_seconds)
     view: NodeView | None = None
     shown: tuple[Frame, int, int] | None = None
     with Terminal(output) as terminal:
         asker = _Asker(NodeWatch(agent), terminal)
-        asker.ask()
+        asker.request_view()
         due = time.monotonic() + min(_FIRST_RATES_SECONDS, interval_seconds)
         while terminal.ended_by is None:
             columns, lines = terminal.size
-            drawn = frame(view, state, status, columns, lines, ascii_only=terminal.ascii_only)
+            drawn = render_frame(view, state, status, columns, lines, ascii_only=terminal.ascii_only)
             if (drawn, columns, lines) != shown:
                 terminal.show(drawn.lines)
                 shown = drawn, columns, lines
@@ -92,11 +92,11 @@ def run_live(agent: Agent, interval_seconds: float, output: TextIO) -> int:
             for key in terminal.keys(wait):
                 if key == QUIT and not state.typing:
                     return FINE
-                state = pressed(state, key, COLUMN_COUNTS, drawn.page, drawn.rows)
-            if (answer := asker.answer()) is not None and not state.paused:
+                state = apply_key(state, key, COLUMN_COUNTS, drawn.page, drawn.rows)
+            if (answer := asker.take_answer()) is not None and not state.paused:
                 view = answer.view or view
-                status = Status(agent.shown, interval_seconds, answer.error)
+                status = Status(agent.display_name, interval_seconds, answer.error)
             if not state.paused and time.monotonic() >= due:
-                asker.ask()
+                asker.request_view()
                 due = time.monotonic() + interval_seconds
         return _SIGNALLED + terminal.ended_by

@@ -1,4 +1,4 @@
-"""What a node did between two scrapes: rates of ranks, operations, rails and NVLinks, as facts to be shown.
+"""Computes what a node did between two scrapes: rates of ranks, operations, rails and NVLinks.
 
 A rate is None where it cannot be known: a series that is new, gone, or fell (the agent or the device began again).  The
 time between two scrapes is the agent's own, so that a slow network does not bend the rates.
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.exporters.top.counter_delta import grown, grown_errors, per_second, ratio
-from railscope.exporters.top.nvlink_view import GpuView, gpu_views
+from railscope.exporters.top.counter_delta import increase, increased_errors, per_second, ratio
+from railscope.exporters.top.nvlink_view import GpuView, make_gpu_views
 from railscope.exporters.top.scraped import (
     CompletedCounts,
     NodeScrape,
@@ -116,7 +116,7 @@ class NodeView:
     failing_collectors: tuple[str, ...]
 
 
-def node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | None = None) -> NodeView:
+def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | None = None) -> NodeView:
     """The node between `before` and `now`; `first` is the oldest scrape there is, from which errors are remembered.
 
     A `before` that is not older than `now` says nothing: rates are unknown then.
@@ -131,7 +131,7 @@ def node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | No
         processes=now.processes,
         ranks=_ranks(compared, now, span),
         rails=_rails(compared, now, span, first or compared),
-        gpus=gpu_views(compared, now, span, first or compared),
+        gpus=make_gpu_views(compared, now, span, first or compared),
         ops=_ops(compared, now, span),
         stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
         last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
@@ -181,10 +181,10 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 mean_seconds=None
                 if old is None
                 else ratio(
-                    grown(old.operation_seconds, rank.operation_seconds), grown(old.operations, rank.operations)
+                    increase(old.operation_seconds, rank.operation_seconds), increase(old.operations, rank.operations)
                 ),
                 inflight_seconds=rank.inflight_seconds,
-                incomplete=_whole(grown(rank.completed, rank.enqueued)),
+                incomplete=_whole(increase(rank.completed, rank.enqueued)),
                 behind=None if key not in entered else int(furthest[rank.comm] - entered[key]),
                 late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
@@ -208,7 +208,7 @@ def _whole(value: float | None) -> int | None:
 
 
 class _OpsOfRanks:
-    """Which operations a rank called, from what the agent tells of it, or of its GPU.
+    """The operations that a rank called, from the agent's series of the rank or of its GPU.
 
     An agent that has no page of communicators counts operations by GPU: where one rank alone can have called on a GPU
     between the scrapes, what was called is that rank's.
@@ -265,8 +265,8 @@ def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) ->
     payload: float | None = 0.0
     for op, counts in now.items():
         old = before.get(op, OpCounts(0.0, 0.0))
-        called = grown(old.calls, counts.calls)
-        moved = grown(old.payload_bytes, counts.payload_bytes)
+        called = increase(old.calls, counts.calls)
+        moved = increase(old.payload_bytes, counts.payload_bytes)
         calls[op] = called or 0.0
         payload = None if payload is None or called is None or moved is None else payload + moved
     lately = max(calls, key=lambda op: calls[op])
@@ -280,10 +280,10 @@ def _rails(
     views = []
     for key, rail in now.rails.items():
         old = _rail_of(before, key)
-        new_errors = grown_errors(old.errors if old else None, rail.errors)
+        new_errors = increased_errors(old.errors if old else None, rail.errors)
         shown = {name for name, _ in new_errors}
         oldest = _rail_of(first, key)
-        past_errors = grown_errors(oldest.errors if oldest else None, rail.errors)
+        past_errors = increased_errors(oldest.errors if oldest else None, rail.errors)
         views.append(
             RailView(
                 rail=rail.rail,
@@ -314,8 +314,8 @@ def _ops(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tupl
         new = counts.get(op)
         # A kind of operation is shown from its first call on.
         old = old_counts.get(op, OpCounts(0.0, 0.0)) if before is not None else None
-        calls = grown(old.calls, new.calls) if old is not None and new is not None else None
-        payload = grown(old.payload_bytes, new.payload_bytes) if old is not None and new is not None else None
+        calls = increase(old.calls, new.calls) if old is not None and new is not None else None
+        payload = increase(old.payload_bytes, new.payload_bytes) if old is not None and new is not None else None
         algorithm, bus = _bandwidths(op, before, now)
         views.append(
             OpView(
@@ -347,8 +347,8 @@ def _bandwidths(op: str, before: NodeScrape | None, now: NodeScrape) -> tuple[fl
     if before is None or new is None:
         return None, None
     old = before.completed.get(op, CompletedCounts(0.0, 0.0, 0.0))
-    seconds = grown(old.seconds, new.seconds)
+    seconds = increase(old.seconds, new.seconds)
     return (
-        ratio(grown(old.payload_bytes, new.payload_bytes), seconds),
-        ratio(grown(old.bus_bytes, new.bus_bytes), seconds),
+        ratio(increase(old.payload_bytes, new.payload_bytes), seconds),
+        ratio(increase(old.bus_bytes, new.bus_bytes), seconds),
     )

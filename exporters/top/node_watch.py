@@ -1,10 +1,10 @@
-"""One agent looked at again and again, each time compared with the time before."""
+"""Scrapes one agent periodically and compares each scrape with the one before."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from railscope.exporters.top.node_view import NodeView, node_view
+from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.scraped import NodeScrape
 
 
@@ -12,7 +12,7 @@ class Agent(Protocol):
     """What is watched."""
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What messages call it."""
 
     def scrape(self) -> NodeScrape:
@@ -31,14 +31,14 @@ class NodeWatch:
         self._before: NodeScrape | None = None
         self._first: NodeScrape | None = None
 
-    def look(self) -> NodeView:
+    def read_view(self) -> NodeView:
         """The node since the last look that was answered; the first knows no rates.
 
         Raises:
             ClientError: the agent cannot be asked.
         """
         now = self._agent.scrape()
-        view = node_view(self._before, now, self._first)
+        view = make_node_view(self._before, now, self._first)
         self._before = now
         self._first = self._first or now
         return view

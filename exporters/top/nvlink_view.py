@@ -1,11 +1,11 @@
-"""What the NVLinks of each GPU did between two scrapes, as facts to be shown: all links of a GPU together."""
+"""Computes what the NVLinks of each GPU did between two scrapes, summed over a GPU's links."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from railscope.exporters.top.counter_delta import grown_errors, per_second
+from railscope.exporters.top.counter_delta import increased_errors, per_second
 from railscope.exporters.top.scraped import NodeScrape, ScrapedNvlink
 
 
@@ -35,16 +35,16 @@ class GpuView:
         return None if self.links_up is None else self.links - self.links_up
 
 
-def gpu_views(
+def make_gpu_views(
     before: NodeScrape | None, now: NodeScrape, span_seconds: float | None, first: NodeScrape | None
 ) -> tuple[GpuView, ...]:
     """Every GPU that has NVLinks; errors are remembered from `first` on."""
     views = []
     for gpu in dict.fromkeys(key[0] for key in now.nvlinks):
         links, old, oldest = _of_gpu(now, gpu), _of_gpu(before, gpu), _of_gpu(first, gpu)
-        new_errors = grown_errors(_errors(old), _errors(links) or {})
+        new_errors = increased_errors(_errors(old), _errors(links) or {})
         shown = {name for name, _ in new_errors}
-        past_errors = grown_errors(_errors(oldest), _errors(links) or {})
+        past_errors = increased_errors(_errors(oldest), _errors(links) or {})
         states = [one.up for one in links.values() if one.up is not None]
         views.append(
             GpuView(

@@ -21,7 +21,7 @@ Value = str | float | int | None
 _BARE: Final = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
 
 
-def plain_lines(view: NodeView) -> Iterator[str]:
+def render_lines(view: NodeView) -> Iterator[str]:
     """The lines of one moment, without line ends."""
     moment = datetime.fromtimestamp(view.at_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

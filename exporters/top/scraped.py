@@ -1,4 +1,4 @@
-"""What one scrape of an agent says of its node, as facts with types.
+"""Parses one scrape of an agent into typed facts of its node.
 
 Counters stand here as they were scraped: what happened between two scrapes is `node_view`'s question.  What the agent
 does not know, or a version of it does not show, is None or absent here too.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from railscope.agent.facts import catalogue
-from railscope.exporters.top.exposition import ScrapedSample, samples_by_name
+from railscope.exporters.top.exposition import ScrapedSample, parse_samples
 
 RankKey = tuple[str, str]
 """comm, rank."""
@@ -110,7 +110,7 @@ class ScrapedNvlink:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedStall:
-    """One stall, as the agent tells of it."""
+    """One stall, as the agent reports it."""
 
     comm: str
     rank: str
@@ -179,22 +179,22 @@ _NAMES: Final = frozenset(
 )
 
 
-def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | None = None) -> NodeScrape:
+def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | None = None) -> NodeScrape:
     """The facts in an agent's metrics, and in its pages of stalls and of communicators where it has them.
 
     Raises:
         ScrapeError: these are not an agent's pages.
     """
     try:
-        samples = _Samples(samples_by_name(exposition, _NAMES))
+        samples = _Samples(parse_samples(exposition, _NAMES))
     except ValueError as error:
         raise ScrapeError(f"its metrics cannot be read: {error}") from None
-    build = samples.of(catalogue.BUILD_INFO.name)
-    moment = samples.of(catalogue.SNAPSHOT_TIMESTAMP.name)
+    build = samples.named(catalogue.BUILD_INFO.name)
+    moment = samples.named(catalogue.SNAPSHOT_TIMESTAMP.name)
     if not build or not moment:
         raise ScrapeError("what it serves are not railscope's metrics")
     at_seconds = moment[0].value
-    processes = samples.of(catalogue.PROCESSES_OBSERVED.name)
+    processes = samples.named(catalogue.PROCESSES_OBSERVED.name)
     current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
     rank_ops, living = _called(communicators) if communicators is not None else ({}, None)
     return NodeScrape(
@@ -205,8 +205,10 @@ def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | No
         ranks=_ranks(samples),
         rails=_rails(samples),
         nvlinks=_nvlinks(samples),
-        gpu_names={labels.get("gpu", ""): labels.get("name", "") for labels, _ in samples.of(catalogue.GPU_INFO.name)},
-        nvlink_speeds={key[0]: speed for key, speed in samples.by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
+        gpu_names={
+            labels.get("gpu", ""): labels.get("name", "") for labels, _ in samples.named(catalogue.GPU_INFO.name)
+        },
+        nvlink_speeds={key[0]: speed for key, speed in samples.sum_by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
         gpu_complaints=_complaints(samples),
         ops=_ops(samples),
         rank_ops=rank_ops,
@@ -215,7 +217,9 @@ def node_scrape(exposition: str, stalls: bytes | None, communicators: bytes | No
         stalls=current,
         ended_stalls=ended,
         failing_collectors=tuple(
-            labels.get("collector", "") for labels, value in samples.of(catalogue.COLLECTOR_SUCCESS.name) if not value
+            labels.get("collector", "")
+            for labels, value in samples.named(catalogue.COLLECTOR_SUCCESS.name)
+            if not value
         ),
     )
 
@@ -227,14 +231,14 @@ class _Samples:
         self._by_name = by_name
         self._keys: dict[tuple[str, ...], dict[int, tuple[str, ...]]] = {}
 
-    def of(self, name: str) -> list[ScrapedSample]:
+    def named(self, name: str) -> list[ScrapedSample]:
         return self._by_name.get(name, [])
 
-    def by(self, name: str, *labels: str, **only: str) -> dict[tuple[str, ...], float]:
+    def sum_by(self, name: str, *labels: str, **only: str) -> dict[tuple[str, ...], float]:
         """Values by some labels, of series that carry the given others; of those that meet, the sum."""
         found: dict[tuple[str, ...], float] = {}
         keys = self._keys.setdefault(labels, {})
-        for own, value in self.of(name):
+        for own, value in self.named(name):
             if only and any(own.get(label) != wanted for label, wanted in only.items()):
                 continue
             # Series with the same label set share one mapping.
@@ -247,17 +251,17 @@ class _Samples:
 
 def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
     of_rank = ("comm", "rank")
-    enqueued = samples.by(catalogue.COMM_ENQUEUED.name, *of_rank)
-    from_start = samples.by(catalogue.COMM_COUNTED_FROM_START.name, *of_rank)
-    sequence = samples.by(catalogue.COMM_SEQUENCE.name, *of_rank)
-    completed = samples.by(catalogue.COMM_COMPLETED.name, *of_rank)
-    replayed = samples.by(catalogue.COMM_REPLAYED.name, *of_rank)
-    inflight = samples.by(catalogue.COMM_INFLIGHT_SECONDS.name, *of_rank)
-    operations = samples.by(catalogue.COMM_OPERATIONS.name, *of_rank)
-    seconds = samples.by(catalogue.COMM_OPERATION_SECONDS.name, *of_rank)
-    lag = samples.by(catalogue.COMM_ARRIVAL_LAG_SECONDS.name, *of_rank)
+    enqueued = samples.sum_by(catalogue.COMM_ENQUEUED.name, *of_rank)
+    from_start = samples.sum_by(catalogue.COMM_COUNTED_FROM_START.name, *of_rank)
+    sequence = samples.sum_by(catalogue.COMM_SEQUENCE.name, *of_rank)
+    completed = samples.sum_by(catalogue.COMM_COMPLETED.name, *of_rank)
+    replayed = samples.sum_by(catalogue.COMM_REPLAYED.name, *of_rank)
+    inflight = samples.sum_by(catalogue.COMM_INFLIGHT_SECONDS.name, *of_rank)
+    operations = samples.sum_by(catalogue.COMM_OPERATIONS.name, *of_rank)
+    seconds = samples.sum_by(catalogue.COMM_OPERATION_SECONDS.name, *of_rank)
+    lag = samples.sum_by(catalogue.COMM_ARRIVAL_LAG_SECONDS.name, *of_rank)
     info: dict[tuple[str, ...], Mapping[str, str]] = {}
-    for labels, _ in samples.of(catalogue.COMM_INFO.name):
+    for labels, _ in samples.named(catalogue.COMM_INFO.name):
         # Two ends of one rank may be shown at once; numbers are shown by rank, so the first end names it.
         info.setdefault((labels.get("comm", ""), labels.get("rank", "")), labels)
     ranks = {}
@@ -286,21 +290,21 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
 
 def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
     of_rail = ("rail", "device", "netns")
-    up = samples.by(catalogue.RAIL_UP.name, *of_rail)
-    speed = samples.by(catalogue.RAIL_SPEED.name, *of_rail)
-    transmit = samples.by(catalogue.RAIL_TRANSMIT_BYTES.name, *of_rail)
-    receive = samples.by(catalogue.RAIL_RECEIVE_BYTES.name, *of_rail)
-    explained_out = samples.by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="transmit")
-    explained_in = samples.by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="receive")
+    up = samples.sum_by(catalogue.RAIL_UP.name, *of_rail)
+    speed = samples.sum_by(catalogue.RAIL_SPEED.name, *of_rail)
+    transmit = samples.sum_by(catalogue.RAIL_TRANSMIT_BYTES.name, *of_rail)
+    receive = samples.sum_by(catalogue.RAIL_RECEIVE_BYTES.name, *of_rail)
+    explained_out = samples.sum_by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="transmit")
+    explained_in = samples.sum_by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="receive")
     errors: dict[tuple[str, ...], dict[str, float]] = {}
-    for labels, value in samples.of(catalogue.RAIL_COUNTER.name):
+    for labels, value in samples.named(catalogue.RAIL_COUNTER.name):
         if labels.get("severity") != _CONTEXT:
             key = tuple(labels.get(label, "") for label in of_rail)
             errors.setdefault(key, {})[labels.get("counter", "unknown")] = value
-    for key, drops in samples.by(catalogue.RAIL_QUEUE_DROPS.name, *of_rail).items():
+    for key, drops in samples.sum_by(catalogue.RAIL_QUEUE_DROPS.name, *of_rail).items():
         errors.setdefault(key, {})["queue_drops"] = drops
     rails = {}
-    for key in dict.fromkeys((*samples.by(catalogue.RAIL_INFO.name, *of_rail), *transmit)):
+    for key in dict.fromkeys((*samples.sum_by(catalogue.RAIL_INFO.name, *of_rail), *transmit)):
         rail, device, netns = key
         rails[rail, device, netns] = ScrapedRail(
             rail=rail,
@@ -319,14 +323,14 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
 
 def _nvlinks(samples: _Samples) -> dict[NvlinkKey, ScrapedNvlink]:
     of_link = ("gpu", "link")
-    up = samples.by(catalogue.NVLINK_UP.name, *of_link)
-    transmit = samples.by(catalogue.NVLINK_TRANSMIT_BYTES.name, *of_link)
-    receive = samples.by(catalogue.NVLINK_RECEIVE_BYTES.name, *of_link)
+    up = samples.sum_by(catalogue.NVLINK_UP.name, *of_link)
+    transmit = samples.sum_by(catalogue.NVLINK_TRANSMIT_BYTES.name, *of_link)
+    receive = samples.sum_by(catalogue.NVLINK_RECEIVE_BYTES.name, *of_link)
     errors: dict[tuple[str, ...], dict[str, float]] = {}
-    for (gpu, link, kind), count in samples.by(catalogue.NVLINK_ERRORS.name, *of_link, "kind").items():
+    for (gpu, link, kind), count in samples.sum_by(catalogue.NVLINK_ERRORS.name, *of_link, "kind").items():
         errors.setdefault((gpu, link), {})[kind] = count
     links = {}
-    for key in samples.by(catalogue.NVLINK_INFO.name, *of_link):
+    for key in samples.sum_by(catalogue.NVLINK_INFO.name, *of_link):
         gpu, link = key
         links[gpu, link] = ScrapedNvlink(
             gpu=gpu,
@@ -341,21 +345,21 @@ def _nvlinks(samples: _Samples) -> dict[NvlinkKey, ScrapedNvlink]:
 
 def _complaints(samples: _Samples) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for gpu, reason in samples.by(catalogue.GPU_FABRIC_UNHEALTHY.name, "gpu", "reason"):
+    for gpu, reason in samples.sum_by(catalogue.GPU_FABRIC_UNHEALTHY.name, "gpu", "reason"):
         found[gpu] = (*found.get(gpu, ()), reason)
     return found
 
 
 def _ops(samples: _Samples) -> dict[tuple[str, str], OpCounts]:
-    payload = samples.by(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, "gpu", "op")
-    calls = samples.by(catalogue.COLLECTIVE_CALLS.name, "gpu", "op")
+    payload = samples.sum_by(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, "gpu", "op")
+    calls = samples.sum_by(catalogue.COLLECTIVE_CALLS.name, "gpu", "op")
     return {(key[0], key[1]): OpCounts(count, payload.get(key)) for key, count in calls.items()}
 
 
 def _completed(samples: _Samples) -> dict[str, CompletedCounts]:
-    payload = samples.by(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name, "op")
-    bus = samples.by(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, "op")
-    seconds = samples.by(catalogue.COLLECTIVE_COMPLETED_SECONDS.name, "op")
+    payload = samples.sum_by(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name, "op")
+    bus = samples.sum_by(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, "op")
+    seconds = samples.sum_by(catalogue.COLLECTIVE_COMPLETED_SECONDS.name, "op")
     return {
         key[0]: CompletedCounts(payload[key], bus[key], seconds[key])
         for key in seconds

@@ -1,4 +1,4 @@
-"""One frame of the live view: a node's facts and a person's choices, laid out for a screen of any size.
+"""Renders one frame of the live view for a screen of any size.
 
 Nothing here reads or writes: the same view, state and size make the same frame.
 """
@@ -23,14 +23,14 @@ from railscope.exporters.top.columns import (
     RAIL_COLUMNS,
     RANK_COLUMNS,
     Column,
-    arranged,
+    filter_and_sort,
     shown_columns,
 )
 from railscope.exporters.top.node_view import NodeView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
 from railscope.exporters.top.state import Pane, ViewState
-from railscope.exporters.top.words import bar, length, printable
+from railscope.exporters.top.words import format_length, printable, render_bar
 
 Row = TypeVar("Row")
 
@@ -114,7 +114,7 @@ class _Content:
         return self.wanted() - max(0, self.past - 1)
 
 
-def frame(
+def render_frame(
     view: NodeView | None, state: ViewState, status: Status, width: int, height: int, *, ascii_only: bool = False
 ) -> Frame:
     """The screen; `view` None: the agent has not answered yet."""
@@ -204,7 +204,7 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
         has_ended: Callable[[Row], bool] = lambda _: False,
     ) -> _Content:
         order = state.order(pane)
-        made = arranged(rows, columns, order, state.filter)
+        made = filter_and_sort(rows, columns, order, state.filter)
         shown = shown_columns(columns, width)
         sorted_by = columns[order.column % len(columns)]
         return _Content(
@@ -291,7 +291,7 @@ def _row(row: Row, columns: Sequence[Column[Row]], style: str, width: int, ascii
             line.append(_aligned(text, column, width - line.cell_len))
         else:
             part = column.meter(row)
-            meter = bar(part, METER_WIDTH, ascii_only=ascii_only)
+            meter = render_bar(part, METER_WIDTH, ascii_only=ascii_only)
             line.append(meter, "yellow" if part is not None and part >= _NEARLY_FULL else "green")
             line.append(text.rjust(column.width - METER_WIDTH))
         line.append(" ")
@@ -341,7 +341,7 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
             lines += _wrapped(f"      {sentence}", width, " " * 8, "red")
     if not lines and view.last_ended is not None:
         ended = view.last_ended
-        ago = length(ended.ended_seconds_ago)
+        ago = format_length(ended.ended_seconds_ago)
         lines += _wrapped(f"ended {ago} ago: {_stall_words(ended)}", width, " " * 6, "dim")
     return lines
 
@@ -350,11 +350,11 @@ def _stall_words(stall: ScrapedStall) -> str:
     weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
     return (
         f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
-        f"{length(stall.seconds)}{blame_words(stall)}"
+        f"{format_length(stall.seconds)}{describe_blamed(stall)}"
     )
 
 
-def blame_words(stall: ScrapedStall) -> str:
+def describe_blamed(stall: ScrapedStall) -> str:
     """`; blamed: rail 1 (mlx5_1)`, or nothing where nothing is blamed."""
     blamed = []
     if stall.blamed_rank:

@@ -1,4 +1,4 @@
-"""How a person looks at the live view: which pane, in which order, what only, and what each key changes.
+"""The state of the live view: pane, order, filter, and what each key changes.
 
 A state never changes: a key makes the next one, so that what keys do can be tried without a terminal.
 """
@@ -14,7 +14,7 @@ QUIT: Final = "q"
 
 
 class Pane(StrEnum):
-    """What can be looked at, from top to bottom."""
+    """The panes, from top to bottom."""
 
     STALLS = "stalls"
     RANKS = "ranks"
@@ -52,7 +52,7 @@ class ViewState:
         return self.orders.get(pane, Order())
 
 
-def pressed(state: ViewState, key: str, columns: Mapping[Pane, int], page: int, rows: int) -> ViewState:
+def apply_key(state: ViewState, key: str, columns: Mapping[Pane, int], page: int, rows: int) -> ViewState:
     """The state after a key; one without a meaning changes nothing.
 
     `columns`: how many columns each pane can be sorted by; `page`: rows of the pane in focus that are shown at once, of

@@ -1,4 +1,4 @@
-"""The terminal of the live view: its alternate screen, its keys, its signals, and its way back.
+"""The terminal of the live view: alternate screen, keys, signals, restoration.
 
 Whatever ends the view (a key, SIGTERM, SIGHUP, an error), the terminal is as it was before.  Signals are noted and
 answered between frames, so that no frame is cut in two.
@@ -121,11 +121,11 @@ class Terminal:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         for number in _NOTED:
             self._handlers[number] = signal.signal(number, self._note)
-        self._take()
+        self._configure()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._give_back()
+        self._restore()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._selector.close()
@@ -184,13 +184,13 @@ class Terminal:
             console.control(Control.home())
             console.print(Text("\n").join(lines), end="", soft_wrap=True)
 
-    def _take(self) -> None:
+    def _configure(self) -> None:
         self._attributes = termios.tcgetattr(self._input)
         tty.setcbreak(self._input)
         self._console.set_alt_screen(True)
         self._console.show_cursor(False)
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         # A terminal that has gone takes nothing back.
         with suppress(OSError):
             self._console.show_cursor(True)
@@ -210,6 +210,6 @@ class Terminal:
     def _suspend(self) -> None:
         """Ctrl-Z: give the terminal to the shell, and take it again when the shell lets us go on."""
         self._suspended = False
-        self._give_back()
+        self._restore()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
+        self._configure()

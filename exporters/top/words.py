@@ -1,4 +1,4 @@
-"""Amounts in few characters, as the live view and its lines show them."""
+"""Formats amounts in few characters for the live view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PREFIXES: Final = (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12), 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
-def amount(value: float | None, unit: str = "") -> str:
+def format_amount(value: float | None, unit: str = "") -> str:
     """`1.26 GB` of 1260000000.0 and `B`: three digits, decimal prefixes; seven characters at most with a short unit."""
     if value is None:
         return NOT_KNOWN
@@ -22,7 +22,7 @@ def amount(value: float | None, unit: str = "") -> str:
     return f"{scaled:.{decimals}f} {prefix}{unit}" if unit else f"{scaled:.{decimals}f}{prefix}"
 
 
-def length(seconds: float | None) -> str:
+def format_length(seconds: float | None) -> str:
     """`250ms`, `12.3s`, `4m05s`, `3h10m`: at most six characters below a hundred hours."""
     if seconds is None:
         return NOT_KNOWN
@@ -38,14 +38,14 @@ def length(seconds: float | None) -> str:
     return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
 
 
-def percent(ratio: float | None) -> str:
+def format_percent(ratio: float | None) -> str:
     """`91%`; more than 999 % is `>999%`."""
     if ratio is None:
         return NOT_KNOWN
     return f"{100 * ratio:.0f}%" if ratio < 9.995 else ">999%"
 
 
-def bar(ratio: float | None, width: int, *, ascii_only: bool = False) -> str:
+def render_bar(ratio: float | None, width: int, *, ascii_only: bool = False) -> str:
     """A bar of exactly `width` characters, full at 1; blank where nothing is known."""
     if ratio is None:
         return " " * width

@@ -46,7 +46,7 @@ class BasicAuth:
         # One bcrypt at a time: a flood of wrong passwords takes one core at most.
         self._turn = threading.Lock()
 
-    def allows(self, authorization: str) -> bool:
+    def accepts(self, authorization: str) -> bool:
         """Whether the header's value names a user with the right password; always true without users."""
         if not self._hashes:
             return True

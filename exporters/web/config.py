@@ -51,7 +51,7 @@ HEADERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What the file says."""
+    """The content of the file."""
 
     tls: TlsSettings | None = None
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -71,16 +71,16 @@ def load_web_config(path: Path) -> WebConfig:
     tls = root.section("tls_server_config")
     http = root.section("http_server_config")
     users = root.section("basic_auth_users")
-    if root.take("rate_limit", dict, None) is not None:
+    if root.pop("rate_limit", dict, None) is not None:
         raise root.error("rate_limit", "railscope does not limit requests; remove it")
-    root.end()
+    root.reject_unknown_keys()
     config = WebConfig(
         tls=_tls_settings(path.parent, tls) if tls.given else None,
         users=_users(users),
         headers=_headers(http.section("headers")),
         notes=_http2_note(path, http),
     )
-    http.end()
+    http.reject_unknown_keys()
     return config
 
 
@@ -113,7 +113,7 @@ class WebConfigFile:
 
     def authorised(self, authorization: str) -> bool:
         """Whether an Authorization header ("" where there is none) opens the pages."""
-        return self._current().auth.allows(authorization)
+        return self._current().auth.accepts(authorization)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers for every answer."""
@@ -201,10 +201,10 @@ def _tls_settings(folder: Path, section: Section) -> TlsSettings:
         min_version=section.choice("min_version", VERSIONS, "TLS12"),
         max_version=section.choice("max_version", VERSIONS, "TLS13"),
         cipher_suites=ciphers,
-        prefer_server_cipher_suites=section.take("prefer_server_cipher_suites", bool, True) is not False,
+        prefer_server_cipher_suites=section.pop("prefer_server_cipher_suites", bool, True) is not False,
         curve=curves[0] if curves else "",
     )
-    section.end()
+    section.reject_unknown_keys()
     return settings
 
 
@@ -248,6 +248,6 @@ def _headers(section: Section) -> tuple[tuple[str, str], ...]:
 
 
 def _http2_note(path: Path, section: Section) -> tuple[str, ...]:
-    if section.take("http2", bool, None):
+    if section.pop("http2", bool, None):
         return (f"{path}: http_server_config.http2 has no effect: HTTP/1.1 is served",)
     return ()

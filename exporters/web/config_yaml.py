@@ -1,4 +1,4 @@
-"""Strict reading of a YAML file: every key is taken once by someone who knows its type, or it is an error.
+"""Reads a YAML file strictly: every key must be read once with its type; a key that is left over is an error.
 
 Errors are one line that names the file and the key, and never show a value that may be a secret.
 """
@@ -21,7 +21,7 @@ class WebConfigError(Exception):
 
 
 class Section:
-    """A mapping of the file; each key is taken once, and what nobody took is an error."""
+    """A mapping of the file; each key is popped once, and a key that is left over is an error."""
 
     def __init__(self, path: Path, name: str, content: object) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Section:
         name = f"{self._name}.{key}" if self._name else key
         return Section(self._path, name, self._rest.pop(key, None))
 
-    def take(self, key: str, kind: type[_T], default: _T | None) -> _T | None:
+    def pop(self, key: str, kind: type[_T], default: _T | None) -> _T | None:
         """The value of a key, `default` where it is absent or empty."""
         value = self._rest.pop(key, None)
         if value is None:
@@ -48,7 +48,7 @@ class Section:
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        return self.take(key, str, default) or default
+        return self.pop(key, str, default) or default
 
     def choice(self, key: str, choices: Mapping[str, object], default: str = "") -> str:
         value = self.text(key, default)
@@ -57,7 +57,7 @@ class Section:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        values = self.take(key, list, None) or []
+        values = self.pop(key, list, None) or []
         if not all(isinstance(value, str) for value in values):
             raise self.error(key, "expected a list of texts")
         return tuple(values)
@@ -69,7 +69,7 @@ class Section:
                 raise self.error(key, "expected a text as key; put it in quotes")
         return {key: self.text(key) for key in list(map(str, self._rest))}
 
-    def end(self) -> None:
+    def reject_unknown_keys(self) -> None:
         """Nothing may be left.
 
         Raises:

@@ -31,7 +31,7 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http_request import Request, RequestRefused, parse_request, without_empty_lines
 from railscope.exporters.web.listen import ServerError, bound_socket, parse_listen_address
-from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line
+from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line_answer
 
 if TYPE_CHECKING:
     # Passwords and TLS are 6 MB of code, for those who configure them.
@@ -167,7 +167,7 @@ class _Slot:
     """It was told to end, and another one has its place."""
 
     def abandoned(self) -> bool:
-        """Whether the client has closed its end: nobody waits for the answer that is being made."""
+        """Whether the client has closed its end, so that the answer is not needed."""
         watch = select.poll()
         try:
             watch.register(self.current, select.POLLRDHUP)
@@ -239,7 +239,7 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return len(self._open) >= 2 * self.settings.max_connections
 
     def _make_room(self) -> bool:
-        """End a connection that nobody needs; `_changed` is held."""
+        """Close an idle connection; `_changed` is held."""
         if self._crowded_by_leaving():
             return False
         staying = [slot for slot in self._open.values() if not slot.leaving]
@@ -346,19 +346,21 @@ class _Connection(socketserver.BaseRequestHandler):
         except RequestRefused as refused:
             _logger.debug("%s: %d", _peer(self.client_address), refused.status)
             self._more_may_come = True
-            self._finish(one_line(refused.status, refused.status.phrase.lower()), close=True)
+            self._finish(one_line_answer(refused.status, refused.status.phrase.lower()), close=True)
         finally:
             # Where something raised: the client gets one line, `handle_error` logs the rest.
             if not self._answered:
-                self._finish(one_line(HTTPStatus.INTERNAL_SERVER_ERROR, "railscope failed; see its log"), close=True)
+                self._finish(
+                    one_line_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "railscope failed; see its log"), close=True
+                )
 
     def _answer(self, request: Request) -> Answer:
         web = self.server.web
         if web is not None and not web.authorised(request.headers.get("authorization", "")):
             challenge = (("WWW-Authenticate", 'Basic realm="railscope", charset="UTF-8"'),)
-            return one_line(HTTPStatus.UNAUTHORIZED, "a user and password are required", challenge)
+            return one_line_answer(HTTPStatus.UNAUTHORIZED, "a user and password are required", challenge)
         if request.method not in ("GET", "HEAD"):
-            return one_line(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", (("Allow", "GET, HEAD"),))
+            return one_line_answer(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", (("Allow", "GET, HEAD"),))
         return self.server.pages.answer(
             request.path,
             accept=request.headers.get("accept", ""),

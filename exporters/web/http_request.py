@@ -1,4 +1,4 @@
-"""What a client asks for: the head of an HTTP/1 request, read as RFC 9112 has it.
+"""Parses the head of an HTTP/1 request by RFC 9112.
 
 Python's `http.server` would read it, too, and brings the machinery of e-mail and OpenSSL with it: 7 MB that an agent
 keeps for as long as it runs, to read five lines at each scrape.

@@ -1,4 +1,4 @@
-"""Where a server listens: addresses as other exporters take them, `HOST:PORT`, `:PORT` and `[v6]:PORT`."""
+"""Parses listen addresses as other exporters do: `HOST:PORT`, `:PORT` and `[v6]:PORT`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HINT = "choose another --web.listen-address"
 
 
 class ServerError(Exception):
-    """The server cannot do what it was told; the text is one line that says what to do."""
+    """The server cannot do what its settings ask; the text is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which format and encoding a client asks for.
+"""Negotiates the format and encoding of a response.
 
 Follows RFC 9110 (12.5.1 Accept, 12.5.3 Accept-Encoding) with the habits of Prometheus' own libraries: OpenMetrics goes
 only to those who name it, protobuf to those who name it with all its parameters, which Prometheus does where it is to

@@ -1,4 +1,4 @@
-"""What is answered at which path, and what a scrape is made of.  Knows nothing of sockets.
+"""Answers each path, without sockets: the metrics and the JSON pages.
 
 A scrape of twenty thousand series is some 20 ms of work that holds Python's interpreter lock, and the samplers of the
 agent live in the same process.  So one scrape is made at a time, and between pieces of a fraction of a millisecond
@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.exporters.series.budget import SeriesBudget
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -36,7 +36,7 @@ from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
 
 
-def stalls_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
+def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
     """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
 
     Ranks are numbers, null where they are not known or nobody is blamed.  `process` holds what is known of the stalled
@@ -52,26 +52,26 @@ def stalls_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> by
 
 
 def _stall(stall: Stall, snapshot: Snapshot, usages: Mapping[ProcessIdentity, ProcessUsage | None]) -> dict[str, Any]:
-    blame, owner = stall.blame, stall.owner
+    diagnosis, owner = stall.diagnosis, stall.owner
     return {
         "comm": stall.comm,
-        "rank": number_of(stall.rank),
-        "nranks": number_of(stall.nranks),
+        "rank": parse_number(stall.rank),
+        "nranks": parse_number(stall.nranks),
         "pid": stall.pid,
         "process": _process(owner, usages.get(owner.identity) if owner is not None else None),
         "op": stall.op,
         "payload_bytes": stall.payload_bytes,
-        "cause": blame.cause.value,
+        "cause": diagnosis.cause.value,
         "strength": stall.strength,
         "since_realtime_ns": stall.since_realtime_ns,
         "flagged_realtime_ns": stall.flagged_realtime_ns,
         "ended_realtime_ns": stall.ended_realtime_ns,
         "seconds": stall.length_ns(snapshot.monotonic_ns) / 1e9,
-        "blamed_rank": blame.blamed_rank,
-        "rail": blame.rail,
-        "device": blame.device,
-        "netns": blame.netns,
-        "evidence": list(blame.evidence),
+        "blamed_rank": diagnosis.blamed_rank,
+        "rail": diagnosis.rail,
+        "device": diagnosis.device,
+        "netns": diagnosis.netns,
+        "evidence": list(diagnosis.evidence),
     }
 
 
@@ -83,7 +83,7 @@ def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> dict[str
     return known if usage is None else known | asdict(usage)
 
 
-def communicators_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
+def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
     """Calls and payload by operation since railscope first saw each communicator; ended ones are left out.
 
     `processes` are those that map NCCL, by pid: what is known of whose they are and of what they take.
@@ -96,8 +96,8 @@ def communicators_json(snapshot: Snapshot, processes: Iterable[RankProcess] = ()
         "communicators": [
             {
                 "comm": one.identity.comm,
-                "rank": number_of(one.identity.rank),
-                "nranks": number_of(one.identity.nranks),
+                "rank": parse_number(one.identity.rank),
+                "nranks": parse_number(one.identity.nranks),
                 "pid": one.identity.pid,
                 "sequence": one.position,
                 "ops": [{"op": op.op, "calls": op.calls, "payload_bytes": op.payload_bytes} for op in one.ops],
@@ -137,7 +137,7 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def one_line(status: HTTPStatus, line: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+def one_line_answer(status: HTTPStatus, line: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
     return Answer(status, f"{line}\n".encode(), headers=headers)
 
 
@@ -170,15 +170,15 @@ class Pages:
         if path == self._telemetry_path:
             return self._metrics(accept, accept_encoding)
         if path == STALLS_PATH:
-            return self._json(stalls_json)
+            return self._json(render_stalls)
         if path == COMMUNICATORS_PATH:
-            return self._json(communicators_json)
+            return self._json(render_communicators)
         if path in self._checks:
             good, line = self._checks[path]()
-            return one_line(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
+            return one_line_answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
         if path == LANDING_PATH:
             return Answer(HTTPStatus.OK, self._landing(), "text/html; charset=utf-8")
-        return one_line(
+        return one_line_answer(
             HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
         )
 
@@ -193,7 +193,7 @@ class Pages:
         with self._scrape:
             pieces = []
             pause = _Pauses()
-            shown = families(self._snapshot(), self._budget, pause, self._selection)
+            shown = make_families(self._snapshot(), self._budget, pause, self._selection)
             for piece in (
                 self._text.chunks(shown, format) if isinstance(format, Format) else self._protobuf.chunks(shown)
             ):

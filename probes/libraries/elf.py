@@ -1,4 +1,4 @@
-"""Where a library's functions are, read from its ELF file without trusting one byte of it.
+"""Finds functions in a library's ELF file, which it does not trust.
 
 Any process may map any file, so the reader treats the file as hostile: every offset, size and count is checked
 against the file and against a budget, and a file that breaks a rule raises `ElfError`.  It reads with pread and never

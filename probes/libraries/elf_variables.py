@@ -1,4 +1,4 @@
-"""Where a library's own variables are, by the names in its `.symtab`; elf.py answers that for functions.
+"""Finds variables in a library's `.symtab`; elf.py finds functions.
 
 A variable is read from a process's memory, so its virtual address is what counts, and most have no place in the file
 at all (`.bss`).  The table is as hostile as the rest of the file: it has a budget, an address must lie inside a loaded
@@ -39,7 +39,7 @@ class Variable:
     size_bytes: int
 
 
-def variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
+def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
     """Find variables by their exact (mangled) names.
 
     Left out are names that are absent, only declared, no variables, outside the loaded segments, or that several

@@ -1,4 +1,4 @@
-"""Whether two descriptors lead to one library on disk, and whether a file was written over, or is being so now.
+"""Decides whether two descriptors are one library on disk, and whether a file was or is being overwritten.
 
 A uprobe belongs to the inode that holds the code.  Through overlayfs the same inode shows another device, so two
 files that look different may share their probes, and a second attachment would count every call twice.  The other way
@@ -45,7 +45,7 @@ class FileStamp:
     """When content, name or rights last changed; a writer cannot set it back."""
 
     def same_content(self, other: FileStamp) -> bool:
-        """Whether nothing says that the file was written between two stamps of it."""
+        """Whether two stamps give no sign that the file was written between them."""
         return (self.size_bytes, self.modified_ns) == (other.size_bytes, other.modified_ns)
 
 
@@ -146,7 +146,7 @@ class FileChanges:
         _libc.inotify_rm_watch(self._fd, watch)
 
     def drain(self) -> bool:
-        """Take what was told; whether there was anything."""
+        """Read all pending events; returns whether there were any."""
         told = False
         try:
             while os.read(self._fd, _READ_BYTES):

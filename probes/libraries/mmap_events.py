@@ -1,4 +1,4 @@
-"""A live stream of who maps which file as code, so that a library is found when it is loaded, not at the next scan.
+"""Streams executable mappings of all processes, so that a library is found when it is loaded.
 
 A software event that never counts anything, opened on every online CPU for all processes, makes the kernel write one
 PERF_RECORD_MMAP2 for each executable mapping.  A record is a hint: it names process, file and time, and its reader
@@ -77,7 +77,7 @@ class MmapEvent:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What a stretch of the kernel's record buffer said."""
+    """The events in a stretch of the kernel's record buffer."""
 
     events: list[MmapEvent]
     lost: int
@@ -139,13 +139,13 @@ class _CpuBuffer:
         self._control = np.frombuffer(self._memory, np.uint64, 2, _CONTROL_AT)
         self._fence = threading.Lock()
 
-    def take(self) -> bytes:
+    def read(self) -> bytes:
         """Everything written and not taken yet."""
         head = int(self._control[0])
         with self._fence:
             # The position is read before the records: the lock is the barrier on machines that reorder loads.
             tail = int(self._control[1])
-        data = unwrapped(self._memory, mmap.PAGESIZE, self._size, tail, head)
+        data = unwrap(self._memory, mmap.PAGESIZE, self._size, tail, head)
         with self._fence:
             self._control[1] = head
         return data
@@ -157,7 +157,7 @@ class _CpuBuffer:
         os.close(self.fd)
 
 
-def unwrapped(memory: mmap.mmap | bytes, start: int, size: int, tail: int, head: int) -> bytes:
+def unwrap(memory: mmap.mmap | bytes, start: int, size: int, tail: int, head: int) -> bytes:
     """The bytes from position `tail` to `head` of a ring of `size` bytes that begins at `start` of some memory."""
     first, last = tail % size, head % size
     if head - tail <= 0 or head - tail > size:
@@ -220,7 +220,7 @@ class MmapEvents:
         self._any_cpu.poll(0)
         events: list[MmapEvent] = []
         for buffer in self._buffers:
-            records = parse_records(buffer.take())
+            records = parse_records(buffer.read())
             events += records.events
             self.lost += records.lost
         events.sort(key=lambda event: event.time_ns)

@@ -1,1 +1,1 @@
-"""Getting BPF programs into the kernel: two loaders, attachment, maps, and what one hit costs."""
+"""Loads BPF programs into the kernel: two loaders, attachment, maps, and the cost of one hit."""

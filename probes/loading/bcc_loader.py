@@ -1,4 +1,4 @@
-"""Loading a BPF program with bcc, the BPF Compiler Collection: the second loader, for hosts where no object fits.
+"""Loads a BPF program with bcc, the BPF Compiler Collection: for hosts on which no compiled object loads.
 
 bcc compiles a source when the agent starts, which needs LLVM and costs 130 MB.  So a short-lived helper process
 (bcc_helper.py) does it, and hands over nothing but descriptors: the daemon stays as small as with libbpf.  They travel

@@ -1,4 +1,4 @@
-"""A BPF program's source in the words of bcc, the BPF Compiler Collection.
+"""Rewrites a BPF program's source for bcc, the BPF Compiler Collection.
 
 The sources in probes/bpf are written for libbpf.  bcc compiles almost the same C, but its compiler finds maps by
 declarations of its own and takes only its own calls on them, in the text itself: "cannot use map function inside a

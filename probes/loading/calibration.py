@@ -1,4 +1,4 @@
-"""What one hit of a probe costs on this host.
+"""Measures what one hit of a probe costs on this host.
 
 A hit costs its trap, which depends on the processor, the hypervisor and the kernel's mitigations and is therefore
 measured: a program that does nothing is attached to a function of our own, and a loop around that function is timed

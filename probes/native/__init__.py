@@ -1,1 +1,1 @@
-"""Counters asked for at a steady beat, by a thread that needs no interpreter."""
+"""Reads counters periodically in a native thread that needs no interpreter."""

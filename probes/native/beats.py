@@ -1,4 +1,4 @@
-"""Counters asked for at a steady beat by a thread that needs no interpreter; their answers wait to be heard.
+"""Reads counters periodically in a native thread without the interpreter, and queues the answers.
 
 A thread of Python's is late whenever another one computes, and pays for every waking with the interpreter's lock.  The
 thread here runs compiled code (probes/native/beats.c) from its beginning to its end: it asks what a `Question` says,
@@ -58,7 +58,7 @@ Question = TableQuestion | FilesQuestion
 
 
 class Answer(NamedTuple):
-    """What the kernel answered at one moment, not looked at yet.  A tuple is what is made fastest."""
+    """The kernel's raw answer at one moment.  A tuple, because it is the fastest to make."""
 
     before_ns: int
     """Monotonic times, as in `CounterReading`."""
@@ -119,11 +119,11 @@ class BeatThread:
         return since_ns != 0 and now_ns - since_ns > patience_ns
 
     def wait(self, until_ns: int | None) -> None:
-        """Wait until then, None: for ever, or until a question ends or somebody rings.  For one thread only."""
+        """Wait until then, None: for ever, or until a question ends or `wake` is called.  For one thread only."""
         self._library.beats_wait(self._beats, until_ns or 0)
 
-    def ring(self) -> None:
-        """Let whoever waits wait no longer."""
+    def wake(self) -> None:
+        """Wake the waiting thread."""
         self._library.beats_ring_bell(self._beats)
 
     @property
@@ -131,7 +131,7 @@ class BeatThread:
         return self._thread
 
     def ask(self, question: Question, period_ns: int, due_ns: int, slots: int) -> Asked:
-        """Ask from `due_ns` on, once a period; `slots` is how many answers wait to be heard before beats are missed.
+        """Ask from `due_ns` on, once a period; `slots` answers are queued before beats are missed.
 
         Raises:
             OSError: there is no memory, or the request is too long.
@@ -168,7 +168,7 @@ class BeatThread:
 
 
 class Asked:
-    """One question that is being asked; one user at a time, and none after `end`."""
+    """One question that is being asked; one user at a time, and none after `cancel`."""
 
     def __init__(self, thread: BeatThread, library: ctypes.CDLL, handle: int, question: Question, slots: int) -> None:
         self.question = question
@@ -188,17 +188,17 @@ class Asked:
 
     def ended(self) -> bool:
         """Whether it is not asked any more."""
-        self._look()
+        self._read_standing()
         return bool(self._standing.ended)
 
-    def waits(self) -> bool:
-        """Whether there is an answer to hear, or the question has ended."""
-        self._look()
+    def has_answers(self) -> bool:
+        """Whether there is an answer to read, or the question has ended."""
+        self._read_standing()
         return self._standing.written > self._taken or bool(self._standing.ended)
 
-    def hear(self) -> Heard:
-        """Everything that was answered since `let_go`; its bytes are only there until that is called again."""
-        self._look()
+    def read_answers(self) -> Heard:
+        """Everything that was answered since `release`; its bytes are only there until that is called again."""
+        self._read_standing()
         standing = self._standing
         answers = self._answers(standing.written)
         missed, spared = standing.missed - self._missed, standing.spared - self._spared
@@ -206,8 +206,8 @@ class Asked:
         self._heard = standing.written
         return Heard(answers, missed, spared, standing.due_ns, bool(standing.ended))
 
-    def let_go(self) -> None:
-        """Give back the room of what was heard."""
+    def release(self) -> None:
+        """Free the slots of the answers that were read."""
         self._taken = self._heard
         self._library.beats_take(self._handle, self._taken)
 
@@ -231,17 +231,17 @@ class Asked:
     def resume(self) -> None:
         self._library.beats_resume(self._beats, self._handle)
 
-    def end(self, patience_ns: int) -> bool:
+    def cancel(self, patience_ns: int) -> bool:
         """Never ask again; False: it still is being asked, and what it reads from must stay open."""
         done = self.pause(patience_ns)
         self._library.beats_end(self._beats, self._handle)
         return done
 
-    def _look(self) -> None:
+    def _read_standing(self) -> None:
         self._library.beats_standing(self._beats, self._handle, ctypes.byref(self._standing))
 
 
-def start() -> BeatThread | None:
+def start_thread() -> BeatThread | None:
     """A thread of its own; None: the library does not load on this machine, which is in the log once, or no thread."""
     library = _library()
     address = library.beats_new() if library is not None else None

@@ -1,1 +1,1 @@
-"""NCCL as it is seen from outside: functions and layouts of its builds, the programs' tables and events."""
+"""Observes NCCL from outside: functions and layouts of its builds, the programs' tables and events."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.netdev.sysfs import text_of
+from railscope.probes.netdev.sysfs import read_text
 
 LINK_UP: Final = 0
 """BOND_LINK_UP of IFLA_BOND_SLAVE_MII_STATUS; 1 to 3: going down, down, coming back."""
@@ -29,7 +29,7 @@ class BondMember:
 
 def bond_members(class_net: Path | str, bond: str) -> tuple[BondMember, ...]:
     """The members of a bond in `SYSFS/class/net`, as the bond lists them; none where `bond` is no bond."""
-    names = text_of(f"{class_net}/{bond}/bonding/slaves").split()
+    names = read_text(f"{class_net}/{bond}/bonding/slaves").split()
     return tuple(BondMember(name, member_link(f"{class_net}/{name}")) for name in names if "/" not in name)
 
 
@@ -38,5 +38,5 @@ def member_link(folder: Path | str) -> bool | None:
 
     `folder` is the device's in `SYSFS/class/net`.  None: it belongs to no bond, or sysfs does not say.
     """
-    status = text_of(f"{folder}/bonding_slave/mii_status")
+    status = read_text(f"{folder}/bonding_slave/mii_status")
     return status == "up" if status else None

@@ -103,7 +103,7 @@ class FoundConnections:
     rows: Rows
     """Of a `TcpTable`."""
     devices: Numbers
-    """As `ConnectionAccounts.number` tells them."""
+    """As `ConnectionAccounts.device_number` tells them."""
     ipv4: Flags
     """Whether its packets are of IPv4."""
     pids: Mapping[int, int]
@@ -111,7 +111,7 @@ class FoundConnections:
     untold: Mapping[int, ValueError]
     """By place, as in a `TcpTable`."""
 
-    def only(self, places: Numbers) -> FoundConnections:
+    def select(self, places: Numbers) -> FoundConnections:
         """Those at these places."""
         untold = {new: self.untold[old] for new, old in enumerate(places.tolist()) if old in self.untold}
         return FoundConnections(self.rows[places], self.devices[places], self.ipv4[places], self.pids, untold)
@@ -142,7 +142,7 @@ class ConnectionAccounts:
         self._pids: frozenset[int] = frozenset()
         self.last: tuple[DeviceConnections, ...] = ()
 
-    def number(self, device: str) -> int:
+    def device_number(self, device: str) -> int:
         """What stands for a device in `FoundConnections`, at every read."""
         number = self._numbers.setdefault(device, len(self._totals))
         if number == len(self._totals):
@@ -151,12 +151,12 @@ class ConnectionAccounts:
 
     def totals(self, device: str) -> list[int]:
         """`ACCOUNT_FIELDS` of one device; never fall."""
-        return list(self._totals[self.number(device)])
+        return list(self._totals[self.device_number(device)])
 
-    def found(
+    def find(
         self, table: TcpTable, owners: Mapping[int, int], names: Mapping[int, str], places: Mapping[bytes, str]
     ) -> FoundConnections | None:
-        """The connections of processes on devices, for `take`; None: there is none.
+        """The connections of processes on devices, for `add`; None: there is none.
 
         `owners` are the processes' pids by inode, `names` those of the devices by number, `places` by local address.
         """
@@ -164,22 +164,22 @@ class ConnectionAccounts:
             return None
         inodes = table.rows["inode"].tolist()
         addresses = local_addresses(table.rows)
-        numbers = {address: self.number(name) for address, name in places.items()}
+        numbers = {address: self.device_number(name) for address, name in places.items()}
         devices = np.fromiter(map(numbers.get, addresses, repeat(_NOWHERE)), np.int64, len(addresses))
         interfaces = table.rows["interface"]
         for row in interfaces.nonzero()[0].tolist():
             if (name := names.get(int(interfaces[row]))) is not None:
-                devices[row] = self.number(name)
+                devices[row] = self.device_number(name)
         ipv4 = np.fromiter(map(len, addresses), np.int64, len(addresses)) == _IPV4_ADDRESS_BYTES
         everything = FoundConnections(table.rows, devices, ipv4, owners, table.untold)
         wanted = np.fromiter(map(owners.__contains__, inodes), np.bool_, len(inodes)) & (devices != _NOWHERE)
-        return everything if wanted.all() else everything.only(wanted.nonzero()[0])
+        return everything if wanted.all() else everything.select(wanted.nonzero()[0])
 
-    def take(self, devices: Sequence[str], pids: frozenset[int], found: FoundConnections | None) -> list[DeviceFailure]:
-        """Take in every connection that there is now, None: there is none; returns what could not be."""
+    def add(self, devices: Sequence[str], pids: frozenset[int], found: FoundConnections | None) -> list[DeviceFailure]:
+        """Add every current connection, None: there is none; returns failures."""
         failed: list[DeviceFailure] = []
         if found is not None:
-            found = self._told(found, failed)
+            found = self._drop_incomplete(found, failed)
         fares: dict[int, tuple[list[int], int]] = {}
         if found is not None and len(found.rows):
             fares = self._add(found)
@@ -187,15 +187,17 @@ class ConnectionAccounts:
             self._change(self._seen.devices)
             self._seen = _NOTHING_SEEN
         self._pids = pids
-        self.last = tuple(_fare(device, *fares.get(self.number(device), _NO_FARE)) for device in dict.fromkeys(devices))
+        self.last = tuple(
+            _fare(device, *fares.get(self.device_number(device), _NO_FARE)) for device in dict.fromkeys(devices)
+        )
         return list(dict.fromkeys(failed))
 
-    def _told(self, found: FoundConnections, failed: list[DeviceFailure]) -> FoundConnections:
-        """Without what is too many, and without what the kernel said too little about."""
+    def _drop_incomplete(self, found: FoundConnections, failed: list[DeviceFailure]) -> FoundConnections:
+        """Drop connections above the limit, and those that the kernel described incompletely."""
         if len(found.rows) > MAXIMUM_CONNECTIONS:
             left_out = len(found.rows) - MAXIMUM_CONNECTIONS
             failed.append(DeviceFailure("connections", f"{left_out} beyond {MAXIMUM_CONNECTIONS} are not counted"))
-            found = found.only(np.arange(MAXIMUM_CONNECTIONS))
+            found = found.select(np.arange(MAXIMUM_CONNECTIONS))
         if not found.untold:
             return found
         names = list(self._numbers)
@@ -208,7 +210,7 @@ class ConnectionAccounts:
                 places.append(place)
             elif cookie not in told:  # listed a second time, it is known already
                 failed.append(DeviceFailure(names[found.devices[place]], str(error)))
-        return found.only(np.array(places, np.int64))
+        return found.select(np.array(places, np.int64))
 
     def _add(self, found: FoundConnections) -> dict[int, tuple[list[int], int]]:
         """Count on; returns the sums of _FARE_FIELDS and the largest round-trip time by device."""
@@ -219,7 +221,7 @@ class ConnectionAccounts:
             first = np.unique(cookies, return_index=True)[1]
             if len(first) < len(cookies):  # the kernel lists anew where its table changed meanwhile
                 first.sort()
-                found, cookies = found.only(first), cookies[first]
+                found, cookies = found.select(first), cookies[first]
         counters: Values = np.array([found.rows[name] for name in _INFO_FIELDS.values()], np.uint64)
         before = self._seen.counters if alike else self._before(found, cookies, counters)
         self._seen = _Seen(cookies, counters, found.devices)

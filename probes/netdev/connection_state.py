@@ -1,4 +1,4 @@
-"""How the TCP connections of given processes stand right now, one by one: asked when something is suspected.
+"""Reads the TCP connections of given processes one by one, on demand for a suspect.
 
 The counters of probes/netdev/tcp_counters.py tell how a rail does over time; this tells which process's connections
 wait for what: for an answer of the network (retransmissions that nobody acknowledges), for the peer (a closed window),

@@ -83,7 +83,7 @@ class CounterSource(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Forget what was learnt about names: devices came, went or were renamed."""
+        """Drop cached names: devices came, went or were renamed."""
         ...
 
     def close(self) -> None: ...
@@ -114,18 +114,18 @@ class CounterBlock:
 class DeferringSource(CounterSource, Protocol):
     """A source that asks cheaply and understands many answers at once, for those who sample at a short period.
 
-    `read` is `take` and `understand` in one; no two of these may run at the same time.
+    `read` is `read_raw` and `parse_raw` in one; no two of these may run at the same time.
     """
 
     def question(self) -> Question | None:
-        """What another thread may ask instead of `take`; the same object as long as it holds.
+        """What another thread may ask instead of `read_raw`; the same object as long as it holds.
 
-        An answer's bytes are then what `take` has as its only datagram.  Whatever else the source is called for may
+        An answer's bytes are then what `read_raw` has as its only datagram.  Whatever else the source is called for may
         make the question void: it must not be asked meanwhile.  None: there is none just now.
         """
         ...
 
-    def take(self) -> Answer | None:
+    def read_raw(self) -> Answer | None:
         """Ask now, understand later; None: this time it has to be `read`.
 
         Raises:
@@ -133,7 +133,7 @@ class DeferringSource(CounterSource, Protocol):
         """
         ...
 
-    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+    def parse_raw(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         """What was answered, in the order of the answers.
 
         Raises:

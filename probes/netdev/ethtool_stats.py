@@ -1,4 +1,4 @@
-"""What a network card's driver counts under names of its own: the statistics that `ethtool -S` shows.
+"""Reads the driver's own statistics of a network card, which `ethtool -S` shows.
 
 Pauses by priority, discards, ECN marks, corrected bits and RDMA traffic of a function stand nowhere else.  mlx5 asks
 its firmware dozens of times for one answer, so they are read at most once a second, and only of devices asked for.
@@ -120,7 +120,7 @@ class EthtoolSocket:
 
 @dataclass(slots=True)
 class _Names:
-    """What was learnt about one device."""
+    """The statistics' names of one device."""
 
     index: int
     count: int

@@ -1,4 +1,4 @@
-"""When a network device appears, goes, is renamed, or gains or loses its carrier.
+"""Reports when a network device appears, disappears, is renamed, or gains or loses its carrier.
 
 The kernel announces changes to the multicast group RTNLGRP_LINK, but merges quick ones and drops messages when a
 listener is slow.  So a message is never the last word: after each batch the whole table is read again and compared,

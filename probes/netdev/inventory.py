@@ -159,7 +159,7 @@ def _known_by_name(name: str, netns: int) -> NetworkDevice:
 
 
 class SysfsInventory:
-    """Devices of `SYSFS/class/net`: those of whoever mounted it, or a recorded tree's."""
+    """Devices of `SYSFS/class/net`: those of the namespace that mounted it, or a recorded tree's."""
 
     def __init__(self, sysfs: Path, netns: int = 0) -> None:
         self._folder = sysfs / "class" / "net"

@@ -159,7 +159,7 @@ def parse_links(datagrams: Iterable[bytes]) -> list[Link]:
 
 @lru_cache(maxsize=256)
 def _parsed(payload: bytes) -> Link | None:
-    """As `parse_link`; in a table that is read again and again, hardly any link says anything new."""
+    """As `parse_link`, cached: in a table that is read repeatedly, few links change."""
     return parse_link(memoryview(payload))
 
 

@@ -113,7 +113,7 @@ class NetlinkSocket:
     """
 
     def __init__(self, groups: int = 0, protocol: int = NETLINK_ROUTE) -> None:
-        """`groups` is a mask of multicast groups to hear.
+        """`groups` is a mask of multicast groups to subscribe to.
 
         Raises:
             OSError: the kernel refuses the socket; EPROTONOSUPPORT: it does not know the protocol.
@@ -168,7 +168,7 @@ class NetlinkSocket:
         return self._exchange(kind, body, _NLM_F_ACK)[0]
 
     def table_question(self, kind: int, body: bytes) -> TableQuestion | None:
-        """The question for a table, for somebody else to ask from now on; None: its answer takes several datagrams.
+        """The request for a table, for another thread to send from now on; None: its answer takes several datagrams.
 
         This socket is theirs then: nobody may use it until they have ended.
 
@@ -211,7 +211,7 @@ class NetlinkSocket:
         raise MalformedNetlink(f"netlink: no end of the table after {_DUMP_LIMIT} datagrams")
 
     def _ask_again(self) -> bytes | None:
-        """Send the last question as it was, which is cheap; None: the answer is another one than a whole table.
+        """Resend the last request, which is cheap; None: the answer is not a whole table.
 
         It bears the same number.  Nothing of the earlier answer can be left over, as that was whole.
         """

@@ -1,4 +1,4 @@
-"""Counters of a process's network devices from `/proc/PID/net/dev`: what is left without the right to enter.
+"""Reads counters from `/proc/PID/net/dev`: the fallback without the right to enter a namespace.
 
 Source: dev_seq_printf_stats in the kernel's net/core/net-procfs.c.
 """

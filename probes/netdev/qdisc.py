@@ -1,4 +1,4 @@
-"""What waits in front of a network device, and what was dropped there: its queueing discipline.
+"""Reads the backlog and drops of a network device's queueing discipline.
 
 In a lock-step collective every rail slows down with the slowest, so bytes do not name it; the queue does: bytes wait
 on the slow rail and nowhere else.  Of the tree of disciplines that a device may have, the root counts for all.  What
@@ -87,7 +87,7 @@ class QueueCounters:
     """A `CounterSource` of the devices that `watch` names: `QUEUE_FIELDS` of the root; `last` holds what waits now."""
 
     def __init__(self, clock: Clock) -> None:
-        """Works for good in the network namespace of the calling thread.
+        """Works in the network namespace of the thread that constructs it.
 
         Raises:
             OSError: the kernel refuses a socket.

@@ -85,19 +85,19 @@ class NetlinkCounters:
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
-        answer = self.take()
+        answer = self.read_raw()
         indexes, values = parse_statistics(answer.datagrams)
         return self._named([answer], indexes, values[np.newaxis]).reading(0)
 
-    def take(self) -> Answer:
-        """See `DeferringSource.take`."""
+    def read_raw(self) -> Answer:
+        """See `DeferringSource.read_raw`."""
         self._question = None  # asked by oneself: whoever asked it has come to an end
         before_ns = self._monotonic_ns()
         datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
         return Answer(before_ns, self._monotonic_ns(), datagrams)
 
-    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
-        """See `DeferringSource.understand`."""
+    def parse_raw(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+        """See `DeferringSource.parse_raw`."""
         alike = parse_alike([answer.datagrams for answer in answers])
         if alike is not None:
             return [self._named(answers, *alike)]

@@ -1,4 +1,4 @@
-"""Reading files of sysfs that somebody else may have put there: bounded, and never waiting.
+"""Reads files of sysfs trees that are not trusted: bounded, without blocking.
 
 A tree given by the user, or a driver that misbehaves, can hold a pipe, a folder, a loop of links or a file without an
 end where a number is expected.  Opening without O_NONBLOCK would wait for a pipe's writer for ever.
@@ -24,7 +24,7 @@ class NotANumber(ValueError):
 
 
 class NotCounted(NotANumber):
-    """The kernel says in words that this port does not count this: `N/A (no PMA)`."""
+    """The port does not have this counter: the kernel's file reads `N/A (no PMA)`."""
 
 
 def open_attribute(file: Path | str) -> int:
@@ -51,7 +51,7 @@ def read_counter(descriptor: int) -> int:
     return int(text)
 
 
-def text_of(file: Path | str) -> str:
+def read_text(file: Path | str) -> str:
     """What a file shows, without surrounding space; empty where it cannot be read."""
     try:
         descriptor = open_attribute(file)
@@ -65,7 +65,7 @@ def text_of(file: Path | str) -> str:
         os.close(descriptor)
 
 
-def entries(folder: Path | str) -> list[str]:
+def list_folder(folder: Path | str) -> list[str]:
     """Sorted names in a folder; empty where it cannot be listed.  No more than a limit are looked at."""
     names: list[str] = []
     try:
@@ -79,7 +79,7 @@ def entries(folder: Path | str) -> list[str]:
     return sorted(names)
 
 
-def link_name(link: Path | str) -> str:
+def read_link_name(link: Path | str) -> str:
     """Last part of what a link points to; empty where there is none."""
     try:
         return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 -- a Path takes as long as the call
@@ -87,9 +87,9 @@ def link_name(link: Path | str) -> str:
         return ""
 
 
-def pci_address(device: Path | str) -> str:
+def read_pci_address(device: Path | str) -> str:
     """The PCI function that a device hangs on, also through a bus of its own; empty for none."""
-    direct = link_name(device)
+    direct = read_link_name(device)
     if PCI_ADDRESS.fullmatch(direct):
         return direct
     for part in reversed(os.path.realpath(device).split("/")):
@@ -98,7 +98,7 @@ def pci_address(device: Path | str) -> str:
     return ""
 
 
-def numa_node(device: Path | str) -> int | None:
-    """NUMA node of a device; None where the kernel says -1 or nothing."""
-    text = text_of(f"{device}/numa_node")
+def read_numa_node(device: Path | str) -> int | None:
+    """NUMA node of a device; None if the kernel has -1 or nothing."""
+    text = read_text(f"{device}/numa_node")
     return int(text) if is_counter(text.encode()) else None

@@ -1,4 +1,4 @@
-"""What the TCP connections of given processes carried on each network device, and how they fare.
+"""Counts what the TCP connections of given processes carried on each network device, and their condition.
 
 A connection belongs to the device that has its local address, or that its socket is bound to.  Connections come and
 go, so their counters are added up here: totals of a device begin at 0 and never fall.  What a connection did before
@@ -40,10 +40,10 @@ _COLUMNS: Final = [LINK_STATS_FIELDS.index(name.removeprefix("port_")) for name 
 
 
 class TcpCounters:
-    """A `CounterSource` of the devices that `watch` names: `TCP_FIELDS` of each; `last` holds how connections fare."""
+    """A `CounterSource` of the devices that `watch` names: `TCP_FIELDS` of each; `last` has the connections' state."""
 
     def __init__(self, clock: Clock, procfs: Path, accounts: ConnectionAccounts | None = None) -> None:
-        """Works for good in the network namespace of the calling thread.
+        """Works in the network namespace of the thread that constructs it.
 
         `accounts` of one that was closed, in the same namespace: totals go on where its totals stood.
 
@@ -105,7 +105,7 @@ class TcpCounters:
                 found, unreadable = self._connections(names, places, pids)
                 failed += unreadable
         after_ns = self._clock.monotonic_ns()
-        failed += self._accounts.take(devices, pids, found)
+        failed += self._accounts.add(devices, pids, found)
         self.last = self._accounts.last
         present = tuple(device for device in devices if device in ports)
         rows = [[*self._accounts.totals(device), *ports[device]] for device in present]
@@ -139,4 +139,4 @@ class TcpCounters:
         if unreadable and len(unreadable) == len(pids):
             raise PermissionError(errno.EACCES, unreadable[0].reason)
         failed = [DeviceFailure(f"process {process.pid}", process.reason) for process in unreadable]
-        return self._accounts.found(table, owners, names, places), failed
+        return self._accounts.find(table, owners, names, places), failed

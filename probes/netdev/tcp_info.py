@@ -1,4 +1,4 @@
-"""What TCP knows of its connections: the kernel's `tcp_info`, for all sockets of a network namespace in one question.
+"""Reads the kernel's `tcp_info` of all sockets of a network namespace in one request.
 
 Round-trip time, retransmissions, and how long a sender was busy or waited for its peer tell a slow rail from a fast one
 where bytes do not.  The question names local addresses, so that the kernel neither locks nor lists other sockets.
@@ -135,14 +135,14 @@ def read_table(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> TcpTable:
         MalformedNetlink: its answer is not what sock_diag describes.
     """
     try:
-        return parse_table(netlink.dump(TCP_SOCKETS, question(addresses)))
+        return parse_table(netlink.dump(TCP_SOCKETS, make_request(addresses)))
     except OSError as error:
         if error.errno not in _NO_TCP_DIAG:
             raise
         raise OSError(errno.ENOENT, "the kernel has no tcp_diag: run `modprobe tcp_diag`") from None
 
 
-def question(addresses: Sequence[bytes]) -> bytes:
+def make_request(addresses: Sequence[bytes]) -> bytes:
     """The request for sockets of both families with one of these local addresses."""
     return _question(tuple(addresses))
 

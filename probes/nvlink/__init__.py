@@ -1,1 +1,1 @@
-"""GPUs and their NVLinks, as NVIDIA's management library (NVML) tells of them."""
+"""GPUs and their NVLinks, through NVIDIA's management library (NVML)."""

@@ -1,4 +1,4 @@
-"""What one GPU's NVLinks have carried, from NVML's field values, and how often those change.
+"""Reads what one GPU's NVLinks have carried, from NVML's field values, and how often those change.
 
 NVML answers for each value apart: a successful call may hold values that this GPU or driver does not support, and
 those are left out rather than shown as 0.  What is supported is learnt by asking for everything, so a sweep asks only
@@ -145,7 +145,7 @@ class _Places:
     speed: int | None
 
     @classmethod
-    def of(
+    def make(
         cls, scope: int, kind: ByteCounters | None, errors: Sequence[tuple[str, _Wanted]], places: Mapping[_Wanted, int]
     ) -> _Places:
         """Those of a link, or of all links together."""
@@ -227,7 +227,7 @@ class GpuLinks:
         places = {pair: place for place, pair in enumerate(wanted)}
         self._pcie = places.get(_PCIE_TRANSMIT), places.get(_PCIE_RECEIVE)
         self._places = {
-            scope: _Places.of(scope, counters.get(scope), errors.get(scope, ()), places)
+            scope: _Places.make(scope, counters.get(scope), errors.get(scope, ()), places)
             for scope in (*neighbours, ALL_LINKS)
         }
         self._neighbours, self._counters, self._wanted = neighbours, counters, tuple(wanted)
@@ -297,7 +297,7 @@ class GpuLinks:
         """
         answers = self._session.field_values(self._gpu, pairs)
         for code in set(answers.codes) - {SUCCESS}:
-            error = NvmlError("nvmlDeviceGetFieldValues", code, self._session.text(code))
+            error = NvmlError("nvmlDeviceGetFieldValues", code, self._session.error_text(code))
             if error.lost or not (error.absent or SUCCESS in answers.codes):
                 raise error
         return answers

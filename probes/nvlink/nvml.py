@@ -106,7 +106,7 @@ class NvmlError(Exception):
 
     @property
     def lost(self) -> bool:
-        """Nothing more can be had through this handle."""
+        """The handle is unusable from now on."""
         return self.gpu_lost or self.session_lost
 
 
@@ -257,12 +257,12 @@ class NvmlSession:
         try:
             ask = getattr(self._library, function)
         except AttributeError:  # an old driver
-            raise NvmlError(function, _FUNCTION_NOT_FOUND, self.text(_FUNCTION_NOT_FOUND)) from None
+            raise NvmlError(function, _FUNCTION_NOT_FOUND, self.error_text(_FUNCTION_NOT_FOUND)) from None
         code = ask(*arguments)
         if code:
-            raise NvmlError(function, code, self.text(code))
+            raise NvmlError(function, code, self.error_text(code))
 
-    def text(self, code: int) -> str:
+    def error_text(self, code: int) -> str:
         """NVML's words for a return code."""
         return str(self._nvml.NVMLError(code))
 

@@ -1,4 +1,4 @@
-"""How a process ended, asked by somebody who is not its parent.
+"""Reads how a process ended, without being its parent.
 
 Between its end and the moment its parent takes notice the status stands in `/proc/PID/stat` (field 52,
 proc_pid_stat(5)); afterwards a pidfd that was opened before tells it (PIDFD_GET_INFO with PIDFD_INFO_EXIT, Linux 6.15,
@@ -24,8 +24,8 @@ _INFO: Final = struct.Struct("=QQ11Ii")
 """mask, cgroup, pids and credentials, exit code."""
 
 
-def exit_status(procfs: Path, identity: ProcessIdentity, pidfd: int) -> int | None:
-    """The wait status of a process that has ended, as `os.waitstatus_to_exitcode` takes it; None: nobody tells."""
+def read_exit_status(procfs: Path, identity: ProcessIdentity, pidfd: int) -> int | None:
+    """The wait status of a process that has ended, as `os.waitstatus_to_exitcode` takes it; None: not known."""
     status = _of_pidfd(pidfd)
     if status is None:
         status = _of_zombie(procfs, identity)
@@ -61,7 +61,7 @@ def exit_code(status: int | None) -> int | None:
         return None
 
 
-def ended_badly(code: int | None) -> bool | None:
+def exited_badly(code: int | None) -> bool | None:
     """Whether a process was killed or failed, by its `exit_code`; a request to end (SIGTERM, SIGINT, SIGHUP) is none.
 
     None: it is not known.

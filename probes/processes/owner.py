@@ -1,4 +1,4 @@
-"""Whose a process is, which program it runs, and what it takes of its host.
+"""Reads the owner, program and resource use of a process.
 
 A process chooses its own command line (/proc/PID/cmdline): as long as it likes, in any bytes, with escape sequences
 for whoever's terminal shows it, and with passwords among its arguments.  So this much of it is told by default: the
@@ -42,7 +42,7 @@ _MODULE: Final = re.compile(r"\w+(?:\.\w+)*")
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """Whose a process is, and which program it runs; empty: not known."""
+    """The owner of a process and the program that it runs; empty: not known."""
 
     identity: ProcessIdentity
     user: str
@@ -64,7 +64,7 @@ class ProcessUsage:
 
 
 def owner_of(procfs: Path, identity: ProcessIdentity) -> ProcessOwner | None:
-    """Whose that very process is; None where it has gone, or nothing of it may be read."""
+    """The owner of that very process; None if it has gone, or may not be read."""
     user = _user(identity.pid) if procfs == PROCFS else ""
     program = program_name(command_line(procfs, identity.pid))
     program = program or _clean(processes.command_name(procfs, identity.pid))

@@ -227,7 +227,7 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
 
 @dataclass(frozen=True)
 class Scan:
-    """Who had which files mapped as code at one time."""
+    """The processes that had files mapped as code, at one time."""
 
     processes: dict[ProcessIdentity, dict[FileKey, Mapping]]
     unreadable: int

@@ -67,7 +67,7 @@ def socket_inodes(procfs: Path, pid: int) -> set[int]:
 
 
 class SocketOwners:
-    """Which of the sockets that somebody lists belong to which of some processes."""
+    """Maps given sockets to given processes."""
 
     def __init__(self, procfs: Path, clock: Clock) -> None:
         self._procfs = procfs
@@ -92,11 +92,11 @@ class SocketOwners:
         if wanted != self._pids or (listed and now_ns - self._looked_ns >= _LOOK_PERIOD_NS) or unknown:
             self._pids = wanted
             self._looked_ns = now_ns
-            self._look(listed)
+            self._read_owners(listed)
         self._owners = {inode: pid for inode, pid in self._owners.items() if inode in listed}
         return dict(self._owners)
 
-    def _look(self, listed: set[int]) -> None:
+    def _read_owners(self, listed: set[int]) -> None:
         self.looks += 1
         owners: dict[int, int] = {}
         unreadable: list[UnreadableProcess] = []

@@ -1,4 +1,4 @@
-"""What a process is doing right now, as far as the kernel's files tell: stopped, waiting for a processor, or busy.
+"""Reads the state of a process: stopped, waiting for a processor, or busy.
 
 Sources: proc_pid_stat(5), `/proc/PID/task/TID/schedstat` (Linux Documentation/scheduler/sched-stats.rst: time on a
 processor, time waiting for one, number of times it ran), `/proc/PID/task/TID/syscall` (proc_pid_syscall(5)).  A frozen
@@ -166,7 +166,7 @@ def written_bytes(procfs: Path, pid: int) -> int | None:
 
 
 def _frozen(folder: str, cgroups: Path) -> bool:
-    """Whether the process's control group says so, of version 2, beside version 1, or of version 1."""
+    """Whether the process's control group is frozen, of version 2, beside version 1, or of version 1."""
     files = []
     with contextlib.suppress(OSError):
         for line in Path(f"{folder}/cgroup").read_text(errors="surrogateescape").splitlines():

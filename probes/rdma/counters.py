@@ -25,7 +25,7 @@ import numpy.typing as npt
 from railscope.probes.clock import Clock
 from railscope.probes.native.beats import Answer, FilesQuestion
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape, DeviceFailure, Flags, Values
-from railscope.probes.netdev.sysfs import link_name
+from railscope.probes.netdev.sysfs import read_link_name
 from railscope.probes.rdma.inventory import class_folder, device_names, port_name, port_numbers
 from railscope.probes.rdma.kept_files import KeptFiles
 from railscope.probes.rdma.netlink import RdmaNetlink
@@ -37,7 +37,7 @@ from railscope.probes.rdma.port import (
     PortGone,
     PortValues,
     Wanted,
-    everything,
+    choose_all,
     pause_ns,
 )
 from railscope.probes.rdma.widths import WIDE
@@ -92,7 +92,7 @@ class RdmaCounters:
         clock: Clock,
         *,
         netlink: RdmaNetlink | None = None,
-        wanted: Wanted = everything,
+        wanted: Wanted = choose_all,
         excluded: Sequence[str] = (),
     ) -> None:
         """`netlink` fetches hw_counters where it can, and is closed with this; `excluded` are patterns of devices.
@@ -132,14 +132,14 @@ class RdmaCounters:
 
     def read(self) -> CounterReading:
         """See `CounterSource.read`."""
-        self._look_when_due()
-        answer = self.take()
-        return self._read_one_by_one() if answer is None else self.understand([answer])[0].reading(0)
+        self._compare_when_due()
+        answer = self.read_raw()
+        return self._read_one_by_one() if answer is None else self.parse_raw([answer])[0].reading(0)
 
-    def take(self) -> Answer | None:
-        """See `DeferringSource.take`."""
+    def read_raw(self) -> Answer | None:
+        """See `DeferringSource.read_raw`."""
         if self._kept is not None:
-            self._look_when_due()
+            self._compare_when_due()
         kept, before_ns = self._kept, self._clock.monotonic_ns()
         if kept is None:
             return None
@@ -154,18 +154,18 @@ class RdmaCounters:
         return Answer(before_ns, self._clock.monotonic_ns(), (texts,))
 
     def question(self) -> FilesQuestion | None:
-        """See `DeferringSource.question`; None while something has to be looked at one by one."""
+        """See `DeferringSource.question`; None while ports have to be read one by one."""
         if self._kept is not None:
-            self._look_when_due()
+            self._compare_when_due()
         self._taken = self._kept or self._taken
         return None if self._kept is None else self._kept.question
 
-    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
-        """See `DeferringSource.understand`."""
+    def parse_raw(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+        """See `DeferringSource.parse_raw`."""
         kept = self._taken
         assert kept is not None, "nothing was taken"
         times_ns = tuple((answer.before_ns, answer.after_ns) for answer in answers)
-        values = kept.values([answer.datagrams[0] for answer in answers])
+        values = kept.parse([answer.datagrams[0] for answer in answers])
         return [CounterBlock(times_ns, kept.names, kept.generations, kept.fields, values, kept.shape)]
 
     def _read_one_by_one(self) -> CounterReading:
@@ -187,7 +187,7 @@ class RdmaCounters:
         files = [counters.files() for _port, counters, _values in rows]
         known = [found for found in files if found is not None]
         if reading.shape is not None and not failed and len(known) == len(files) > 0:
-            self._kept = KeptFiles.of(known, reading.names, reading.generations, reading.fields, reading.shape)
+            self._kept = KeptFiles.from_files(known, reading.names, reading.generations, reading.fields, reading.shape)
         return reading
 
     def _read(self, port: _Port, now_ns: int) -> PortValues | None:
@@ -215,7 +215,7 @@ class RdmaCounters:
         return PortCounters(
             folder,
             port.number,
-            link_name(folder / "device" / "driver"),
+            read_link_name(folder / "device" / "driver"),
             first=port.first,
             wanted=self._wanted,
             hw_counters=self._hw_counters(port),
@@ -234,13 +234,13 @@ class RdmaCounters:
             return None
         return None if index is None else partial(self._netlink.port_counters, index, port.number)
 
-    def _look_when_due(self) -> None:
+    def _compare_when_due(self) -> None:
         now_ns = self._clock.monotonic_ns()
         if self._looked_ns is None or now_ns - self._looked_ns >= _LOOK_PERIOD_NS:
-            self._look()
+            self._compare_devices()
             self._looked_ns = now_ns
 
-    def _look(self) -> None:
+    def _compare_devices(self) -> None:
         """Compare the devices with those known: open what is new, close what has gone or is another one by now."""
         self._folder.stat()
         root = str(self._folder)
@@ -266,7 +266,7 @@ class RdmaCounters:
                 known = self._ports.get(name)
                 if known is not None and known.generation == generation:
                     found[name] = known
-                    self._settle(known)
+                    self._reopen_port(known)
                 else:
                     found[name] = _Port(name, device, number, position == 0, generation)
         for name, port in self._ports.items():
@@ -276,7 +276,7 @@ class RdmaCounters:
             self._kept = None
         self._ports = found
 
-    def _settle(self, port: _Port) -> None:
+    def _reopen_port(self, port: _Port) -> None:
         """Let a port be opened anew that was opened before all of its counters were there."""
         if port.settled or port.counters is None:
             return

@@ -17,7 +17,7 @@ from typing import Final
 from railscope.probes.netdev.bonds import BondMember, bond_members
 from railscope.probes.netdev.counters import is_counter
 from railscope.probes.netdev.inventory import UNKNOWN
-from railscope.probes.netdev.sysfs import entries, link_name, numa_node, pci_address, text_of
+from railscope.probes.netdev.sysfs import list_folder, read_link_name, read_numa_node, read_pci_address, read_text
 
 STATE_ACTIVE: Final = "ACTIVE"
 
@@ -87,12 +87,14 @@ def class_folder(sysfs: Path) -> Path:
 
 def device_names(sysfs: Path) -> list[str]:
     """Names of all RDMA devices, mlx5_2 before mlx5_10; empty where there is no RDMA."""
-    return sorted(entries(class_folder(sysfs)), key=_natural_order)[:_DEVICES_LIMIT]
+    return sorted(list_folder(class_folder(sysfs)), key=_natural_order)[:_DEVICES_LIMIT]
 
 
 def port_numbers(device: Path | str) -> list[int]:
     """Ports of a device's folder, ascending."""
-    numbers = sorted({int(name) for name in entries(f"{device}/ports") if is_counter(name.encode()) and len(name) <= 3})
+    numbers = sorted(
+        {int(name) for name in list_folder(f"{device}/ports") if is_counter(name.encode()) and len(name) <= 3}
+    )
     return numbers[:_PORTS_LIMIT]
 
 
@@ -124,7 +126,7 @@ class _Device:
 
 
 class RdmaInventory:
-    """`read_ports` for those who ask again and again, and need not hear anew what does not change."""
+    """`read_ports` for repeated reads: what does not change is cached."""
 
     def __init__(self, sysfs: Path) -> None:
         self._sysfs = sysfs
@@ -158,10 +160,10 @@ class RdmaInventory:
             device=name,
             port=number,
             node_type=device.node_type,
-            state=_after_number(text_of(f"{port}/state")),
-            physical_state=_after_number(text_of(f"{port}/phys_state")),
-            rate_bytes_per_second=parse_rate(text_of(f"{port}/rate")),
-            link_layer=_one_of(text_of(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
+            state=_after_number(read_text(f"{port}/state")),
+            physical_state=_after_number(read_text(f"{port}/phys_state")),
+            rate_bytes_per_second=parse_rate(read_text(f"{port}/rate")),
+            link_layer=_one_of(read_text(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
             netdev=netdevs[0] if netdevs else "",
             netdevs=netdevs,
             bond_members=bond_members(self._class_net, netdevs[0]) if netdevs else (),
@@ -176,15 +178,15 @@ class RdmaInventory:
 
 def _device(folder: str, status: os.stat_result) -> _Device:
     hardware = f"{folder}/device"
-    pci = pci_address(hardware)
+    pci = read_pci_address(hardware)
     return _Device(
         registered=(status.st_ino, status.st_ctime_ns),
-        node_type=_after_number(text_of(f"{folder}/node_type")),
+        node_type=_after_number(read_text(f"{folder}/node_type")),
         pci=pci,
-        numa_node=numa_node(hardware) if pci else None,
-        driver=link_name(f"{hardware}/driver"),
-        physical_function=pci_address(f"{hardware}/physfn") if link_name(f"{hardware}/physfn") else "",
-        firmware=text_of(f"{folder}/fw_ver"),
+        numa_node=read_numa_node(hardware) if pci else None,
+        driver=read_link_name(f"{hardware}/driver"),
+        physical_function=read_pci_address(f"{hardware}/physfn") if read_link_name(f"{hardware}/physfn") else "",
+        firmware=read_text(f"{folder}/fw_ver"),
     )
 
 
@@ -213,15 +215,15 @@ def _one_of(text: str, *known: str) -> str:
 def _netdevs(device: str, port: str, number: int) -> tuple[str, ...]:
     """Network devices of a port: of its addresses, else of its PCI function, else the parent of soft-RoCE."""
     folder = f"{port}/gid_attrs/ndevs"
-    indexes = sorted(entries(folder), key=_natural_order)[:_GIDS_LIMIT]
-    found = dict.fromkeys(name for index in indexes if _is_netdev(name := text_of(f"{folder}/{index}")))
+    indexes = sorted(list_folder(folder), key=_natural_order)[:_GIDS_LIMIT]
+    found = dict.fromkeys(name for index in indexes if _is_netdev(name := read_text(f"{folder}/{index}")))
     if found:
         return tuple(found)
     network = f"{device}/device/net"
-    candidates = sorted(entries(network), key=_natural_order)
+    candidates = sorted(list_folder(network), key=_natural_order)
     # The ports of a device share its PCI function: dev_port tells their network devices apart (mlx4).
-    own = [name for name in candidates if text_of(f"{network}/{name}/dev_port") in ("", str(number - 1))]
-    parent = text_of(f"{device}/parent")
+    own = [name for name in candidates if read_text(f"{network}/{name}/dev_port") in ("", str(number - 1))]
+    parent = read_text(f"{device}/parent")
     return tuple(own) or ((parent,) if _is_netdev(parent) else ())
 
 

@@ -1,4 +1,4 @@
-"""All counters of all ports from descriptors that are kept, many readings understood at once: for short periods.
+"""Reads all counters of all ports from open descriptors and parses many readings at once: for short periods.
 
 Reading a file of a counter takes a microsecond, making a number of what it shows and finding its column takes more.
 So the texts are only checked for being what a counter shows, and kept; numbers are made of all of them together.
@@ -43,7 +43,7 @@ class KeptFiles:
     """Files whose number is added to that of another one in the same place."""
 
     @classmethod
-    def of(
+    def from_files(
         cls,
         ports: Sequence[PortFiles],
         names: tuple[str, ...],
@@ -98,7 +98,7 @@ class KeptFiles:
             return None
         return texts
 
-    def values(self, readings: Sequence[bytes | memoryview]) -> Values:
+    def parse(self, readings: Sequence[bytes | memoryview]) -> Values:
         """Readings by rows by columns."""
         count = len(readings)
         texts = b"".join(readings).replace(b"|", b"")

@@ -1,4 +1,4 @@
-"""All counters of one RDMA port, from kept descriptors or one netlink request, and how many bytes they come to.
+"""Reads all counters of one RDMA port, from open descriptors or one netlink request.
 
 Names are discovered, never listed here.  One file that fails is left out of a reading and tried again after a growing
 pause; what the kernel says it does not support is left out for good.  Some firmware answers every refused read with a
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.probes.netdev.sysfs import NotANumber, NotCounted, entries, open_attribute, read_counter
+from railscope.probes.netdev.sysfs import NotANumber, NotCounted, list_folder, open_attribute, read_counter
 from railscope.probes.rdma.widths import COUNTERS, HW_COUNTERS, WIDE, Width, width_of
 
 TRANSMIT: Final = "tx_bytes"
@@ -63,12 +63,12 @@ Wanted = Callable[[str, str], bool]
 """Whether the counter of a folder and name is to be read."""
 
 
-def everything(_group: str, _name: str) -> bool:
+def choose_all(_group: str, _name: str) -> bool:
     """The choice of all counters."""
     return True
 
 
-def only_bytes(group: str, name: str) -> bool:
+def choose_byte_counters(group: str, name: str) -> bool:
     """The choice of nothing but what bytes come from: two or four files a port, to be read more often."""
     return (group, name) in _BYTE_KEYS
 
@@ -131,10 +131,10 @@ class _File:
         """To read it from; -1 while that does not work."""
         return -1 if self._failures else self._descriptor
 
-    def supported(self) -> bool:
+    def is_supported(self) -> bool:
         """First look: whether this can ever be read.  Raises PortGone."""
         try:
-            self._look()
+            self._read_first()
         except OSError as error:
             return error.errno not in _UNSUPPORTED
         except NotCounted:
@@ -148,7 +148,7 @@ class _File:
         if self._failures and now_ns < self._retry_ns:
             return None
         try:
-            value = self._look()
+            value = self._read_first()
         except PortGone:
             raise
         except OSError as error:
@@ -166,7 +166,7 @@ class _File:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _look(self) -> int:
+    def _read_first(self) -> int:
         try:
             if self._descriptor < 0:
                 self._descriptor = open_attribute(self.path)
@@ -253,7 +253,7 @@ class PortCounters:
     @property
     def whole(self) -> bool:
         """Whether its folders list what they did when it was opened: a port that is being registered gets more."""
-        return all(entries(folder) == names for folder, names in self._listed.items())
+        return all(list_folder(folder) == names for folder, names in self._listed.items())
 
     def files(self) -> PortFiles | None:
         """What to read for the same as the last `read` gave; None: not only files are read, or some cannot be."""
@@ -285,14 +285,14 @@ class PortCounters:
 
     def _open(self, group: str, folder: Path) -> None:
         present = {file.key for file in self._files}
-        listed = self._listed[folder] = entries(folder)
+        listed = self._listed[folder] = list_folder(folder)
         names = [name for name in listed if self._counts(group, name) and (group, name) not in present]
         if len(names) > COUNTERS_LIMIT:
             self._overflow = _overflow(group)
         for name in names[:COUNTERS_LIMIT]:
             file = _File(folder / name, (group, name))
             self._files.append(file)
-            if not file.supported():
+            if not file.is_supported():
                 file.close()
                 self._files.pop()
 

@@ -1,4 +1,4 @@
-"""Where each RDMA counter ends, and what it does there: stop, or begin again at 0.
+"""The width of each RDMA counter, and whether it saturates or wraps there.
 
 The counters in `counters/` are those of InfiniBand's performance management.  The narrow ones stop at their maximum
 (InfiniBand Architecture, PortCounters; widths as in Linux drivers/infiniband/core/sysfs.c), so one that shows its

@@ -1,4 +1,4 @@
-"""Hearing of rings that fill suddenly.
+"""Wakes the reader if a ring fills suddenly.
 
 A ring that is read by polling always has something in it, and so is always readable.  What matters is that a program
 has woken its reader (probes/bpf/call_slots.h, probes/bpf/completion.h): an edge, of which an epoll instance of its own
@@ -40,7 +40,7 @@ class RingWakeups:
         return self._epoll.fileno()
 
     def clear(self) -> bool:
-        """Forget what was heard so far; returns whether that was anything."""
+        """Drop pending wakeups; returns whether there were any."""
         return bool(self._epoll.poll(0))
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Where GPUs and network cards sit in a machine: its PCI tree, and NCCL's description of it."""
+"""The PCI topology of a machine, from sysfs and from NCCL's description of it."""

@@ -1,4 +1,4 @@
-"""What NCCL_IB_HCA says about RDMA ports: which of them a job may use, on which rail and plane.
+"""Parses NCCL_IB_HCA: the RDMA ports that a job may use, with rail and plane.
 
 The form is `[^][=]DEVICE[:PORT[:RAIL[:PLANE]]],…`: `^` all but these, `=` exact names instead of beginnings (`mlx5_1`
 without it is `mlx5_10` as well).  Read as NCCL reads it: `parseStringList` and `matchIfList` in src/misc/utils.cc,
@@ -44,7 +44,7 @@ class HcaList:
                 return entry
         return None
 
-    def admits(self, device: str, port: int | None) -> bool:
+    def allows(self, device: str, port: int | None) -> bool:
         """Whether NCCL uses this port."""
         named = not self.entries or self.find(device, port) is not None
         return named != self.exclude
@@ -67,7 +67,7 @@ def parse_hca_list(text: str) -> HcaList:
 
 
 def _number(text: str) -> int | None:
-    """As atoi reads it: what is no number is 0; empty and -1 mean that nothing is said."""
+    """As atoi reads it: what is no number is 0; empty and -1 mean unset."""
     if not text:
         return None
     match = _INTEGER.match(text)

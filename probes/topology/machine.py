@@ -68,13 +68,13 @@ def nics_of_topology(topology: XmlTopology) -> tuple[Nic, ...]:
     return tuple(nics)
 
 
-def places_in(topology: XmlTopology) -> dict[str, Place]:
+def described_places(topology: XmlTopology) -> dict[str, Place]:
     """Where a description puts each function that it names, by address."""
     return {function.place.address: function.place for function in topology.functions}
 
 
-def placed(place: Place, described: Mapping[str, Place]) -> Place | None:
-    """Where a description (`places_in`) puts a function; None where it knows neither that nor a switch above it.
+def find_described_place(place: Place, described: Mapping[str, Place]) -> Place | None:
+    """Where a description (`described_places`) puts a function; None where it knows neither that nor a switch above it.
 
     A description may name the switches only: NCCL hangs what it finds in the machine below them.
     """
@@ -98,7 +98,7 @@ def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort]) -> tuple[Nic, ...]:
     return tuple(nics)
 
 
-def place_of(sysfs: Path, device: Path) -> Place:
+def read_place(sysfs: Path, device: Path) -> Place:
     """The place of the PCI function that a `device` link leads to, also through a bus of its own, as virtio's."""
     place = place_in_path(Path(os.path.realpath(device)))
     function = pci_device(sysfs, place.address)

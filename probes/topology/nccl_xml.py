@@ -109,7 +109,7 @@ def read_topology(path: Path) -> XmlTopology:
         return parse_topology(file.read(MOST_BYTES + 1))
 
 
-def topology_of_process(procfs: Path, pid: int, given: str) -> XmlTopology | None:
+def read_topology_of_process(procfs: Path, pid: int, given: str) -> XmlTopology | None:
     """The file that NCCL reads in a process, which may live in a container: `given` is its NCCL_TOPO_FILE.
 
     None where that is empty and there is none in the usual place either.
@@ -193,13 +193,13 @@ class _Reader:
         inside = _Open("ignored")
         if parent.name in _INSIDE.get(name, ()):
             inside = _Open(name, parent.switches, parent.numa_node, parent.address)
-            self._take(inside, parent, attributes)
+            self._add_element(inside, parent, attributes)
         self.path.append(inside)
 
     def end(self, _name: str) -> None:
         self.path.pop()
 
-    def _take(self, element: _Open, parent: _Open, attributes: dict[str, str]) -> None:
+    def _add_element(self, element: _Open, parent: _Open, attributes: dict[str, str]) -> None:
         if element.name == "system":
             if _integer(attributes, "version") != _VERSION:
                 version = attributes.get("version", "")[:20]

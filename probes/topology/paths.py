@@ -1,4 +1,4 @@
-"""How far apart two PCI functions are, in NCCL's words.
+"""The distance between two PCI functions, in NCCL's terms.
 
 NCCL sorts paths by what lies between two devices (`PATH_*` in src/include/graph.h, computed in src/graph/paths.cc):
 one PCI switch (PIX), several (PXB), the CPU's host bridge (PHB), the link between CPUs (SYS).  It sees a switch where

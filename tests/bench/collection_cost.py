@@ -188,16 +188,16 @@ class CollectedHost:
         return taken | {_PROCESSOR: (time.thread_time_ns() - before_ns) / 1e6}
 
     def _read_rdma(self) -> None:
-        self._rdma.tick()
-        self._rdma_sampler.tick(self._clock.monotonic_ns())
+        self._rdma.update()
+        self._rdma_sampler.read_due(self._clock.monotonic_ns())
         facts = self._rdma.facts()
         _expect("RDMA ports", len([port for port in facts if port.transmit_bytes is not None]), CARDS)
 
     def _read_ethernet(self) -> None:
         decisions = decide_rails(self._sources.inventory.read())
-        self._sampler.tick(self._clock.monotonic_ns())
-        self._ethernet.tick(decisions)
-        self._ethernet_sampler.tick(self._clock.monotonic_ns())
+        self._sampler.read_due(self._clock.monotonic_ns())
+        self._ethernet.update(decisions)
+        self._ethernet_sampler.read_due(self._clock.monotonic_ns())
         state = self._sampler.state()
         ethernet = {fact.device: fact for fact in self._ethernet.facts()}
         rails = [

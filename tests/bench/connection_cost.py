@@ -19,7 +19,7 @@ from typing import Final
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.netlink import NetlinkSocket
 from railscope.probes.netdev.tcp_counters import TcpCounters
-from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, TCP_SOCKETS, question
+from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, TCP_SOCKETS, make_request
 from tests.bench.results import Line, figure, ratios
 from tests.bench.target import BenchError, Built
 
@@ -41,7 +41,7 @@ def measure(_built: Built, rounds: int) -> list[Line]:
         with _connections(ends), ExitStack() as stack:
             counters = stack.enter_context(closing(TcpCounters(SystemClock(), Path("/proc"))))
             asking = stack.enter_context(closing(NetlinkSocket(protocol=NETLINK_SOCK_DIAG)))
-            asked = question([socket.inet_aton(_ADDRESS)])
+            asked = make_request([socket.inet_aton(_ADDRESS)])
             counters.watch((_DEVICE,), (os.getpid(),))
             counters.read()  # what the first read does once
             read, answer = [], []

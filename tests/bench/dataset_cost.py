@@ -93,11 +93,11 @@ def _record(folder: Path, calls_per_second: int) -> float:
             recorder.add_calls(calls)
             recorder.add_completions(completions)
         recorder._samples.add(samples)
-        piece = recorder.take("bench", snapshot)
+        piece = recorder.read_new("bench", snapshot)
         files = writer.add(piece.recording, Losses(0, 0), {})
         written_bytes = sum(file.stat().st_size for _, file in files)
         merger.add(files)
-        bound.keep(writer, written_bytes)
+        bound.remove_excess(writer, written_bytes)
         spent += time.thread_time() - began_s
     return spent
 

@@ -32,7 +32,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards.typical_node import COMMUNICATORS_OF_A_GPU, GPUS, typical_node
 from railscope.exporters.series.budget import SeriesBudget
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes.clock import SystemClock
@@ -57,7 +57,7 @@ def node_with(series: int) -> Snapshot:
 
 
 def series_of(node: Snapshot) -> int:
-    return sum(family.series() for family in families(node, SeriesBudget(_UNLIMITED)))
+    return sum(family.series() for family in make_families(node, SeriesBudget(_UNLIMITED)))
 
 
 def lateness_ns(seconds: float, period_ns: int = PERIOD_NS) -> int:
@@ -66,7 +66,7 @@ def lateness_ns(seconds: float, period_ns: int = PERIOD_NS) -> int:
     Raises:
         BenchError: the sampler's thread cannot run here, or the counters cannot be asked for by it.
     """
-    thread = beats.start()
+    thread = beats.start_thread()
     with closing(NetlinkCounters(SystemClock())) as counters:
         question = counters.question()
         if thread is None or question is None:
@@ -76,9 +76,9 @@ def lateness_ns(seconds: float, period_ns: int = PERIOD_NS) -> int:
         found: list[beats.Answer] = []
         while time.monotonic() < end:
             time.sleep(_HEARING_SECONDS)
-            found += asked.hear().answers
-            asked.let_go()
-        asked.end(_PATIENCE_NS)
+            found += asked.read_answers().answers
+            asked.release()
+        asked.cancel(_PATIENCE_NS)
         thread.stop(_PATIENCE_NS / 1e9)
     return round(statistics.quantiles(late_ns([(one.due_ns, one.before_ns) for one in found], period_ns), n=100)[98])
 
@@ -143,7 +143,7 @@ def main() -> None:
     )
     peers = ""
     if options.peer:
-        peer, _ = start_http_server(0, _ADDRESS, gauges(families(one, SeriesBudget(_UNLIMITED))))
+        peer, _ = start_http_server(0, _ADDRESS, gauges(make_families(one, SeriesBudget(_UNLIMITED))))
         peers = f"{_ADDRESS}:{peer.server_port}"
     with server:
         gc.collect()  # as the agent does after its start

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.node.completion.levels import Levels
-from railscope.agent.node.targets.libraries import Discovery
+from railscope.agent.node.targets.libraries import Libraries
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
@@ -89,12 +89,12 @@ def look(pid: int) -> tuple[str, float]:
         stack.callback(programs.close)
         internals = Internals.load(programs)
         stack.callback(internals.close)
-        discovery = Discovery(programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None)
+        discovery = Libraries(programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None)
         stack.callback(discovery.close)
         levels = Levels(internals, Layouts.load().structures, Level.RAILS)
         stack.callback(levels.close)
         began_ns = time.perf_counter_ns()
-        errors = [*discovery.look_at(pid), *levels.follow(discovery.libraries)]
+        errors = [*discovery.scan_process(pid), *levels.set_libraries(discovery.libraries)]
         took_ns = time.perf_counter_ns() - began_ns
         if errors or len(discovery.libraries) != 1:
             raise BenchError("; ".join(errors) or f"process {pid} maps {len(discovery.libraries)} NCCL libraries")

@@ -92,7 +92,7 @@ def _record(config: Config, pids: tuple[int, ...], taken: _Taken) -> None:
         recorder = DatasetRecorder(Path(folder), config, "", SystemClock())
         try:
             with _running(recorder.daemon):
-                recorder.started()
+                recorder.begin()
                 time.sleep(_SETTLE_SECONDS)
                 (writer,) = (one for one in threading.enumerate() if one.name == THREAD_NAME)
                 others, before, own = Others((*pids, os.getpid())), thread_time(writer), _process_seconds()

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.node.daemon.schedule import CALM_NS, FOLLOWED_NS, STEADY_NS
-from railscope.agent.node.overhead.governor import name_of
+from railscope.agent.node.overhead.governor import level_name
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
@@ -59,7 +59,7 @@ _PEERS: Final = "of themselves others say: NCCL's profiler costs 4-13 %, the nea
 _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
 
 _AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
-_LEVELS: Final = {f"level {name_of(level)}": level for level in Level}
+_LEVELS: Final = {f"level {level_name(level)}": level for level in Level}
 _COUNTS, _RAILS = "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
@@ -209,7 +209,7 @@ def _beside(
         kept = kept_beside_agent(pid, RatedJob(observed.pids, rate), RatedJob(other.pids, bare), turns=turns)
         if agent is not None and name == _AUTO:
             pause(observed.pids)
-            samples.rested[name_of(_level(agent, double.nccl))] += 1
+            samples.rested[level_name(_level(agent, double.nccl))] += 1
     return kept
 
 
@@ -239,7 +239,7 @@ def _loaded(levels: Sequence[Level], probed: _Probed, pids: tuple[int, ...], sta
     """What is measured without an agent, by name; the programs stay loaded until the stack unwinds."""
     library = probed.double.nccl
     programs: dict[str, Programs] = {
-        _alone(name_of(level)): stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached
+        _alone(level_name(level)): stack.enter_context(ProgramsAlone.loaded(library, pids, level)).attached
         for level in levels
     }
     programs[_ALONE_NOBODY] = nullcontext
@@ -287,7 +287,7 @@ def _lines(case: Case, samples: Samples) -> list[Line]:
         note = {
             _EMPTY: "no accounting can do better",
             _ALONE_NOBODY: _NO_CAUSE,
-            **{_alone(name_of(level)): "with a reader of their rings, without the agent" for level in case.alone},
+            **{_alone(level_name(level)): "with a reader of their rings, without the agent" for level in case.alone},
         }.get(name, "")
         lines.append(figure(part, f"{name} / bare", "×", kept, note=note))
     note = "the job keeps both cores busy, and waits for whichever rank is held up"
@@ -321,7 +321,7 @@ def _observed(name: str, pids: tuple[int, ...], double: Double, rested: Counter[
             stack.enter_context(peer)
             time.sleep(_BPFTRACE_SECONDS)  # it says that it is there before its last probe is
         else:
-            option = "auto" if level is None else name_of(level)
+            option = "auto" if level is None else level_name(level)
             arguments = ("--level", option, "--stall.floor", _NO_SUSPICION, "--pid", *map(str, pids))
             agent = stack.enter_context(AgentProcess(*arguments))
             _await_level(agent, double.nccl, len(pids), level)
@@ -363,7 +363,7 @@ def at_rest(agent: AgentProcess, library: Path) -> str:
             found = None
         if found is None or found != level:
             level, since = found, time.monotonic()
-    return name_of(level)
+    return level_name(level)
 
 
 def _level(agent: AgentProcess, library: Path) -> Level:

@@ -99,7 +99,7 @@ class ProgramsAlone:
                 points, layout = probe_points(elf, 0), Layouts.load().layout_of(elf)
                 found = _Library(0, str(library), descriptor, elf.build_id, "")
             if levels is not None:
-                _refuse(levels.follow([found]))
+                _refuse(levels.set_libraries([found]))
                 if levels.highest < level:
                     raise BenchError(f"{library} cannot be observed at level {level.name.lower()}")
             yield cls(programs, internals, found, points, layout, levels, level, tuple(rings) if write_events else ())
@@ -117,7 +117,7 @@ class ProgramsAlone:
                 stack.callback(self.programs.attach(self._library.path, self._points, 0, self._layout).close)
                 if self._levels is not None:
                     stack.callback(self._lower, self._levels)
-                    _refuse(self._levels.want(self._level))
+                    _refuse(self._levels.set_level(self._level))
                 if self._rings:
                     stop = threading.Event()
                     readers = stack.enter_context(ThreadPoolExecutor(len(self._rings), thread_name_prefix="ring"))
@@ -139,7 +139,7 @@ class ProgramsAlone:
 
     @staticmethod
     def _lower(levels: Levels) -> None:
-        _refuse([*levels.want(Level.COUNTS), *levels.settle(wait=True)])
+        _refuse([*levels.set_level(Level.COUNTS), *levels.finish_detaching(wait=True)])
 
 
 def _refuse(wrong: Sequence[str]) -> None:

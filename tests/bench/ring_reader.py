@@ -144,7 +144,7 @@ def measure(built: Built, rounds: int) -> list[Line]:
     """
     lines: list[Line] = []
     with ExitStack() as stack:
-        produced = stack.enter_context(producing(built, CallRings.of_this_host(ProgramSettings().ring_bytes)))
+        produced = stack.enter_context(producing(built, CallRings.for_this_host(ProgramSettings().ring_bytes)))
         ours = ArrayReader(produced.slots)
         map_fd = produced.kernel_ring_fd
         readers: dict[str, Reader] = {_OURS: ours, _TWICE: ours, _CALLBACK: CallbackReader(map_fd)}

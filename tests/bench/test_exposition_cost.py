@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.text import Format, Renderer
 from tests.bench import exposition_cost, exposition_server
 from tests.bench.results import Figure
@@ -29,7 +29,7 @@ def test_a_node_has_as_many_series_as_are_asked_for(series: int) -> None:
 
 
 def test_the_peer_shows_the_same_series_with_the_same_values() -> None:
-    shown = families(exposition_server.node_with(3_500))
+    shown = make_families(exposition_server.node_with(3_500))
     ours = lines(Renderer().render(shown, Format.PROMETHEUS).decode())
     peers = lines(generate_latest(exposition_server.gauges(shown)).decode())
 

@@ -46,7 +46,7 @@ def test_records_that_do_not_fit_are_counted_as_lost(tmp_path: Path) -> None:
 
 def test_a_pace_is_kept_and_every_event_is_read_or_lost(tmp_path: Path) -> None:
     with (
-        producing(build(tmp_path), CallRings.of_this_host(1 << 20)) as into,
+        producing(build(tmp_path), CallRings.for_this_host(1 << 20)) as into,
         ProducerProcess(into.write_slots_fd) as producer,
     ):
         reader = ArrayReader(into.slots)

@@ -105,7 +105,7 @@ def test_a_reader_that_ends_is_no_measurement(tmp_path: Path, monkeypatch: pytes
 
 
 def test_levels_that_cannot_be_attached_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Levels, "follow", lambda *_: ["the file is damaged"])
+    monkeypatch.setattr(Levels, "set_libraries", lambda *_: ["the file is damaged"])
     with (
         Target(build(tmp_path), "damaged") as target,
         pytest.raises(BenchError, match="the file is damaged"),

@@ -14,6 +14,6 @@ def test_the_load_is_followed_and_is_no_stall() -> None:
 
 
 def test_a_load_that_nobody_follows_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("railscope.agent.node.daemon.observer.Observer.take_calls", lambda *_: None)
+    monkeypatch.setattr("railscope.agent.node.daemon.observer.Observer.record_calls", lambda *_: None)
     with tracker_cost.processes() as pids, pytest.raises(BenchError, match="not followed"):
         tracker_cost.followed_percent(tracker_cost.Load(pids, communicators=8), warm_seconds=1, seconds=1)

@@ -390,7 +390,7 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
     rails = _Rails()
     taken_s = 0.0
     try:
-        observer.take_lifecycle()
+        observer.read_lifecycle_events()
         # As the daemon does when it has started.
         gc.collect()
         gc.freeze()
@@ -404,13 +404,13 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
                 if looks:
                     load.look_at(clock.now_ns)
                 began_s = time.thread_time()
-                observer.take_completions(batch.completions)
-                observer.take_calls(batch.calls)
+                observer.record_completions(batch.completions)
+                observer.record_calls(batch.calls)
                 if looks:
-                    observer.look_for_stalls()
+                    observer.evaluate_stalls()
                 took_s += time.thread_time() - began_s
             began_s = time.thread_time()
-            observer.tick()
+            observer.update()
             rails.tick(clock.now_ns)
             took_s += time.thread_time() - began_s
             if second < warm_seconds:

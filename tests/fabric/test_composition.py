@@ -25,7 +25,7 @@ from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
 from railscope.agent.model.shape import Mode, Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import estimate_traffic
 from railscope.agent.model.volumes import stage_volumes
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
@@ -117,7 +117,7 @@ def test_the_shape_is_found_without_hints(gpt: GptRun) -> None:
 
 def test_every_rank_s_composition_is_the_estimate_s_to_the_byte(gpt: GptRun) -> None:
     for rank in range(gpt.shape.ranks):
-        volumes = stage_volumes(gpt.shape, Mode.EXACT, gpt.mapping.position(rank)[0])
+        volumes = stage_volumes(gpt.shape, Mode.EXACT, gpt.mapping.position_of(rank)[0])
         wanted = {
             ("tp", "AllReduce"): volumes.tp,
             ("pp", "Send"): volumes.pp_send,
@@ -136,7 +136,7 @@ def test_every_rank_s_composition_is_the_estimate_s_to_the_byte(gpt: GptRun) -> 
 
 
 def test_every_pair_of_ranks_has_the_estimate_s_bytes(gpt: GptRun) -> None:
-    predicted = ITERATIONS * traffic(gpt.shape, gpt.mapping).matrix()
+    predicted = ITERATIONS * estimate_traffic(gpt.shape, gpt.mapping).matrix()
     np.testing.assert_array_equal(gpt.run.matrix(), predicted)
 
 

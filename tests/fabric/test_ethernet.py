@@ -66,9 +66,9 @@ class Bench:
 
     def read(self) -> dict[str, RailEthernet]:
         """Read everything now, however long ago the last time was: what is under way changes all the time."""
-        self.watch.tick(self.decisions)
-        self.sampler.tick(self.clock.monotonic_ns() + 60_000_000_000)
-        self.watch.tick(self.decisions)
+        self.watch.update(self.decisions)
+        self.sampler.read_due(self.clock.monotonic_ns() + 60_000_000_000)
+        self.watch.update(self.decisions)
         return {fact.device: fact for fact in self.watch.facts()}
 
     def tcp(self, device: str) -> RailTcp:
@@ -319,13 +319,13 @@ def test_a_rail_that_vanishes_fails_alone_and_its_totals_stay(bench: Bench) -> N
 def test_sources_are_awaited_until_they_were_read_with_the_rails_known(bench: Bench) -> None:
     """As for `agent --once`: before that a read finds nothing to read."""
     bench.watch.add_process(bench.sender.pid, bench.namespace)
-    assert len(bench.watch.awaited()) == 3
-    bench.sampler.tick(bench.clock.monotonic_ns())
-    assert bench.watch.awaited() == ()
-    bench.watch.tick(bench.decisions)
-    assert len(bench.watch.awaited()) == 3
-    bench.sampler.tick(bench.clock.monotonic_ns() + 60_000_000_000)
-    assert bench.watch.awaited() == ()
+    assert len(bench.watch.unread_sources()) == 3
+    bench.sampler.read_due(bench.clock.monotonic_ns())
+    assert bench.watch.unread_sources() == ()
+    bench.watch.update(bench.decisions)
+    assert len(bench.watch.unread_sources()) == 3
+    bench.sampler.read_due(bench.clock.monotonic_ns() + 60_000_000_000)
+    assert bench.watch.unread_sources() == ()
 
 
 def test_facts_outlive_the_last_process_of_a_namespace_and_no_socket_keeps_it(bench: Bench) -> None:

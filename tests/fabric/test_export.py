@@ -11,7 +11,7 @@ import pytest
 
 from railscope.agent.recording.file import read_recording
 from railscope.agent.trace.command import run_export
-from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.perfetto import write_trace
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions
@@ -65,7 +65,7 @@ def test_calls_of_both_hosts_are_in_one_trace_and_joined_by_arrows(two_hosts: Fa
         assert one.where[-2] != other.where[-2]
     # One machine has one clock.
     assert "2 recordings share one clock: their times compare exactly" in (tmp_path / "said").read_text()
-    hosts = timelines([RecordingFile(file, read_recording(file)) for file in files])
+    hosts = make_timelines([RecordingFile(file, read_recording(file)) for file in files])
     assert all(host.began_ns <= call.begin_ns <= host.ended_ns for host, call in zip(hosts, pairs[0], strict=True))
     # Each rail's counter adds up to the bytes that its host says it sent, and some more (TCP's headers).
     for report in reports:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import estimate_traffic
 from railscope.agent.node.collectives.peer_bytes import CALL, OTHER, RING
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
@@ -72,7 +72,7 @@ def test_a_gpt_sends_between_every_pair_of_ranks_what_is_estimated(two_hosts: Fa
     sizes = GptShape(2, 2, 1, 4, 64, 32, 500, 2, shape.micro_batches)
     options = JobOptions("gpt", iterations=ITERATIONS, ranks_per_host=2, hold=True, shape=sizes)
     reports, samples = observed(two_hosts, options, ["--series.peers", "8"])
-    flows = traffic(shape, default_mapping(shape))
+    flows = estimate_traffic(shape, default_mapping(shape))
     np.testing.assert_array_equal(matrix(reports, samples), ITERATIONS * flows.matrix())
     # Neighbours in the pipeline are named by the calls.
     assert matrix(reports, samples, CALL).sum() == sum(report.totals()["Send"].payload_bytes for report in reports)

@@ -71,7 +71,7 @@ class Watched:
         return talker
 
     def rails(self) -> dict[str, RailFacts]:
-        self.watch.take_events(self.events)
+        self.watch.handle_link_events(self.events)
         return {facts.device: facts for facts in self.watch.rails()}
 
     def transmitted(self, device: str) -> int | None:

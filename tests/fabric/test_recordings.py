@@ -84,7 +84,7 @@ def test_a_signal_writes_every_call_of_the_last_minute_and_names_its_communicato
     one = read_recording(written(folder)[0])
     assert recorded(one) == said(reports)
     assert one.reason == "signal"
-    assert one.lost() == {"calls": 0, "completions": 0, "lifecycle": 0}
+    assert one.lost_events() == {"calls": 0, "completions": 0, "lifecycle": 0}
     assert {comm.identity.pid for comm in one.communicators} == {report.pid for report in reports}
     # In the order in which each communicator was given them.
     for comm in one.communicators:

@@ -17,7 +17,7 @@ from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import estimate_traffic
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape
 from tests.fabric.agent_process import AgentProcess
@@ -75,4 +75,4 @@ def test_a_gpt_s_shape_and_every_pair_s_bytes_are_found(
     matrix = np.zeros((shape.ranks, shape.ranks), dtype=np.int64)
     for pair in observed.pairs:
         matrix[pair.source, pair.destination] = pair.wire_bytes
-    np.testing.assert_array_equal(matrix, ITERATIONS * traffic(shape, default_mapping(shape)).matrix())
+    np.testing.assert_array_equal(matrix, ITERATIONS * estimate_traffic(shape, default_mapping(shape)).matrix())

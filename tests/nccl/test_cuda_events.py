@@ -59,7 +59,7 @@ class Watched:
     def completed(self) -> list[int]:
         """By communicator: calls that CUDA proves complete, 0 where it proves none."""
         self.cuda.read()
-        found = [self.cuda.of(instance) for instance in sorted(self.internals.progress())]
+        found = [self.cuda.progress_of(instance) for instance in sorted(self.internals.progress())]
         return [progress.completed_sequence if progress else 0 for progress in found]
 
     def durations(self) -> dict[Op, int]:
@@ -90,7 +90,7 @@ def watched(
         stack.callback(cuda.close)
         library = ObservedNccl(file, str(double.nccl))
         library.mappers.update(identity for pid in pids if (identity := identity_of(PROCFS, pid)) is not None)
-        assert cuda.follow([library], Level.ALL) == []
+        assert cuda.set_libraries([library], Level.ALL) == []
         yield Watched(internals, cuda)
 
 
@@ -122,7 +122,9 @@ def test_every_operation_is_proved_complete_however_the_job_asks(
         hold=True,
     ) as job:
         with watched(double, job.ready(), enqueue_time) as seen:
-            assert [(Path(path).name, refused) for path, refused in seen.cuda.watched()] == [("libcudart.so.12", ())]
+            assert [(Path(path).name, refused) for path, refused in seen.cuda.probed_files()] == [
+                ("libcudart.so.12", ())
+            ]
             job.start()
             reports = job.finished()
             until(lambda: seen.completed() == [iterations] * 2 * communicators)
@@ -222,7 +224,7 @@ def test_a_job_without_cuda_libraries_costs_nothing_and_stays_unknown(
 ) -> None:
     with Job(two_hosts, tmp_path, double, iterations=20, hold=True) as job:
         with watched(double, job.ready()) as seen:
-            assert seen.cuda.watched() == ()
+            assert seen.cuda.probed_files() == ()
             job.start()
             job.finished()
             until(lambda: [p.completed for p in seen.internals.progress().values()] == [20, 20])

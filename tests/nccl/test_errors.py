@@ -266,7 +266,7 @@ def test_an_init_that_fails_without_a_gpu_counts_as_an_error(caller: Caller, fac
     with probed(facts, pids=(caller.pid,)) as probes:
         result = caller.call("ncclCommInitRank", 1, caller.memory(8), 1, rank, *filler, *unique_id)
         assert result not in (Result.SUCCESS, Result.IN_PROGRESS)
-        events.take_lifecycle(probes.programs.lifecycle_events.read())
+        events.record_lifecycle(probes.programs.lifecycle_events.read())
     assert {name: count for name, count in events.errors().items() if count} == {Result(result).name.lower(): 1}
     assert not any(events.events().values())
 
@@ -285,8 +285,8 @@ def test_when_a_peer_dies_the_survivors_error_is_counted_once(
             job.wait()
             lifecycle = probes.programs.lifecycle_events.read()
             met = probes.errors.events.read()
-    events.take_lifecycle(lifecycle)
-    events.take_errors(met)
+    events.record_lifecycle(lifecycle)
+    events.record_errors(met)
     assert events.events()["abort"] == 1
     assert {name: count for name, count in events.errors().items() if count} == {"remote_error": 1}
     (instance,) = np.unique(lifecycle["instance"][lifecycle["tgid"] == pids[0]]).tolist()
@@ -307,7 +307,7 @@ def test_a_healthy_job_has_events_and_no_errors(
             job.finished()
             job.release()
             job.wait()
-            events.take_lifecycle(probes.programs.lifecycle_events.read())
+            events.record_lifecycle(probes.programs.lifecycle_events.read())
             assert probes.met() == []
     assert events.events()["destroy"] == 2
     assert not any(events.errors().values())

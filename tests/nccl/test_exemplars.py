@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from railscope.agent.recording.file import read_recording
-from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.perfetto import write_trace
-from railscope.agent.trace.same_operations import same_operations
+from railscope.agent.trace.same_operations import join_operations
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
@@ -72,8 +72,8 @@ def test_an_exemplar_leads_to_its_operation_in_the_recording_and_in_the_trace(
     assert " # " not in plain.replace("# HELP", "").replace("# TYPE", "").replace("\n# ", "\n")
 
     content = io.BytesIO()
-    hosts = timelines([RecordingFile(file, one)])
-    same = same_operations(hosts)
+    hosts = make_timelines([RecordingFile(file, one)])
+    same = join_operations(hosts)
     summary = write_trace(hosts, same, content)
     trace = read_trace(content.getvalue())
     assert (summary.calls, summary.operations, summary.unfinished) == (2 * CALLS, 2 * CALLS, 0)

@@ -107,7 +107,7 @@ def test_twenty_thousand_mixed_operations_are_exact_at_every_point(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     completion = Completion(probed.internals, Level.ALL)
-    assert completion.follow([probed.library]) == []
+    assert completion.set_libraries([probed.library]) == []
     iterations = 2_000  # ten calls each
     with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=iterations, size_bytes=4_000, hold=True) as job:
         for pid in job.ready():
@@ -143,7 +143,7 @@ def test_counts_stay_exact_while_levels_change(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     completion = Completion(probed.internals, Level.COUNTS)
-    assert completion.follow([probed.library]) == []
+    assert completion.set_libraries([probed.library]) == []
     cycle = (Level.ALL, Level.COMPLETION, Level.RAILS, Level.COUNTS, Level.RAILS, Level.COMPLETION)
     changes = 0
     with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=1_000, size_bytes=4_000, hold=True) as job:
@@ -151,14 +151,14 @@ def test_counts_stay_exact_while_levels_change(
             probed.programs.observe(pid)
         job.start()
         while probed.programs.stats()[Stat.CALLS] < 18_000:
-            assert completion.want(cycle[changes % len(cycle)]) == []
+            assert completion.set_level(cycle[changes % len(cycle)]) == []
             changes += 1
             completion.read()
         reports = list(job.finished())
         # From here on all is seen again, and nothing of the interrupted observations is left behind.
-        completion.want(Level.COUNTS)
-        completion.levels.settle(wait=True)
-        completion.want(Level.ALL)
+        completion.set_level(Level.COUNTS)
+        completion.levels.finish_detaching(wait=True)
+        completion.set_level(Level.ALL)
         job.release()
         job.wait()
     assert changes > len(cycle)
@@ -173,7 +173,7 @@ def test_each_completed_operation_is_one_event_with_its_times_and_shape(
 ) -> None:
     internals = Internals.load(probed.programs, write_events=True)
     completion = Completion(internals, Level.COMPLETION)
-    assert completion.follow([probed.library]) == []
+    assert completion.set_libraries([probed.library]) == []
     calls, size_bytes = 200, 1 << 15
     with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=size_bytes, hold=True) as job:
         for pid in job.ready():
@@ -205,7 +205,7 @@ def test_launches_without_a_network_part_tell_what_nccl_chose(
 ) -> None:
     """Two ranks of one host send through memory: no proxy tells of them.  All tasks of a plan count."""
     completion = Completion(probed.internals, Level.ALL)
-    assert completion.follow([probed.library]) == []
+    assert completion.set_libraries([probed.library]) == []
     one_host, calls = OneHost(two_hosts.hosts[:1]), 25
     with Job(
         one_host, tmp_path, double, pattern=pattern, iterations=calls, size_bytes=40_000, ranks_per_host=2, hold=True
@@ -229,7 +229,7 @@ def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_o
 ) -> None:
     """What goes to another rank's proxy is not seen to end (PXN); shared memory needs none."""
     completion = Completion(probed.internals, Level.COMPLETION)
-    assert completion.follow([probed.library]) == []
+    assert completion.set_libraries([probed.library]) == []
     calls = 20
     with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=40_000, ranks_per_host=2, hold=True) as job:
         for pid in job.ready():
@@ -238,7 +238,7 @@ def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_o
         job.finished()
         time.sleep(0.2)  # the proxy threads have done their last step, not their last report
         completion.read()
-        known = [completion.of(instance) for instance in probed.internals.progress()]
+        known = [completion.progress_of(instance) for instance in probed.internals.progress()]
         job.release()
         job.wait()
     assert [one.completed for one in known if one is not None] == [calls] * 4

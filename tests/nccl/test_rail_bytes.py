@@ -105,9 +105,9 @@ def handed_over(
         assert all(report.verified for report in job.finished())
         if end_before_first_reading:
             for pid in pids:
-                rails.learn(pid, 0)
+                rails.read_device_names(pid, 0)
         else:
-            rails.take(observed.internals.sent())
+            rails.add_readings(observed.internals.sent())
         job.release()
         job.wait()
     before = rails.by_device()
@@ -116,7 +116,7 @@ def handed_over(
         observed.internals.forget_sent(pid)
         observed.programs.forget(pid)
     totals = rails.by_device()
-    assert rails.unknown() == HandedOver(0, 0)
+    assert rails.unattributed() == HandedOver(0, 0)
     assert all(totals[rail].bytes >= sent.bytes for rail, sent in before.items())
     by_rail = []
     for pid in pids:

@@ -175,7 +175,7 @@ def test_without_the_library_nothing_is_shown_and_it_is_said_once(
 ) -> None:
     caplog.set_level(logging.INFO, "railscope")
     with watching("libnvidia-none.so.1", tmp_path) as watch:
-        wait_until(lambda: bool(watch.missing), "the library was looked for")
+        wait_until(lambda: bool(watch.why_no_nvml), "the library was looked for")
         assert (watch.facts(), watch.collectors()) == (NodeGpus(), ())
     assert [record.levelname for record in caplog.records] == ["INFO"]
 

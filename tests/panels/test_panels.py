@@ -29,7 +29,7 @@ from tests.stack.prometheus import prometheus, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
-DOCUMENTS: Final = documents.read_all(build.COMMITTED)
+DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
 STAND_INS: Final = {"heatmap", "state-timeline"}
 SECONDS: Final = 15
 """Of data: some points of each line, whose rates take four scrapes."""

@@ -183,7 +183,7 @@ class Probed:
     def completed(self) -> int | None:
         """As the agent would show it."""
         self.completion.read()
-        known = self.completion.of(self.progress().instance)
+        known = self.completion.progress_of(self.progress().instance)
         return None if known is None else known.completed
 
     def events(self) -> Records:

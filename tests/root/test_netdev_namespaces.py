@@ -228,10 +228,10 @@ def test_a_device_that_is_made_again_does_not_lower_its_total(host: NetworkNames
     sampler.add("netdev", host.inode, sources.counters, 0.001)
 
     def total() -> int:
-        due_ns = sampler.tick(clock.monotonic_ns())
+        due_ns = sampler.read_due(clock.monotonic_ns())
         assert due_ns is not None
         clock.sleep(max(0, due_ns - clock.monotonic_ns()) / 1e9)  # later than in a millisecond, if reads take long
-        sampler.tick(clock.monotonic_ns())
+        sampler.read_due(clock.monotonic_ns())
         found = sampler.state().device(host.inode, "rail1")
         assert found is not None
         return found.transmit_bytes

@@ -59,7 +59,7 @@ def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypat
     never_ns = 3600 * 10**9
     monkeypatch.setattr(ring_drain, "pause_ns", lambda *_, **__: never_ns)
     # They are read before each look for stalls, too, and a tick has one with it.
-    monkeypatch.setattr(Observer, "look_for_stalls", lambda _: never_ns)
+    monkeypatch.setattr(Observer, "evaluate_stalls", lambda _: never_ns)
     monkeypatch.setattr(schedule, "BRISK_NS", never_ns)
     config = Config(
         pids=(testbed.caller.pid,),

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from railscope.agent.facts.snapshot import Snapshot
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         seconds = time.monotonic() - self.server.began
         selection = Selection(["all"] if self.path == DETAILED_PATH else [])
-        found = families(self.server.snapshot(), selection=selection)
+        found = make_families(self.server.snapshot(), selection=selection)
         shown = [risen(one, seconds, stepping=self.server.stepping) for one in found]
         body = Renderer().render(shown, Format.PROMETHEUS)
         self.send_response(200)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.causes import CAUSES, Cause, Tier, tier_of
-from railscope.dashboards.evidence import FILE, RULE, Ground, expression, grades, written
+from railscope.dashboards.evidence import FILE, RULE, Ground, ranked_causes, render_expression, replace_rule
 from tests.stack.prometheus import tool
 from tests.unit.fleets import Fleets, stall
 
@@ -23,9 +23,9 @@ OF_A_RANK = 'job="r",instance="{rank}:1",comm="{comm}",rank="{rank}"'
 
 def test_the_rule_is_made_of_the_table() -> None:
     text = FILE.read_text()
-    assert written(text) == text, "run 'python -m railscope.dashboards.evidence'"
+    assert replace_rule(text) == text, "run 'python -m railscope.dashboards.evidence'"
     assert text.count(RULE) == 1
-    assert all(f'cause="{cause}"' in expression() for cause in OF_HOSTS if cause is not Cause.UNKNOWN)
+    assert all(f'cause="{cause}"' in render_expression() for cause in OF_HOSTS if cause is not Cause.UNKNOWN)
 
 
 def test_tiers_and_the_order_of_the_table_agree() -> None:
@@ -34,7 +34,7 @@ def test_tiers_and_the_order_of_the_table_agree() -> None:
     assert list(CAUSES) == list(Cause)
     assert tier_of("some_new_cause") is Tier.UNKNOWN
     assert tier_of(Cause.RANK_BEHIND, by_sequence=True) < CAUSES[Cause.GPU_NOT_PROGRESSING].tier
-    numbers = [grade for grade, _, _ in grades()]
+    numbers = [grade for grade, _, _ in ranked_causes()]
     assert numbers == list(range(len(OF_HOSTS) + 2, 0, -1))
 
 
@@ -52,7 +52,7 @@ def first_of_diagnose(said: tuple[Cause, Cause], *, behind: bool, named: bool) -
         fleet.behind(1)
     for rank, cause in enumerate(said):
         fleet.rank(rank, stall=stall(cause, blamed_rank=_blamed(cause, rank, named=named)))
-    return verdict_of(fleet.made()).findings[0].cause
+    return make_verdict(fleet.made()).findings[0].cause
 
 
 def _blamed(cause: Cause, rank: int, *, named: bool) -> str:
@@ -66,7 +66,7 @@ def _blamed(cause: Cause, rank: int, *, named: bool) -> str:
 def test_both_put_the_same_cause_first_for_every_pair_of_causes(tmp_path: Path) -> None:
     series: list[dict[str, str]] = []
     expected: list[dict[str, object]] = []
-    of_grade = {(cause, ground): grade for grade, cause, ground in grades()}
+    of_grade = {(cause, ground): grade for grade, cause, ground in ranked_causes()}
     every = product(product(OF_HOSTS, OF_HOSTS), (False, True), (False, True))
     for number, (said, behind, named) in enumerate(every):
         comm = f"{number:016x}"

@@ -23,7 +23,7 @@ def snapshot() -> Snapshot:
 
 
 def test_prometheus_stores_as_many_series_as_are_reckoned(tmp_path_factory: pytest.TempPathFactory) -> None:
-    node = cost.node_of(typical_node())
+    node = cost.count_series(typical_node())
     rules = sorted(rules_files.SHIPPED.glob("*.yml"))
     folder = tmp_path_factory.mktemp("prometheus")
     with served(snapshot, hosts=("gpu-a:9779",)) as scrapes, prometheus(folder, scrapes, rules) as url:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.stack
 
 INTERVAL: Final = "5s"
 """`$__rate_interval` for a scrape interval of one second."""
-DOCUMENTS: Final = documents.read_all(build.COMMITTED)
+DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
 WITHOUT_DATA: Final[dict[tuple[str, str], str]] = {}
 """(uid, title) of panels that cannot have data on these metrics, with the reason."""
 COUNTED_FROM_NOTHING: Final = "or vector(0)"
@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore]
 
 
 def asked(store: PrometheusStore, expression: str, **values: str) -> list[Sample]:
-    return list(store.query(expressions.substituted(expression, INTERVAL, values)))
+    return list(store.query(expressions.substitute_variables(expression, INTERVAL, values)))
 
 
 QUERIES: Final = [
@@ -120,7 +120,7 @@ def test_variables_offer_what_there_is(store: PrometheusStore) -> None:
     for document in DOCUMENTS.values():
         for variable in document.variables:
             if variable.kind == "query":
-                selector, label = expressions.of_variable(variable.query)
+                selector, label = expressions.parse_label_values(variable.query)
                 found = {one.labels.get(label, "") for one in asked(store, selector)}
                 assert offered.setdefault(variable.name, found) == found
     assert offered == {
@@ -137,5 +137,5 @@ def test_stalls_are_marked_in_every_dashboard(store: PrometheusStore) -> None:
 
 
 def test_alert_rules_ask_what_prometheus_understands(store: PrometheusStore) -> None:
-    fires = {one.name for one in rules_files.alerts() if store.query(one.expression)}
+    fires = {one.name for one in rules_files.read_alerts() if store.query(one.expression)}
     assert {"CollectiveStalled", "RailCounterPinned", "CollectorFailing"} <= fires

@@ -63,7 +63,7 @@ def test_amtool_accepts_what_is_shipped(laid_out: Path) -> None:
 
 
 @pytest.mark.parametrize("job", ["unknown", "4711"])
-@pytest.mark.parametrize("alert", rules_files.alerts(), ids=lambda alert: alert.name)
+@pytest.mark.parametrize("alert", rules_files.read_alerts(), ids=lambda alert: alert.name)
 def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert, job: str) -> None:
     labels = {"alertname": alert.name, **dict(alert.labels)}
     # What is found out when the alert comes: see tests/stack/test_alert_path.py.
@@ -76,7 +76,7 @@ def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert, 
 
 
 def test_inhibitions_and_routes_name_alerts_that_there_are(laid_out: Path) -> None:
-    known = {alert.name for alert in rules_files.alerts()}
+    known = {alert.name for alert in rules_files.read_alerts()}
     configuration = yaml.safe_load((laid_out / "alertmanager.yml").read_text())
     matchers = [
         matcher

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from railscope.agent.cluster.command import Question, as_text, diagnose
-from railscope.agent.cluster.fleet.prometheus import moment_of
+from railscope.agent.cluster.fleet.prometheus import parse_time
 from railscope.agent.cluster.fleet.reader import read_fleet
 from railscope.agent.cluster.verdict.words import Verdict
 from tests.stack import fleet as fleet_module
@@ -187,7 +187,7 @@ def test_a_stall_that_was_over_two_minutes_ago_is_no_stall_now(url: str) -> None
     )
     assert told, note
     # The moment that it names gives the verdict of then.
-    (finding,) = verdict_at(url, LONG_OVER, moment_of(told[1]) - LONG_OVER.began).findings
+    (finding,) = verdict_at(url, LONG_OVER, parse_time(told[1]) - LONG_OVER.began).findings
     assert (finding.cause, finding.now) == ("rail_slow", True)
     # With less looked at, nothing is told of it.
     assert verdict_at(url, LONG_OVER, 165.0, 60.0).notes == ()

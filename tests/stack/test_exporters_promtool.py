@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot
 
@@ -24,7 +24,7 @@ def check_metrics(text: bytes) -> tuple[int, list[str]]:
 
 
 def test_promtool_has_nothing_to_say_about_the_full_snapshot() -> None:
-    text = Renderer().render(families(full_snapshot()), Format.PROMETHEUS)
+    text = Renderer().render(make_families(full_snapshot()), Format.PROMETHEUS)
     status, said = check_metrics(text)
     assert said == []
     assert status == 0

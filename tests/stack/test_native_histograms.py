@@ -84,10 +84,10 @@ def test_quantiles_of_native_histograms_need_no_le_and_find_what_was_counted(nat
 
 def job_panels(*metrics: str) -> Iterator[tuple[documents.Panel, str]]:
     """The panels of the dashboard Job that ask for one of these, with each query as Prometheus gets it."""
-    for panel in documents.read_all(build.COMMITTED)["railscope-job.json"].panels:
+    for panel in documents.read_documents(build.COMMITTED)["railscope-job.json"].panels:
         for query in panel.queries:
             if any(metric in query.expression for metric in metrics):
-                yield panel, expressions.substituted(query.expression, "10s")
+                yield panel, expressions.substitute_variables(query.expression, "10s")
 
 
 def test_panels_show_native_histograms_too(native: PrometheusStore) -> None:

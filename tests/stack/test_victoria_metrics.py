@@ -29,7 +29,7 @@ from tests.stack.victoria_metrics import victoria_metrics, vmalert
 
 pytestmark = pytest.mark.stack
 
-DOCUMENTS = documents.read_all(build.COMMITTED)
+DOCUMENTS = documents.read_documents(build.COMMITTED)
 RULES = sorted(rules_files.SHIPPED.glob("*.yml"))
 INTERVAL = "5s"
 RECORDED_LAST = f"count_over_time(rail:railscope_transmit_utilization:ratio[{INTERVAL}]) > 3"
@@ -93,7 +93,7 @@ QUERIES = [
 
 @pytest.mark.parametrize("expression", QUERIES)
 def test_a_panel_shows_what_it_shows_on_prometheus(stores: Stores, expression: str) -> None:
-    asked = expressions.substituted(expression, INTERVAL)
+    asked = expressions.substitute_variables(expression, INTERVAL)
     until(lambda: bool(series_of(stores[0], asked)), "anything in VictoriaMetrics")
     victoria, other = found_by_both(stores, asked)
     assert victoria == other

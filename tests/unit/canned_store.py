@@ -49,7 +49,7 @@ class CannedStore:
         metric = selector.partition("{")[0]
         return tuple(one for one in self.history if one.labels.get("__for__", metric) == metric)
 
-    def reservations(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         return ()
 
 

@@ -43,7 +43,7 @@ from railscope.agent.facts.snapshot import (
     StallTotal,
     WritingRank,
 )
-from railscope.agent.facts.stall import Blame, Stall
+from railscope.agent.facts.stall import Diagnosis, Stall
 from tests.unit.identities import named
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
@@ -257,7 +257,7 @@ def without_ranks(snapshot: Snapshot) -> Snapshot:
 
 def stall(*, ended_ns: int | None = None) -> Stall:
     """Of an AllReduce that was handed over at 6 s."""
-    blame = Blame(
+    diagnosis = Diagnosis(
         Cause.RAIL_DOWN, ("rail 1 (rail1) has no carrier or is switched off",), culprit=True, rail="1", device="rail1"
     )
     return Stall(
@@ -272,7 +272,7 @@ def stall(*, ended_ns: int | None = None) -> Stall:
         flagged_ns=8_000_000_000,
         realtime_offset_ns=1_750_000_000_250_000_000 - 8_500_000_000,
         strength="strong",
-        blame=blame,
+        diagnosis=diagnosis,
         ended_ns=ended_ns,
     )
 

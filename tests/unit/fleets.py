@@ -24,7 +24,7 @@ from railscope.agent.cluster.fleet.facts import (
     StallHistory,
 )
 from railscope.agent.cluster.fleet.sequences import Position
-from railscope.agent.cluster.verdict.words import Finding, verdict_of
+from railscope.agent.cluster.verdict.words import Finding, make_verdict
 from railscope.agent.facts.causes import Cause
 
 NOW: Final = 1_000_000.0
@@ -179,7 +179,7 @@ class Fleets:
 
 def only(fleets: Fleets) -> Finding:
     """The one root cause of their verdict."""
-    verdict = verdict_of(fleets.made())
+    verdict = make_verdict(fleets.made())
     assert verdict.problem
     (finding,) = verdict.findings
     return finding
@@ -245,7 +245,7 @@ class Case:
 
     def assert_silent(self, comm: str | None = None) -> None:
         """There is no stall, and all that the case asks for is said."""
-        verdict = verdict_of(self.fleets.made(), comm)
+        verdict = make_verdict(self.fleets.made(), comm)
         assert not verdict.problem
         assert verdict.findings == ()
         self._assert_said(lambda where: verdict.notes if where == "notes" else (verdict.headline,))

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.snapshot import NodeCollectives, NvlinkFacts, RailFacts, Snapshot
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.text import Format, Renderer
-from railscope.exporters.top.node_view import NodeView, node_view
-from railscope.exporters.top.scraped import NodeScrape, node_scrape
-from railscope.exporters.web.pages import communicators_json, stalls_json
+from railscope.exporters.top.node_view import NodeView, make_node_view
+from railscope.exporters.top.scraped import NodeScrape, parse_scrape
+from railscope.exporters.web.pages import render_communicators, render_stalls
 from tests.unit.exporters_snapshots import full_snapshot
 
 STEP_SECONDS = 2
@@ -22,13 +22,13 @@ MIB = 1 << 20
 
 
 def exposition(snapshot: Snapshot) -> str:
-    return Renderer().render(families(snapshot), Format.PROMETHEUS).decode()
+    return Renderer().render(make_families(snapshot), Format.PROMETHEUS).decode()
 
 
 def scraped(snapshot: Snapshot, *, with_communicators: bool = True) -> NodeScrape:
     """What a scrape of this node finds; without communicators: of an agent that has no page of them."""
-    page = communicators_json(snapshot) if with_communicators else None
-    return node_scrape(exposition(snapshot), stalls_json(snapshot), page)
+    page = render_communicators(snapshot) if with_communicators else None
+    return parse_scrape(exposition(snapshot), render_stalls(snapshot), page)
 
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:
@@ -110,4 +110,4 @@ def healthy() -> Snapshot:
 
 
 def view_of(before: Snapshot, now: Snapshot) -> NodeView:
-    return node_view(scraped(before), scraped(now))
+    return make_node_view(scraped(before), scraped(now))

@@ -29,7 +29,7 @@ from railscope.agent.analysis.facts.report import (
 )
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Mode, Shape
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import estimate_traffic
 from railscope.agent.model.volumes import stage_volumes
 
 BEGAN = 1_790_000_000.0
@@ -37,7 +37,7 @@ BEGAN = 1_790_000_000.0
 
 def observed(shape: Shape, gpus_per_server: int = 8, iterations: int = 1) -> Traffic:
     """The model's traffic as if it had been recorded."""
-    sources, destinations, moved = traffic(shape, default_mapping(shape)).pairs()
+    sources, destinations, moved = estimate_traffic(shape, default_mapping(shape)).pairs()
     moved = moved * iterations
     server = np.arange(shape.ranks) // gpus_per_server
     leaving = server[sources] != server[destinations]
@@ -102,7 +102,7 @@ def report_of_shape(shape: Shape, gpus_per_server: int = 8, iterations: int = 40
             for rank in range(shape.ranks)
         ),
         ops=ops,
-        sizes=Sizes.of(
+        sizes=Sizes.from_uses(
             [
                 *(SizeUse("AllReduce", size, calls) for size, calls in ((8, 300), (tp_bytes, 27_200), (dp_bytes, 40))),
                 *(SizeUse(op, tp_bytes, 4096) for op in ("Send", "Recv")),
@@ -167,7 +167,7 @@ def with_names(report: Report, name: str) -> Report:
         folders=(name,),
         gpus=tuple(replace(gpu, server=name, gpu=name, rail=name) for gpu in report.gpus),
         ops=tuple(replace(use, op=name, dtype=name) for use in report.ops),
-        sizes=Sizes.of(replace(use, op=name) for use in report.sizes),
+        sizes=Sizes.from_uses(replace(use, op=name) for use in report.sizes),
         communicators=tuple(replace(use, comm=name, role=name) for use in report.communicators),
         matrix=replace(report.matrix, basis=name, server_transmit_wire_bytes=((name, 1), (name + "2", 2))),
         latency=replace(

@@ -15,7 +15,7 @@ from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
-from railscope.agent.node.stalls.watchdog import LOOK_NS, StallWatch
+from railscope.agent.node.stalls.watchdog import LOOK_NS, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
@@ -201,7 +201,7 @@ class World:
         """Only looks when the last look said so, or something came or went: as the daemon does."""
         self._living: list[int] = []
         self._next_look_ns = 0
-        self.watch = StallWatch(
+        self.watch = Watchdog(
             self,
             self,
             WorldFacts(self),
@@ -209,7 +209,7 @@ class World:
             limits or StallLimits(),
             procfs=Path("/nowhere"),
             rails_of=lambda _netns: (),
-            look=self,
+            inspector=self,
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
         )
 
@@ -230,7 +230,7 @@ class World:
             if self.clock.now_ns >= self._next_look_ns or living != self._living or not self.rests:
                 self._living = living
                 self.looks += 1
-                self._next_look_ns = self.clock.now_ns + self.watch.look()
+                self._next_look_ns = self.clock.now_ns + self.watch.evaluate()
 
     def train(self, seconds: float, operations: int = 8, each_s: float = 0.005) -> None:
         """All ranks do what they usually do."""
@@ -254,7 +254,7 @@ class World:
         events["sequence"] = [rank.sequence for rank in self.ranks]
         events["op"] = [op if rank.op is None else rank.op for rank in self.ranks]
         events["data_type"] = DataType.Float32
-        self.watch.take_calls(events)
+        self.watch.record_calls(events)
 
     # What the agent asks the kernel.
 
@@ -344,7 +344,7 @@ class World:
         rails = self._of(process).rails
         return tuple(replace(rail, window_ns=_WINDOW_NS) for rail in rails if not devices or rail.device in devices)
 
-    def hidden(self, process: ObservedProcess) -> str:
+    def why_hidden(self, process: ObservedProcess) -> str:
         return self._of(process).hidden
 
     def written_bytes(self, pid: int) -> int | None:
@@ -363,7 +363,7 @@ class World:
     def open(self) -> bool:
         return False
 
-    def sweep(self) -> None:
+    def close_unused(self) -> None:
         pass
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from railscope.agent.analysis.bursts.bursts import BurstCalendar, find_bursts
 from railscope.agent.analysis.bursts.command import add_bursts_arguments, as_text, run_bursts
-from railscope.agent.analysis.bursts.rail_bursts import Rhythm, by_chance, find_rhythm
+from railscope.agent.analysis.bursts.rail_bursts import Rhythm, chance_probability, find_rhythm
 from railscope.agent.dataset.reader import open_dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, SECOND, ddp, inference
@@ -89,11 +89,11 @@ def test_smoothed_noise_has_no_rhythm() -> None:
 
 def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
     # One burst a period: three in ten are followed by another one, by chance.
-    assert by_chance(4, 4, 1.0) == pytest.approx(0.3**4)
-    assert by_chance(0, 7, 2.5) == pytest.approx(1.0)
-    assert by_chance(50, 60, 5.0) > 0.1
-    assert by_chance(60, 60, 5.0) < 1e-4
-    assert by_chance(1000, 1000, 1e5) == pytest.approx(1.0)
+    assert chance_probability(4, 4, 1.0) == pytest.approx(0.3**4)
+    assert chance_probability(0, 7, 2.5) == pytest.approx(1.0)
+    assert chance_probability(50, 60, 5.0) > 0.1
+    assert chance_probability(60, 60, 5.0) < 1e-4
+    assert chance_probability(1000, 1000, 1e5) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

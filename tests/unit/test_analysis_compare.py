@@ -28,7 +28,7 @@ from railscope.agent.analysis.compare.compare import (
 from railscope.agent.analysis.compare.estimate import compare_with_estimate
 from railscope.agent.analysis.compare.figures import compare_runs, compare_sides
 from railscope.agent.analysis.compare.significance import rank_test
-from railscope.agent.analysis.compare.text import as_json_text, as_text, words
+from railscope.agent.analysis.compare.text import as_json_text, as_text, warnings_of
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.estimate.answer import estimate_of
 from railscope.agent.estimate.options import request_from
@@ -206,10 +206,10 @@ def test_volumes_of_a_recording_without_calls_are_not_held_against_an_estimate(
 
 
 def test_different_numbers_of_gpus_are_said_first(sides: dict[str, Side]) -> None:
-    said = list(words(compare_sides(sides["usual"], sides["gpt"])))
+    said = list(warnings_of(compare_sides(sides["usual"], sides["gpt"])))
     assert said[0].startswith("The numbers of GPUs differ: 4 in A, 8 in B;")
     assert not any(
-        sentence.startswith("The numbers") for sentence in words(compare_sides(sides["usual"], sides["slow"]))
+        sentence.startswith("The numbers") for sentence in warnings_of(compare_sides(sides["usual"], sides["slow"]))
     )
 
 
@@ -378,7 +378,7 @@ def figure(name: str, unit: Unit, a: float, b: float, p: float | None) -> Figure
 
 def test_sentences_say_how_much_in_the_figures_own_words() -> None:
     def said(one: Figure) -> str:
-        return next(iter(words(Compared("a", "b", False, False, (one,), ()))))
+        return next(iter(warnings_of(Compared("a", "b", False, False, (one,), ()))))
 
     assert said(figure("period", Unit.SECONDS, 1.0, 1.12, 0.0001)) == (
         "B's period is 12 % longer: 1.12 s instead of 1 s (significant, p < 0.001)."

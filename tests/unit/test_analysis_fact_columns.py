@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.facts.fact_columns import Pairs, PairTraffic, Sizes, SizeUse, largest_places
+from railscope.agent.analysis.facts.fact_columns import Pairs, PairTraffic, Sizes, SizeUse, largest_indices
 from railscope.agent.analysis.report.command import json_parts
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
@@ -25,13 +25,13 @@ THREE = (PairTraffic(0, 1, 10), PairTraffic(0, 2, 30), PairTraffic(2, 0, 30))
 
 
 def test_columns_are_equal_to_the_same_facts_in_a_row() -> None:
-    pairs = Pairs.of(THREE)
+    pairs = Pairs.from_pairs(THREE)
     assert pairs == THREE
     assert pairs == THREE
-    assert pairs == Pairs.of(THREE)
+    assert pairs == Pairs.from_pairs(THREE)
     assert pairs != THREE[:2]
-    assert pairs != Pairs.of(THREE[:2])
-    assert Pairs.of(()) == ()
+    assert pairs != Pairs.from_pairs(THREE[:2])
+    assert Pairs.from_pairs(()) == ()
     assert pairs[-1] == THREE[-1]
     assert pairs[1:] == list(THREE[1:])
     assert tuple(pairs) == THREE
@@ -41,23 +41,23 @@ def test_columns_are_equal_to_the_same_facts_in_a_row() -> None:
 
 
 def test_the_busiest_come_first_and_of_equal_ones_the_first() -> None:
-    assert Pairs.of(THREE).busiest(2) == [THREE[1], THREE[2]]
-    assert Pairs.of(THREE).total_bytes == 70
+    assert Pairs.from_pairs(THREE).busiest(2) == [THREE[1], THREE[2]]
+    assert Pairs.from_pairs(THREE).total_bytes == 70
 
 
 def test_sizes_of_several_operations_are_put_together_by_size() -> None:
-    sizes = Sizes.of([SizeUse("Send", 8, 2), SizeUse("Send", 4, 1), SizeUse("AllReduce", 8, 3)])
+    sizes = Sizes.from_uses([SizeUse("Send", 8, 2), SizeUse("Send", 4, 1), SizeUse("AllReduce", 8, 3)])
     assert [use.op for use in sizes] == ["AllReduce", "Send", "Send"]
-    found, calls = sizes.together()
+    found, calls = sizes.sum_over_ops()
     assert (found.tolist(), calls.tolist()) == ([4, 8], [1, 5])
-    assert [column.tolist() for column in sizes.of_op(1)] == [[4, 8], [1, 2]]
+    assert [column.tolist() for column in sizes.sizes_of_op(1)] == [[4, 8], [1, 2]]
     assert sizes.most_frequent(1) == [SizeUse("AllReduce", 8, 3)]
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 12))
 def test_the_largest_are_those_that_sorting_finds(values: list[int], most: int) -> None:
     expected = sorted(range(len(values)), key=lambda place: (-values[place], place))[:most]
-    assert largest_places(np.array(values, dtype=np.int64), most) == expected
+    assert largest_indices(np.array(values, dtype=np.int64), most) == expected
 
 
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4), st.integers(0, 1 << 50)), max_size=60))

@@ -369,7 +369,7 @@ def small_shapes(draw: st.DrawFn) -> Shape:
 @settings(max_examples=20, deadline=None)
 @given(shape=small_shapes(), iterations=st.integers(1, 2), seed=st.integers(0, 1000))
 def test_any_shape_on_any_mapping_is_found_or_among_the_alternatives(shape: Shape, iterations: int, seed: int) -> None:
-    mapping = default_mapping(shape).renumbered(np.random.default_rng(seed).permutation(shape.ranks))
+    mapping = default_mapping(shape).renumber(np.random.default_rng(seed).permutation(shape.ranks))
     with tempfile.TemporaryDirectory() as folder:
         found = groups_of(gpt_job(Path(folder), shape, mapping, shape.ranks, iterations)).parallelism
     truth = (shape.pipeline, shape.tensor, shape.data)

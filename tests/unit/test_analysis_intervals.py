@@ -44,7 +44,7 @@ def test_a_union_covers_each_moment_once(pairs: Pairs, windows: Pairs) -> None:
 def test_what_both_cover_and_what_one_covers_alone_make_the_whole(one: Pairs, other: Pairs) -> None:
     first, second = made(one), made(other)
     assert moments_of(first.intersection(second)) == moments(one) & moments(other)
-    assert moments_of(first.without(second)) == moments(one) - moments(other)
+    assert moments_of(first.difference(second)) == moments(one) - moments(other)
 
 
 @given(pairs=PAIRS, seed=st.randoms(use_true_random=False))
@@ -56,6 +56,6 @@ def test_the_order_of_intervals_makes_no_difference(pairs: Pairs, seed: object) 
 
 
 def test_short_gaps_are_bridged_and_long_ones_stay() -> None:
-    bridged = made([(0, 10), (12, 20), (25, 30)]).bridged(5)
+    bridged = made([(0, 10), (12, 20), (25, 30)]).fill_gaps(5)
     assert bridged.begin_ns.tolist() == [0, 25]
     assert bridged.end_ns.tolist() == [20, 30]

@@ -30,7 +30,7 @@ def kept(answer: LinkAnswer, server: str) -> list[str]:
 
 
 def demanded(pairs: Sequence[PairTraffic], *rest: Any, **more: Any) -> LinkAnswer:
-    return find_link_demand(Pairs.of(pairs), *rest, **more)
+    return find_link_demand(Pairs.from_pairs(pairs), *rest, **more)
 
 
 def ring_over_rail(rail: int, count: int, rails: int = 4) -> list[PairTraffic]:

@@ -28,7 +28,7 @@ from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.timing.iteration_count import CountedIterations, count_iterations
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import custom_mapping, default_mapping
-from railscope.agent.model.traffic import traffic
+from railscope.agent.model.traffic import estimate_traffic
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.model_shapes import GPT_3B
 
@@ -82,7 +82,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 def test_the_recording_of_a_shape_is_as_predicted_to_the_byte(recording: Path) -> None:
     found = as_json(recording, *OPTIONS)["comparison"]
-    expected = 3 * traffic(SHAPE, default_mapping(SHAPE)).total_bytes
+    expected = 3 * estimate_traffic(SHAPE, default_mapping(SHAPE)).total_bytes
     assert found["iterations"] == 3
     assert found["observed_wire_bytes"] == found["predicted_wire_bytes"] == expected
     assert (found["accuracy"], found["pair_accuracy"]) == (1.0, 1.0)
@@ -93,8 +93,8 @@ def test_the_recording_of_a_shape_is_as_predicted_to_the_byte(recording: Path) -
 
 def test_another_mapping_has_the_same_bytes_between_other_pairs(recording: Path) -> None:
     found = as_json(recording, *OPTIONS, "--mapping", "custom")["comparison"]
-    seen = set(zip(*traffic(SHAPE, default_mapping(SHAPE)).pairs()[:2], strict=True))
-    told = set(zip(*traffic(SHAPE, custom_mapping(SHAPE)).pairs()[:2], strict=True))
+    seen = set(zip(*estimate_traffic(SHAPE, default_mapping(SHAPE)).pairs()[:2], strict=True))
+    told = set(zip(*estimate_traffic(SHAPE, custom_mapping(SHAPE)).pairs()[:2], strict=True))
     assert found["accuracy"] == 1.0
     assert found["pair_accuracy"] < 1.0
     assert found["only_observed"] == len(seen - told)
@@ -102,7 +102,7 @@ def test_another_mapping_has_the_same_bytes_between_other_pairs(recording: Path)
 
 
 def compared(*pairs: PairBytes) -> Comparison:
-    return Comparison(1, ComparedPairs.of(pairs))
+    return Comparison(1, ComparedPairs.from_pairs(pairs))
 
 
 def test_pairs_of_thousands_of_gpus_are_compared_as_columns() -> None:
@@ -255,7 +255,7 @@ def test_csv_has_every_pair_and_all_bytes(recording: Path, tmp_path: Path) -> No
     assert told.endswith(f"\nwrote {file}\n")
     assert "Against the prediction of 3 iterations" in told
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
-    flows = traffic(SHAPE, default_mapping(SHAPE))
+    flows = estimate_traffic(SHAPE, default_mapping(SHAPE))
     assert len(rows) == flows.pair_count
     assert sum(int(row["wire_bytes"]) for row in rows) == 3 * flows.total_bytes
     assert all(row["wire_bytes"] == row["predicted_wire_bytes"] for row in rows)

@@ -13,7 +13,7 @@ from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unkn
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.timing import non_uniformity
 from railscope.agent.analysis.timing.iterations import find_iterations
-from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity, in_iterations
+from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity, rows_in_iterations
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, moe, pipeline
 
@@ -196,7 +196,7 @@ def test_calls_are_in_their_iterations_and_pauses_make_no_long_lists(
         job.call("all", 0, "AllToAll", 8, time_ns=moment)
     dataset = job.open()
     calls = dataset["calls"]
-    found = dataset.rows(in_iterations(calls, calls.time_ns, iterations).select("iteration", "time_ns"))
+    found = dataset.rows(rows_in_iterations(calls, calls.time_ns, iterations).select("iteration", "time_ns"))
     rows = sorted(zip(found["iteration"].to_pylist(), found["time_ns"].to_pylist(), strict=True))
     assert rows == [(place, moment) for place, own in enumerate(moments) for moment in own]
     assert sum(listed) <= 65 * len(lengths)

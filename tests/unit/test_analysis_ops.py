@@ -107,11 +107,11 @@ def test_a_communicator_that_called_nothing_is_there_without_calls(job: JobDatas
 
 
 def test_the_distribution_counts_calls_of_all_operations() -> None:
-    points = cdf(Sizes.of([SizeUse("AllReduce", 100, 1), SizeUse("Send", 10, 2), SizeUse("Recv", 10, 1)]))
+    points = cdf(Sizes.from_uses([SizeUse("AllReduce", 100, 1), SizeUse("Send", 10, 2), SizeUse("Recv", 10, 1)]))
     assert (points.bytes.tolist(), points.calls_share.tolist()) == ([10, 100], [0.75, 1.0])
     assert points.quantile_bytes(0.75) == 10
     assert points.quantile_bytes(0.76) == 100
-    assert cdf(Sizes.of([])).quantile_bytes(0.5) is None
+    assert cdf(Sizes.from_uses([])).quantile_bytes(0.5) is None
 
 
 SIZES = st.lists(
@@ -124,7 +124,7 @@ SIZES = st.lists(
 
 @given(SIZES)
 def test_a_distribution_rises_and_ends_at_exactly_one(sizes: list[SizeUse]) -> None:
-    points = cdf(Sizes.of(sizes))
+    points = cdf(Sizes.from_uses(sizes))
     shares = points.calls_share.tolist()
     assert shares == sorted(shares)
     assert shares[-1] == 1.0

@@ -16,9 +16,18 @@ from PIL import Image
 from railscope.agent.analysis.facts.fact_columns import Sizes, SizeUse
 from railscope.agent.analysis.facts.report import Iteration, LatencyRow
 from railscope.agent.analysis.pictures import pictures
-from railscope.agent.analysis.pictures.axes import Scale, around, linear_ticks, log_ticks, time_ticks
+from railscope.agent.analysis.pictures.axes import Scale, enclosing_powers, linear_ticks, log_ticks, time_ticks
 from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_levels, heat_map, heat_map_of
-from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Picture, Words, beside, paints, text_width
+from railscope.agent.analysis.pictures.parts import (
+    Box,
+    Cells,
+    Line,
+    Picture,
+    Words,
+    join_horizontally,
+    paint_colours,
+    text_width,
+)
 from railscope.agent.analysis.pictures.png import png_bytes
 from railscope.agent.analysis.pictures.svg import svg_file
 from tests.unit.model_shapes import GPT_3B
@@ -154,7 +163,7 @@ def test_servers_are_named_only_where_their_gpus_follow_each_other() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 2**45), st.integers(1, 10**6)), min_size=1))
 def test_the_distribution_of_sizes_rises_from_zero_to_one(uses: list[tuple[str, int, int]]) -> None:
-    picture = pictures.size_cdf(Sizes.of(SizeUse(*use) for use in uses))
+    picture = pictures.size_cdf(Sizes.from_uses(SizeUse(*use) for use in uses))
     assert picture is not None
     lines = [part for part in picture.parts if isinstance(part, Line) and part.paint.startswith("series")]
     assert len(lines) == len({op for op, _, _ in uses})
@@ -169,7 +178,9 @@ def test_the_distribution_of_sizes_rises_from_zero_to_one(uses: list[tuple[str, 
 
 
 def test_rarer_operations_than_there_are_colours_are_said_to_be_left_out() -> None:
-    picture = pictures.size_cdf(Sizes.of(SizeUse(f"Op{number}", 1 << number, 100 - number) for number in range(9)))
+    picture = pictures.size_cdf(
+        Sizes.from_uses(SizeUse(f"Op{number}", 1 << number, 100 - number) for number in range(9))
+    )
     assert picture is not None
     assert "Calls by size, cumulative (without 2 rarer operations)" in words(picture)
     assert "Op0 (100 calls)" in words(picture)
@@ -233,7 +244,7 @@ def test_latencies_of_every_length_stay_in_order() -> None:
 
 def test_nothing_recorded_has_no_picture() -> None:
     empty = replace(REPORT.composition, roles=())
-    assert pictures.size_cdf(Sizes.of(())) is None
+    assert pictures.size_cdf(Sizes.from_uses(())) is None
     assert pictures.iteration_strip([]) is None
     assert pictures.composition_bars(empty) is None
     assert pictures.server_bars(replace(REPORT.matrix, server_transmit_wire_bytes=())) is None
@@ -277,7 +288,7 @@ def test_a_png_shows_the_squares_in_their_colours() -> None:
     (square,) = [part for part in picture.parts if isinstance(part, Box) and part.title]
     (ground,) = boxes(picture, "empty")
     image = Image.open(io.BytesIO(png_bytes(picture, 1.0)))
-    colours = paints()[0]
+    colours = paint_colours()[0]
     assert image.size == (round(picture.width), round(picture.height))
 
     def colour(x: float, y: float) -> str:
@@ -291,7 +302,7 @@ def test_a_png_shows_the_squares_in_their_colours() -> None:
 
 def test_two_pictures_beside_each_other_do_not_touch() -> None:
     one, other = (draw_heat_map(heat_map_of(REPORT.matrix), name) for name in ("One", "Other"))
-    both = beside([one, other])
+    both = join_horizontally([one, other])
     assert both.width > one.width + other.width
     titles = [part for part in both.parts if isinstance(part, Words) and part.text in ("One", "Other")]
     assert titles[1].x - titles[0].x > one.width
@@ -299,7 +310,7 @@ def test_two_pictures_beside_each_other_do_not_touch() -> None:
 
 
 def test_light_and_dark_ground_have_the_same_paints() -> None:
-    light, dark = paints()
+    light, dark = paint_colours()
     assert light.keys() == dark.keys()
     assert len(set(light.values())) == len(light)
 
@@ -308,10 +319,10 @@ def test_light_and_dark_ground_have_the_same_paints() -> None:
 @given(st.floats(1e-9, 1e15), st.floats(1.0001, 1e9))
 def test_ticks_lie_in_the_range_and_are_few(low: float, times: float) -> None:
     high = low * times
-    for ticks in (linear_ticks(low, high), log_ticks(*around([low, high], 2.0), 2.0)):
+    for ticks in (linear_ticks(low, high), log_ticks(*enclosing_powers([low, high], 2.0), 2.0)):
         assert 0 < len(ticks) <= 10
         assert list(ticks) == sorted(set(ticks))
-    places = [Scale(low, high, 0.0, 100.0, logarithmic=True).place(tick) for tick in linear_ticks(low, high)]
+    places = [Scale(low, high, 0.0, 100.0, logarithmic=True).pixel_of(tick) for tick in linear_ticks(low, high)]
     assert places == sorted(places)
     assert all(-1e-9 <= place <= 100.0 + 1e-9 for place in places)
 

@@ -38,7 +38,7 @@ from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
 from railscope.agent.model.shape import Mode, Shape
-from railscope.agent.model.traffic import Nodes, traffic
+from railscope.agent.model.traffic import Nodes, estimate_traffic
 from railscope.agent.model.volumes import stage_volumes
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, inference_job
@@ -75,7 +75,7 @@ def test_the_recorded_mapping_is_recognised(worked_example: PlaceAnswer) -> None
 
 def test_the_recorded_mapping_s_bytes_are_the_model_s(worked_example: PlaceAnswer) -> None:
     (current,) = (one for one in worked_example.mappings if one.current)
-    flows, nodes = traffic(GPT_3B, default_mapping(GPT_3B)), Nodes(32, 8)
+    flows, nodes = estimate_traffic(GPT_3B, default_mapping(GPT_3B)), Nodes(32, 8)
     assert current.between_servers_bytes == nodes.inter_node_bytes(flows)
     assert current.busiest_nic_bytes == int(nodes.nic_transmit_bytes(flows).max())
     assert current.busiest_server_bytes == int(nodes.node_transmit_bytes(flows).max())
@@ -84,7 +84,7 @@ def test_the_recorded_mapping_s_bytes_are_the_model_s(worked_example: PlaceAnswe
 
 def test_the_custom_mapping_s_bytes_are_the_model_s(worked_example: PlaceAnswer) -> None:
     custom = next(one for one in worked_example.mappings if one.name == "tensor, pipeline, data")
-    flows, nodes = traffic(GPT_3B, custom_mapping(GPT_3B)), Nodes(32, 8)
+    flows, nodes = estimate_traffic(GPT_3B, custom_mapping(GPT_3B)), Nodes(32, 8)
     assert custom.between_servers_bytes == nodes.inter_node_bytes(flows)
     assert custom.busiest_nic_bytes == int(nodes.nic_transmit_bytes(flows).max())
     assert not custom.current
@@ -140,7 +140,7 @@ def test_gpus_of_another_mapping_are_put_on_the_rails_of_those_that_they_talk_to
 
 
 def test_a_mapping_that_is_none_of_the_usual_ones_is_kept_as_recorded(tmp_path: Path) -> None:
-    mapping = default_mapping(SMALL).renumbered(np.array([0, 1, 2, 4, 5, 6, 7, 3]))
+    mapping = default_mapping(SMALL).renumber(np.array([0, 1, 2, 4, 5, 6, 7, 3]))
     answer = placement_of(gpt_job(tmp_path, SMALL, mapping, 4))
     (current,) = (one for one in answer.mappings if one.current)
     assert current.name == "as recorded"
@@ -171,7 +171,7 @@ def test_ambiguous_evidence_is_said(tmp_path: Path) -> None:
 
 
 def test_a_ring_visits_servers_one_after_the_other() -> None:
-    nothing = Flows.together([])
+    nothing = Flows.concatenate([])
     ring = Demands((RingDemand("dp", (4, 5, 6, 7), (1, 2, 3, 4)),), nothing)
     # GPUs 4 and 6 are on one server, 5 and 7 on another; what is sent goes by the place in the ring.
     assert pairs_of(ring, [9, 9, 9, 9, 0, 1, 0, 1]) == {(4, 6): 1, (6, 5): 2, (5, 7): 3, (7, 4): 4}
@@ -201,7 +201,7 @@ def in_turn(rings: tuple[RingDemand, ...], servers: list[int]) -> dict[tuple[int
 )
 def test_rings_in_columns_are_rings_in_turn(groups: list[list[int]], servers: list[int], random: Random) -> None:
     rings = tuple(RingDemand("tp", tuple(gpus), tuple(random.randrange(1, 1 << 40) for _ in gpus)) for gpus in groups)
-    assert pairs_of(Demands(rings, Flows.together([])), servers) == in_turn(rings, servers)
+    assert pairs_of(Demands(rings, Flows.concatenate([])), servers) == in_turn(rings, servers)
 
 
 def with_rails(job: JobDataset, rails: int = 2) -> JobDataset:
@@ -354,7 +354,7 @@ def test_the_mapping_of_any_job_is_found(seed: int, order: tuple[int, int, int])
         tensor=tensor,
         data=data,
     )
-    mapping = default_mapping(shape).renumbered(np.random.default_rng(seed).permutation(shape.ranks))
+    mapping = default_mapping(shape).renumber(np.random.default_rng(seed).permutation(shape.ranks))
     with tempfile.TemporaryDirectory() as folder:
         found = mapping_of(gpt_job(Path(folder), shape, mapping, shape.ranks))
     # Without groups of tensor ranks or replicas, nobody can say which replica is called the first one.
@@ -371,7 +371,7 @@ def test_predictions_from_payloads_are_the_model_s(shape: Shape) -> None:
     payloads = [StagePayload(one.tp.bytes, one_way, one.dp.bytes, one.embedding_sync.bytes) for one in volumes]
     mapping = default_mapping(shape)
     found = {(pair.source, pair.destination): pair.wire_bytes for pair in predicted_traffic(payloads, mapping)}
-    sources, destinations, counts = traffic(shape, mapping).pairs()
+    sources, destinations, counts = estimate_traffic(shape, mapping).pairs()
     assert found == dict(zip(zip(sources.tolist(), destinations.tolist(), strict=True), counts.tolist(), strict=True))
 
 

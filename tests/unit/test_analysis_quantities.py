@@ -27,7 +27,7 @@ from railscope.agent.analysis.facts import quantities
     ],
 )
 def test_sizes(count: int | None, text: str) -> None:
-    assert quantities.size(count) == text
+    assert quantities.format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_sizes(count: int | None, text: str) -> None:
     ],
 )
 def test_times(seconds: float | None, text: str) -> None:
-    assert quantities.span(seconds) == text
+    assert quantities.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -54,30 +54,30 @@ def test_times(seconds: float | None, text: str) -> None:
     [(0, "0 %"), (0.125, "12.5 %"), (1, "100 %"), (0.000_123, "0.012 %"), (-0.5, "-50 %"), (None, "–")],
 )
 def test_shares(part: float | None, text: str) -> None:
-    assert quantities.share(part) == text
+    assert quantities.format_share(part) == text
 
 
 def test_rates_counts_and_moments() -> None:
-    assert quantities.rate(45e9) == "45 GB/s"
-    assert quantities.rate(None) == quantities.whole(None) == "–"
-    assert quantities.whole(600_000) == "600,000"
-    assert quantities.whole(2.5) == "2.5"
-    assert quantities.counted(1, "GPU") == "1 GPU"
-    assert quantities.counted(1024, "GPU") == "1,024 GPUs"
-    assert quantities.moment(0) == "1970-01-01 00:00:00 UTC"
-    assert quantities.moment(1e30) == "–"
+    assert quantities.format_rate(45e9) == "45 GB/s"
+    assert quantities.format_rate(None) == quantities.format_integer(None) == "–"
+    assert quantities.format_integer(600_000) == "600,000"
+    assert quantities.format_integer(2.5) == "2.5"
+    assert quantities.format_count(1, "GPU") == "1 GPU"
+    assert quantities.format_count(1024, "GPU") == "1,024 GPUs"
+    assert quantities.format_time(0) == "1970-01-01 00:00:00 UTC"
+    assert quantities.format_time(1e30) == "–"
 
 
 @given(st.floats(1e-9, 1e17))
 def test_three_digits_are_within_half_a_per_cent(value: float) -> None:
-    text = quantities.digits(value)
+    text = quantities.format_digits(value)
     assert re.fullmatch(r"[0-9,]+(\.[0-9]*[1-9])?", text)
     assert math.isclose(float(text.replace(",", "")), value, rel_tol=0.006)
 
 
 @given(st.text(max_size=80), st.integers(1, 40))
 def test_what_is_shortened_is_short_and_can_be_printed(text: str, most: int) -> None:
-    short = quantities.shortened(text, most)
+    short = quantities.shorten(text, most)
     assert len(short) <= most
     assert short.isprintable()
     if len(text) <= most and text.isprintable():
@@ -85,6 +85,6 @@ def test_what_is_shortened_is_short_and_can_be_printed(text: str, most: int) -> 
 
 
 def test_sizes_that_are_put_together_show_both_ends() -> None:
-    assert quantities.size_class(1 << 27, 1 << 26) == "64 MiB–128 MiB"
-    assert quantities.size_class(1 << 27, None) == "128 MiB"
-    assert quantities.size_class(None, None) == quantities.UNKNOWN
+    assert quantities.format_size_class(1 << 27, 1 << 26) == "64 MiB–128 MiB"
+    assert quantities.format_size_class(1 << 27, None) == "128 MiB"
+    assert quantities.format_size_class(None, None) == quantities.UNKNOWN

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, dense
-from railscope.agent.analysis.timing.repetition import equal_to_most, find_repetition, spread
+from railscope.agent.analysis.tables.gpu_rows import CallSeries, dense_codes
+from railscope.agent.analysis.timing.repetition import find_most_frequent, find_repetition, relative_spread
 
 Call = tuple[float, int, str, int]
 """Seconds, communicator, operation, payload."""
@@ -21,11 +21,11 @@ MIB = 1 << 20
 def series(calls: Sequence[Call]) -> CallSeries:
     ordered = sorted(calls)
     names = sorted({call[2] for call in ordered})
-    communicator = dense(np.array([call[1] for call in ordered]))
-    kind = dense(communicator.astype(np.int64), np.array([names.index(call[2]) for call in ordered]))
+    communicator = dense_codes(np.array([call[1] for call in ordered]))
+    kind = dense_codes(communicator.astype(np.int64), np.array([names.index(call[2]) for call in ordered]))
     payload = np.array([call[3] for call in ordered], np.int64)
     time_ns = np.array([round(call[0] * 1e9) for call in ordered], np.int64)
-    return CallSeries(time_ns, kind, dense(kind.astype(np.int64), payload), communicator, payload)
+    return CallSeries(time_ns, kind, dense_codes(kind.astype(np.int64), payload), communicator, payload)
 
 
 def periods(found: CallSeries) -> list[float]:
@@ -90,7 +90,7 @@ def test_light_calls_in_every_third_iteration_do_not_make_three_iterations_one()
     assert periods(found) == [0.5] * 29
     repetition = find_repetition(found)
     assert repetition is not None
-    assert equal_to_most(found, repetition.starts, found.symbol) == (20 / 29, 8)
+    assert find_most_frequent(found, repetition.starts, found.symbol) == (20 / 29, 8)
 
 
 def test_a_heavy_call_in_every_twentieth_iteration_does_not_make_twenty_iterations_one() -> None:
@@ -103,7 +103,7 @@ def test_a_heavy_call_in_every_twentieth_iteration_does_not_make_twenty_iteratio
     assert periods(found) == [0.5] * 99
     repetition = find_repetition(found)
     assert repetition is not None
-    assert equal_to_most(found, repetition.starts, found.symbol) == (95 / 99, 8)
+    assert find_most_frequent(found, repetition.starts, found.symbol) == (95 / 99, 8)
 
 
 def test_calls_of_several_communicators_may_interleave_as_they_like() -> None:
@@ -120,7 +120,7 @@ def test_calls_of_several_communicators_may_interleave_as_they_like() -> None:
     repetition = find_repetition(found)
     assert repetition is not None
     assert len(repetition.starts) == 20
-    assert equal_to_most(found, repetition.starts, found.symbol) == (1.0, 30)
+    assert find_most_frequent(found, repetition.starts, found.symbol) == (1.0, 30)
 
 
 def test_another_order_on_one_communicator_is_another_iteration() -> None:
@@ -134,7 +134,7 @@ def test_another_order_on_one_communicator_is_another_iteration() -> None:
     found = series(swapped)
     repetition = find_repetition(found)
     assert repetition is not None
-    recurrence, calls_of_most = equal_to_most(found, repetition.starts, found.symbol)
+    recurrence, calls_of_most = find_most_frequent(found, repetition.starts, found.symbol)
     assert calls_of_most == 4
     assert recurrence == pytest.approx(1 - 1 / (len(repetition.starts) - 1))
 
@@ -181,8 +181,8 @@ def test_sizes_that_vary_hide_no_iteration(sizes: int) -> None:
     assert repetition is not None
     assert repetition.sizes_vary
     assert len(repetition.starts) == 12
-    assert equal_to_most(found, repetition.starts, found.kind)[0] == 1.0
-    assert equal_to_most(found, repetition.starts, found.symbol)[0] <= 2 / 11
+    assert find_most_frequent(found, repetition.starts, found.kind)[0] == 1.0
+    assert find_most_frequent(found, repetition.starts, found.symbol)[0] <= 2 / 11
 
 
 @pytest.mark.parametrize(("kinds", "repeats"), [(12, True), (2, False)])
@@ -222,6 +222,6 @@ def test_any_pattern_between_silences_is_found_whole(
 
 
 def test_spread_of_equal_lengths_is_none_at_all() -> None:
-    assert spread(np.array([5, 5, 5])) == 0
-    assert spread(np.array([1, 2, 3, 4, 5])) == pytest.approx(2 / 3)
-    assert spread(np.array([], np.int64)) == float("inf")
+    assert relative_spread(np.array([5, 5, 5])) == 0
+    assert relative_spread(np.array([1, 2, 3, 4, 5])) == pytest.approx(2 / 3)
+    assert relative_spread(np.array([], np.int64)) == float("inf")

@@ -20,7 +20,7 @@ from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.measurements import BY_NUMBER, MEASUREMENTS
 from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs, report_of
 from railscope.agent.analysis.report.text import as_text
-from railscope.agent.analysis.report.words import summary
+from railscope.agent.analysis.report.words import summarise
 from railscope.agent.analysis.tables.datasets_of import as_datasets
 from railscope.agent.dataset.reader import DatasetError
 from railscope.agent.model.mapping import default_mapping
@@ -400,7 +400,7 @@ def test_data_without_times_has_no_iterations_and_says_so() -> None:
     assert {9, 10, 11, 12, 16} <= {one.row for one in report.unknown if "no times, only an order" in one.reason}
     heading = as_text(report).splitlines()[0]
     assert heading.endswith(", times are not known")
-    assert summary(report)[0].endswith(" were recorded at times that are not known.")
+    assert summarise(report)[0].endswith(" were recorded at times that are not known.")
 
 
 def test_data_that_names_no_host_is_not_said_to_stay_inside_one() -> None:

@@ -16,7 +16,7 @@ from railscope.agent.analysis.facts.report import Composition, Latency, Report, 
 from railscope.agent.analysis.report.html import html_text, write_html
 from railscope.agent.analysis.report.measurements import MEASUREMENTS
 from railscope.agent.analysis.report.report import ONLY_AN_ORDER
-from railscope.agent.analysis.report.words import summary
+from railscope.agent.analysis.report.words import summarise
 from railscope.agent.config.file import ConfigError
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
@@ -29,9 +29,9 @@ EMPTY = Report(
     seconds=0.0,
     gpus=(),
     ops=(),
-    sizes=Sizes.of(()),
+    sizes=Sizes.from_uses(()),
     communicators=(),
-    matrix=Traffic(0, Pairs.of(()), None, 0, 0, 0, None, None, (), ""),
+    matrix=Traffic(0, Pairs.from_pairs(()), None, 0, 0, 0, None, None, (), ""),
     latency=Latency((), (), 0),
     composition=Composition((), None),
     regularity=None,
@@ -85,7 +85,7 @@ def test_every_measurement_is_there_with_its_definition_row_and_paper() -> None:
 
 
 def test_the_top_says_what_the_job_is_in_words() -> None:
-    sentences = summary(REPORT)
+    sentences = summarise(REPORT)
     assert sentences[0].startswith("32 GPUs on 4 servers were recorded for 44 min")
     assert "The job is pipeline 4 × tensor 2 × data 4: every communicator is a line of the grid of ranks." in sentences
     assert "128 of 992 directed pairs of GPUs talk (12.9 %), and 16 of them carry half of the bytes." in sentences
@@ -98,7 +98,7 @@ def test_a_shape_that_is_not_certain_is_not_told_as_fact() -> None:
     shape = REPORT.composition.parallelism
     assert shape is not None
     unsure = replace(REPORT, composition=replace(REPORT.composition, parallelism=replace(shape, certain=False)))
-    assert any(sentence.startswith("The job is perhaps pipeline 4") for sentence in summary(unsure))
+    assert any(sentence.startswith("The job is perhaps pipeline 4") for sentence in summarise(unsure))
 
 
 def test_it_has_a_picture_of_each_kind_and_tables() -> None:

@@ -11,7 +11,7 @@ import pytest
 from railscope.agent.analysis.facts.report import Regularity
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs
-from railscope.agent.analysis.report.scaling import Run, find_scaling, run_of, unlike
+from railscope.agent.analysis.report.scaling import Run, find_scaling, run_of, why_not_comparable
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
@@ -131,16 +131,16 @@ def test_where_it_cannot_be_told_both_are_shown_with_their_names(tmp_path: Path)
 def test_runs_of_different_jobs_are_no_scaling(changed: dict[str, object], said: str) -> None:
     small = replace(run("small", 8, 2.0, {"tp": 100.0, "pp": 40.0}), gradient_bytes=1000.0)
     large = replace(small, **{"name": "large", "gpus": 32, **changed})  # type: ignore[arg-type]
-    reason = unlike(small, large)
+    reason = why_not_comparable(small, large)
     assert said in reason
     assert bool(said) == bool(reason)
-    assert bool(unlike(large, small)) == bool(reason)
+    assert bool(why_not_comparable(large, small)) == bool(reason)
 
 
 def test_without_any_parallelism_only_operations_tell() -> None:
     small = replace(run("small", 8, 2.0), ops=frozenset({"Broadcast"}))
-    assert unlike(small, replace(small, gpus=16)) == ""
-    assert unlike(small, replace(small, name="large", gpus=16, ops=frozenset({"Reduce"}))) == (
+    assert why_not_comparable(small, replace(small, gpus=16)) == ""
+    assert why_not_comparable(small, replace(small, name="large", gpus=16, ops=frozenset({"Reduce"}))) == (
         "small calls Broadcast and large calls Reduce"
     )
 
@@ -159,8 +159,10 @@ def test_gradients_of_a_model_are_as_large_among_more_replicas(tmp_path: Path, o
 
     two, four, larger = of("two", 2, 1 << 24), of("four", 4, 1 << 24), of("larger", 4, 1 << 26)
     assert two.gradient_bytes == four.gradient_bytes == 1 << 24
-    assert unlike(two, four) == ""
-    assert "a rank of two reduces 16 MiB of gradients an iteration, one of larger 64 MiB" in unlike(two, larger)
+    assert why_not_comparable(two, four) == ""
+    assert "a rank of two reduces 16 MiB of gradients an iteration, one of larger 64 MiB" in why_not_comparable(
+        two, larger
+    )
 
 
 def test_runs_of_different_jobs_are_said(tmp_path: Path) -> None:

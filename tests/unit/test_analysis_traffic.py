@@ -17,7 +17,7 @@ from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.config.file import ConfigError
 from railscope.agent.model.mapping import Mapping, custom_mapping, default_mapping
 from railscope.agent.model.shape import Shape
-from railscope.agent.model.traffic import Nodes, traffic
+from railscope.agent.model.traffic import Nodes, estimate_traffic
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 
 SHAPE = Shape(
@@ -55,7 +55,7 @@ def job(tmp_path: Path) -> JobDataset:
 @pytest.mark.parametrize("mapping", [default_mapping(SHAPE), custom_mapping(SHAPE)], ids=["default", "custom"])
 def test_a_gpt_job_has_the_pairs_of_its_estimate_to_the_byte(tmp_path: Path, mapping: Mapping) -> None:
     observed, _ = found(gpt_job(tmp_path, SHAPE, mapping, gpus_per_server=8, iterations=3))
-    predicted = traffic(SHAPE, mapping)
+    predicted = estimate_traffic(SHAPE, mapping)
     sources, destinations, counts = predicted.pairs()
     assert [(pair.source, pair.destination, pair.wire_bytes) for pair in observed.pairs] == list(
         zip(sources.tolist(), destinations.tolist(), (3 * counts).tolist(), strict=True)

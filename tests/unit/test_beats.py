@@ -30,7 +30,7 @@ SEQUENCE = 77
 
 @pytest.fixture
 def thread() -> Iterator[BeatThread]:
-    started = beats.start()
+    started = beats.start_thread()
     assert started is not None, f"{beats.LIBRARY} does not load: run 'make build'"
     yield started
     assert started.stop(30)
@@ -48,9 +48,9 @@ def heard_when(asked: Asked, enough: Callable[[list[beats.Answer], Heard], bool]
     everything: list[beats.Answer] = []
     end = time.monotonic() + 30
     while time.monotonic() < end:
-        heard = asked.hear()
+        heard = asked.read_answers()
         everything += [one._replace(datagrams=[bytes(part) for part in one.datagrams]) for one in heard.answers]
-        asked.let_go()
+        asked.release()
         if enough(everything, heard):
             return everything, heard
         time.sleep(0.001)
@@ -75,7 +75,7 @@ class TestFiles:
             for one in (*first, *later):
                 assert one.due_ns <= one.before_ns <= one.after_ns <= time.monotonic_ns()
                 assert (one.due_ns - begun_ns) % MILLISECOND == 0, "the beat does not drift"
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     @settings(deadline=None)
     @given(
@@ -90,12 +90,12 @@ class TestFiles:
         )
     )
     def test_nothing_but_numbers_is_ever_an_answer(self, texts: list[bytes]) -> None:
-        thread = beats.start()
+        thread = beats.start_thread()
         assert thread is not None
         with files(*texts) as question:
             asked = thread.ask(question, 10 * SECOND, time.monotonic_ns(), 4)
             (found, heard) = heard_when(asked, lambda found, heard: bool(found) or heard.ended)
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
         plain = all(re.fullmatch(rb"[0-9]{1,19}\n", text) for text in texts)
         assert heard.ended is not plain
         assert [one.datagrams[0] for one in found] == ([b"|" + b"|".join(texts) + b"|"] if plain else [])
@@ -108,10 +108,10 @@ class TestFiles:
                 other = thread.ask(question, MILLISECOND, time.monotonic_ns(), 64)
                 broken = thread.ask(FilesQuestion((folder,)), MILLISECOND, time.monotonic_ns(), 64)
                 assert heard_when(broken, ended)[0] == []
-                other.hear()
+                other.read_answers()
                 assert heard_when(other, lambda found, _: len(found) > 3)[0]
-                assert broken.end(30 * SECOND)
-                assert other.end(30 * SECOND)
+                assert broken.cancel(30 * SECOND)
+                assert other.cancel(30 * SECOND)
             finally:
                 os.close(folder)
 
@@ -119,15 +119,15 @@ class TestFiles:
         with files(b"1\n") as question:
             asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 4)
             time.sleep(0.05)
-            heard = asked.hear()
+            heard = asked.read_answers()
             assert len(heard.answers) == 4
             assert heard.missed > 4
-            asked.let_go()
+            asked.release()
             again, heard = heard_when(asked, lambda found, _: len(found) > 8)
             assert all(one.datagrams[0] == b"|1\n|" for one in again)
             beats_between = (again[-1].due_ns - again[0].due_ns) // MILLISECOND + 1
             assert beats_between >= len(again)
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_nothing_is_asked_in_a_pause(self, thread: BeatThread) -> None:
         with files(b"1\n") as question:
@@ -139,18 +139,18 @@ class TestFiles:
             asked.resume()
             found, _ = heard_when(asked, lambda found, _: bool(found) and found[-1].before_ns > resumed_ns)
             assert not [one for one in found if paused_ns < one.before_ns < resumed_ns]
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_each_question_has_a_period_of_its_own(self, thread: BeatThread) -> None:
         with files(b"1\n") as often, files(b"2\n") as seldom:
             begun_ns = time.monotonic_ns()
             both = [thread.ask(often, MILLISECOND, begun_ns, 512), thread.ask(seldom, 7 * MILLISECOND, begun_ns, 512)]
             slow, _ = heard_when(both[1], lambda found, _: len(found) > 5)
-            quick = both[0].hear().answers
+            quick = both[0].read_answers().answers
             assert {one.due_ns - begun_ns for one in slow} <= set(range(0, SECOND, 7 * MILLISECOND))
             assert len(quick) > len(slow)
             assert {bytes(one.datagrams[0]) for one in quick} == {b"|1\n|"}
-            assert [one.end(30 * SECOND) for one in both] == [True, True]
+            assert [one.cancel(30 * SECOND) for one in both] == [True, True]
 
     def test_it_asks_while_the_interpreter_is_busy(self, thread: BeatThread) -> None:
         with files(b"1\n") as question:
@@ -158,9 +158,9 @@ class TestFiles:
             begun_ns = time.monotonic_ns()
             pow(7, 600_000)  # one call, which does not let go of the interpreter
             done_ns = time.monotonic_ns()
-            inside = [one for one in asked.hear().answers if begun_ns < one.before_ns < done_ns]
+            inside = [one for one in asked.read_answers().answers if begun_ns < one.before_ns < done_ns]
             assert len(inside) > 3
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
 
 class TestTables:
@@ -171,7 +171,7 @@ class TestTables:
             assert counters.question() is question
             asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 64)
             found, _ = heard_when(asked, lambda found, _: len(found) > 5)
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
             alike = parse_alike([[one.datagrams[0]] for one in found])
             assert alike is not None
             names = dict(socket.if_nameindex())
@@ -219,7 +219,7 @@ class TestTables:
             asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 16)
             found, _ = heard_when(asked, ended)
             assert [one.datagrams[0] for one in found] == [head(SEQUENCE, 92, 40) + done()]
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_a_long_answer_takes_the_beats_that_it_covers_and_others_that_it_would_crowd(
         self, thread: BeatThread
@@ -236,13 +236,13 @@ class TestTables:
             assert heard.missed + heard.spared >= took_ns // MILLISECOND
             assert heard.due_ns > found[0].after_ns
             side.send(b"")  # a second question is not to wait for long
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_a_question_that_hangs_is_left_to_itself(self, thread: BeatThread) -> None:
         with kernel() as (side, question):
             asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 16)
             side.recv(100)
-            assert not asked.end(MILLISECOND)
+            assert not asked.cancel(MILLISECOND)
             assert not thread.stop(0.01)
             assert thread.thread.is_alive()
             side.send(b"")
@@ -264,7 +264,7 @@ class TestTables:
                 side.recv(100)
                 side.send(b"")
                 assert theirs.recv(100) == b"not for the thread"
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_a_request_that_is_too_long_is_refused(self, thread: BeatThread) -> None:
         with kernel() as (_, question), pytest.raises(OSError, match="Message too long"):
@@ -277,14 +277,14 @@ class TestNews:
             asked = thread.ask(question, MILLISECOND, time.monotonic_ns(), 4)
             thread.wait(None)
             assert asked.ended()
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
     def test_whoever_waits_can_be_rung_also_before_he_does(self, thread: BeatThread) -> None:
-        thread.ring()
+        thread.wake()
         thread.wait(None)
         waiting = threading.Thread(target=thread.wait, args=(None,))
         waiting.start()
-        thread.ring()
+        thread.wake()
         waiting.join(30)
         assert not waiting.is_alive()
 
@@ -303,7 +303,7 @@ class TestNews:
             side.send(b"")
             assert heard_when(asked, ended)[0] == []
             assert not thread.hangs(time.monotonic_ns() + 1, 0)
-            assert asked.end(30 * SECOND)
+            assert asked.cancel(30 * SECOND)
 
 
 class TestLibraries:
@@ -321,8 +321,8 @@ class TestLibraries:
     ) -> None:
         monkeypatch.setattr(beats, "LIBRARY", library)
         with caplog.at_level("INFO", "railscope.beats"):
-            assert beats.start() is None
-            assert beats.start() is None
+            assert beats.start_thread() is None
+            assert beats.start_thread() is None
         (line,) = caplog.messages
         assert line.startswith("counters are read by Python")
         assert said in line
@@ -332,11 +332,11 @@ class TestLibraries:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        assert beats.start() is None
+        assert beats.start_thread() is None
 
 
 def test_a_thread_ends_without_questions() -> None:
-    thread = beats.start()
+    thread = beats.start_thread()
     assert thread is not None
     assert thread.thread in threading.enumerate()
     assert thread.stop(30)

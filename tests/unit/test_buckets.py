@@ -16,7 +16,7 @@ from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.exporters.series import buckets
-from railscope.exporters.series.native import METRICS, native
+from railscope.exporters.series.native import METRICS, to_native
 
 BOUNDS = {
     catalogue.COLLECTIVE_SIZE_BYTES: (SIZE_BOUNDS, 27),
@@ -33,7 +33,7 @@ def test_what_is_left_out_are_bounds_that_the_agent_has(metric: Metric, bounds: 
     left_out = buckets.LEFT_OUT[metric.name]
     assert left_out <= set(bounds)
     assert len(bounds) - len(left_out) == kept
-    shown = buckets.shown(metric, Histogram(bounds, (1,) * (len(bounds) + 1), 1.0))
+    shown = buckets.reduce_buckets(metric, Histogram(bounds, (1,) * (len(bounds) + 1), 1.0))
     assert shown.bounds == tuple(bound for bound in bounds if bound not in left_out)
 
 
@@ -44,7 +44,7 @@ def test_at_a_bound_that_stays_as_much_lies_below_as_before(
 ) -> None:
     counts = data.draw(st.lists(st.integers(0, 9), min_size=len(bounds) + 1, max_size=len(bounds) + 1))
     histogram = Histogram(bounds, tuple(counts), 12.5)
-    shown = buckets.shown(metric, histogram)
+    shown = buckets.reduce_buckets(metric, histogram)
     before = dict(zip((*bounds, "+Inf"), accumulate(counts), strict=True))
     after = dict(zip((*shown.bounds, "+Inf"), accumulate(shown.counts), strict=True))
     assert after.items() <= before.items()
@@ -64,7 +64,9 @@ def test_the_last_exemplar_of_what_is_put_together_stays() -> None:
     metric = catalogue.COLLECTIVE_DURATION_SECONDS
     first, last = Exemplar((("rank", "0"),), 1e-6, 1), Exemplar((("rank", "1"),), 2e-6, 2)
     exemplars = (last, first, None, *[None] * (len(DURATION_BOUNDS) - 2))
-    shown = buckets.shown(metric, Histogram(DURATION_BOUNDS, (1,) * (len(DURATION_BOUNDS) + 1), 1.0, exemplars))
+    shown = buckets.reduce_buckets(
+        metric, Histogram(DURATION_BOUNDS, (1,) * (len(DURATION_BOUNDS) + 1), 1.0, exemplars)
+    )
     assert shown.exemplars[0] == last
     assert set(shown.exemplars[1:]) == {None}
 
@@ -72,12 +74,12 @@ def test_the_last_exemplar_of_what_is_put_together_stays() -> None:
 @pytest.mark.parametrize(("metric", "bounds"), [(metric, bounds) for metric, (bounds, _) in BOUNDS.items()])
 def test_native_histograms_are_made_of_everything_that_was_counted(metric: Metric, bounds: tuple[float, ...]) -> None:
     histogram = Histogram(bounds, (*(1,) * len(bounds), 0), 1.0)
-    shown = buckets.shown(metric, histogram)
-    assert buckets.counted(shown) is histogram
-    assert (native(buckets.counted(shown)) is not None) is (metric in METRICS)
+    shown = buckets.reduce_buckets(metric, histogram)
+    assert buckets.full_histogram(shown) is histogram
+    assert (to_native(buckets.full_histogram(shown)) is not None) is (metric in METRICS)
 
 
 def test_a_histogram_with_other_bounds_is_left_as_it_is() -> None:
     histogram = Histogram((3.0, 5.0), (1, 1, 1), 1.0)
-    assert buckets.shown(catalogue.COLLECTIVE_SIZE_BYTES, histogram) is histogram
-    assert buckets.counted(histogram) is histogram
+    assert buckets.reduce_buckets(catalogue.COLLECTIVE_SIZE_BYTES, histogram) is histogram
+    assert buckets.full_histogram(histogram) is histogram

@@ -17,34 +17,34 @@ def device(changes: int | None, index: int = 2) -> NetworkDevice:
 
 def test_a_total_begins_with_the_kernels_count_and_rises_with_it() -> None:
     changes = CarrierChanges()
-    changes.take(1, [device(41)], 0)
-    assert changes.of(1, "eth0") == 41
-    changes.take(1, [device(43)], SECOND_NS)
-    assert changes.of(1, "eth0") == 43
-    assert changes.of(2, "eth0") is None
+    changes.record(1, [device(41)], 0)
+    assert changes.count(1, "eth0") == 41
+    changes.record(1, [device(43)], SECOND_NS)
+    assert changes.count(1, "eth0") == 43
+    assert changes.count(2, "eth0") is None
 
 
 def test_a_total_goes_on_when_the_device_is_made_anew_or_its_count_falls() -> None:
     changes = CarrierChanges()
     for kernel, index in ((41, 2), (42, 2), (1, 3), (2, 3), (0, 3)):
-        changes.take(1, [device(kernel, index)], SECOND_NS)
-    assert changes.of(1, "eth0") == 43
+        changes.record(1, [device(kernel, index)], SECOND_NS)
+    assert changes.count(1, "eth0") == 43
 
 
 def test_a_device_that_is_gone_keeps_its_total_for_a_while_and_another_namespace_keeps_its_own() -> None:
     changes = CarrierChanges()
-    changes.take(1, [device(1)], 0)
-    changes.take(2, [device(1)], 0)
-    changes.take(1, [device(2)], SECOND_NS)
-    changes.take(1, [], 200 * SECOND_NS)
-    assert changes.of(1, "eth0") == 2
-    changes.take(1, [], 302 * SECOND_NS)
-    assert (changes.of(1, "eth0"), changes.of(2, "eth0")) == (None, 1)
+    changes.record(1, [device(1)], 0)
+    changes.record(2, [device(1)], 0)
+    changes.record(1, [device(2)], SECOND_NS)
+    changes.record(1, [], 200 * SECOND_NS)
+    assert changes.count(1, "eth0") == 2
+    changes.record(1, [], 302 * SECOND_NS)
+    assert (changes.count(1, "eth0"), changes.count(2, "eth0")) == (None, 1)
     changes.forget(2)
-    assert changes.of(2, "eth0") is None
+    assert changes.count(2, "eth0") is None
 
 
 def test_a_device_whose_changes_are_not_counted_has_none() -> None:
     changes = CarrierChanges()
-    changes.take(1, [device(None)], 0)
-    assert changes.of(1, "eth0") is None
+    changes.record(1, [device(None)], 0)
+    assert changes.count(1, "eth0") is None

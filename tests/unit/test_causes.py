@@ -12,7 +12,7 @@ import pytest
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import Culprit
-from railscope.agent.cluster.verdict.recent import past
+from railscope.agent.cluster.verdict.recent import to_past_tense
 from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator
 from railscope.agent.cluster.verdict.words import what_of
 from railscope.agent.facts.causes import CAUSES, About, Cause, Severity, Tier, facts_of
@@ -66,7 +66,7 @@ def test_placeholders_are_those_that_diagnose_fills(cause: Cause) -> None:
 def test_what_is_said_of_now_can_be_said_of_then(cause: Cause) -> None:
     values = dict.fromkeys(OF_CLAUSES, "") | {"who": "rank 1", "is": "is", "s": "s", "rail": "rail 0"}
     clause = CAUSES[cause].words.format(**values)
-    assert past(clause) != clause, "recent._PAST lacks its verb"
+    assert to_past_tense(clause) != clause, "recent._PAST lacks its verb"
 
 
 def blamed(cause: Cause, basis: str = "host") -> StalledCommunicator:
@@ -137,7 +137,7 @@ def test_steps_of_a_cause_stand_on_the_page_that_says_most_of_it_and_on_no_other
 
 
 def test_the_alert_on_a_stall_is_as_severe_as_its_causes() -> None:
-    (alert,) = (one for one in rules_files.alerts() if one.name == runbook.OF_ALL)
+    (alert,) = (one for one in rules_files.read_alerts() if one.name == runbook.OF_ALL)
     assert {CAUSES[cause].severity for cause in SAID} == {Severity(dict(alert.labels)["severity"])}
     assert CAUSES[Cause.WRITING].severity is Severity.NONE
 

@@ -45,7 +45,7 @@ class Node:
 
     def settle(self, now_ns: int) -> None:
         self.collectives.read()
-        self.collectives.settle(now_ns)
+        self.collectives.archive_ended(now_ns)
 
     def facts(self) -> NodeCollectives:
         return self.collectives.facts(self.collectives.read(), NodeTimes(), now_ns=0, realtime_offset_ns=0)
@@ -100,15 +100,15 @@ def test_a_process_that_begins_to_use_nccl_is_told_of_once(node: Node, caplog: p
     for instance in (1, 2):
         node.kernel.communicator(10, instance)
         node.collectives.read()
-        assert not node.collectives.unmet()
+        assert not node.collectives.pop_unknown_pids()
     said = ["process 10 uses NCCL: communicator 0000000000000001, rank 0 of 2"]
     assert [record.getMessage() for record in caplog.records] == said
     node.end(10, SECOND_NS)
     node.settle(2 * SECOND_NS)
     node.begin(10, start_ticks=2)
     node.kernel.event(10, 3, LifecycleKind.INIT, nranks=4, rank=1)
-    node.collectives.drain()
-    assert not node.collectives.unmet()
+    node.collectives.read_lifecycle_events()
+    assert not node.collectives.pop_unknown_pids()
     said.append("process 10 uses NCCL: communicator unknown, rank 1 of 4")
     assert [record.getMessage() for record in caplog.records] == said
 
@@ -141,8 +141,8 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     node.kernel.communicator(10, 1)
     next(iter(node.kernel.communicators.rows.values()))["library"] = 3
     node.collectives.read()
-    node.collectives.look_for_errors(SECOND_NS)
-    node.collectives.look_for_positions(SECOND_NS)
+    node.collectives.read_stored_errors(SECOND_NS)
+    node.collectives.read_positions(SECOND_NS)
     assert node.kernel.communicators.reads == 1
     assert libraries == [3, 3]
 
@@ -177,7 +177,7 @@ def test_a_call_between_reading_and_taking_out_is_counted(node: Node) -> None:
     node.kernel.destroy(1, SECOND_NS)
     node.collectives.read()
     node.kernel.call(10, 1, 1)
-    node.collectives.settle(3 * SECOND_NS)
+    node.collectives.archive_ended(3 * SECOND_NS)
     assert not node.kernel.aggregates.rows
     assert node.totals() == {"0": (6, 6 * 1024)}
     assert node.communicators()[f"{1:016x}"].enqueued == 6
@@ -237,7 +237,7 @@ def test_an_address_used_again_is_not_taken_out_with_the_communicator_before(nod
     node.kernel.destroy(1, SECOND_NS)
     node.collectives.read()
     node.kernel.communicator(10, 2, comm=4096, first_ns=2 * SECOND_NS)
-    node.collectives.settle(3 * SECOND_NS)
+    node.collectives.archive_ended(3 * SECOND_NS)
     assert len(node.kernel.communicators.rows) == 1
 
 
@@ -247,7 +247,7 @@ def test_a_process_that_gets_the_pid_of_another_does_not_take_its_labels_or_call
     node.kernel.call(10, 1, 5)
     node.kernel.call(10, 0, 2)  # no communicator can be told for these
     node.end(10, 2 * SECOND_NS)
-    node.collectives.settle_processes()
+    node.collectives.archive_ended_processes()
     node.begin(10, start_ticks=2, job="new")
     node.kernel.communicator(10, 2, first_ns=3 * SECOND_NS)
     node.kernel.call(10, 2, 7)
@@ -304,7 +304,7 @@ def test_the_oldest_of_too_many_ended_communicators_are_forgotten_first(node: No
 def test_calls_of_a_process_that_nobody_met_are_put_away_too(node: Node) -> None:
     node.kernel.call(10, 0, 3)
     node.collectives.read()
-    assert node.collectives.unmet() == {10}
+    assert node.collectives.pop_unknown_pids() == {10}
     node.collectives.end_process(10, SECOND_NS)
     node.settle(2 * SECOND_NS)
     assert not node.kernel.aggregates.rows

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from railscope.agent.cli.main import main
 from railscope.exporters.series.collector import SnapshotCollector
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot
@@ -31,7 +31,7 @@ def test_prometheus_client_shows_what_the_agent_serves(selection: Selection) -> 
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(full_snapshot, selection))
     theirs = samples(generate_latest(registry).decode())
-    ours = samples(Renderer().render(families(full_snapshot(), selection=selection), Format.PROMETHEUS).decode())
+    ours = samples(Renderer().render(make_families(full_snapshot(), selection=selection), Format.PROMETHEUS).decode())
     # Of a histogram whose sum is not known the text says how many there were, and prometheus-client nothing.
     assert theirs.items() <= ours.items()
     assert {name for name, _ in ours.keys() - theirs.keys()} <= {name for name, _ in ours if name.endswith("_count")}

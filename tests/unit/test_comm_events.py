@@ -60,21 +60,21 @@ def test_every_label_is_there_with_zero_before_anything_happens() -> None:
 def test_each_kind_of_call_counts_under_its_name_and_sightings_do_not() -> None:
     events = CommEvents()
     for kind in LifecycleKind:
-        events.take_lifecycle(lifecycle(kind))
+        events.record_lifecycle(lifecycle(kind))
     assert dict(events.events()) == {**dict.fromkeys(EVENTS, 1), "init": 2}  # init and init-all
     assert dict(events.errors()) == dict.fromkeys(ERRORS, 0)
 
 
 def test_a_non_blocking_init_in_progress_is_an_init_and_no_error() -> None:
     events = CommEvents()
-    events.take_lifecycle(lifecycle(LifecycleKind.INIT, Result.IN_PROGRESS))
+    events.record_lifecycle(lifecycle(LifecycleKind.INIT, Result.IN_PROGRESS))
     assert counted(events) == {"init": 1}
 
 
 def test_a_failed_init_is_an_error_and_no_init() -> None:
     events = CommEvents()
-    events.take_lifecycle(lifecycle(LifecycleKind.INIT, Result.UNHANDLED_CUDA_ERROR, instance=0))
-    events.take_lifecycle(lifecycle(LifecycleKind.INIT_ALL, SYSTEM, instance=4, time_ns=33))
+    events.record_lifecycle(lifecycle(LifecycleKind.INIT, Result.UNHANDLED_CUDA_ERROR, instance=0))
+    events.record_lifecycle(lifecycle(LifecycleKind.INIT_ALL, SYSTEM, instance=4, time_ns=33))
     assert counted(events) == {"unhandled_cuda_error": 1, "system_error": 1}
     assert events.last_error(4) == CommError("system_error", 33, "init")
     assert events.last_error(0) is None
@@ -82,10 +82,10 @@ def test_a_failed_init_is_an_error_and_no_init() -> None:
 
 def test_an_error_met_at_every_call_and_every_reading_counts_once() -> None:
     events = CommEvents()
-    events.take_stored(1, REMOTE, 15)
-    events.take_errors(met(REMOTE, time_ns=20))
-    events.take_stored(1, Result.SUCCESS, 22)  # not every place where NCCL looks can be read
-    events.take_stored(1, REMOTE, 25)
+    events.record_stored_error(1, REMOTE, 15)
+    events.record_errors(met(REMOTE, time_ns=20))
+    events.record_stored_error(1, Result.SUCCESS, 22)  # not every place where NCCL looks can be read
+    events.record_stored_error(1, REMOTE, 25)
     assert counted(events) == {"remote_error": 1}
     assert events.last_error(1) == CommError("remote_error", 15, "async")
 
@@ -93,35 +93,35 @@ def test_an_error_met_at_every_call_and_every_reading_counts_once() -> None:
 def test_another_error_and_the_first_one_after_it_count_again() -> None:
     events = CommEvents()
     for result in (REMOTE, SYSTEM, Result.SUCCESS, SYSTEM, Result.IN_PROGRESS, REMOTE):
-        events.take_errors(met(int(result)))
+        events.record_errors(met(int(result)))
     assert counted(events) == {"remote_error": 2, "system_error": 1}
 
 
 def test_two_communicators_with_the_same_error_count_twice() -> None:
     events = CommEvents()
-    events.take_errors(np.concatenate([met(REMOTE, instance=1), met(REMOTE, instance=2), met(REMOTE, instance=0)]))
+    events.record_errors(np.concatenate([met(REMOTE, instance=1), met(REMOTE, instance=2), met(REMOTE, instance=0)]))
     assert counted(events) == {"remote_error": 3}
 
 
 def test_errors_of_communicators_that_nobody_knows_are_not_taken_for_one() -> None:
     events = CommEvents()
     for _ in range(2):
-        events.take_errors(met(REMOTE, instance=0))
+        events.record_errors(met(REMOTE, instance=0))
     assert counted(events) == {"remote_error": 2}
     assert events.last_error(0) is None
 
 
 def test_a_failed_call_is_told_apart_from_the_error_that_led_to_it() -> None:
     events = CommEvents()
-    events.take_errors(met(REMOTE, time_ns=20))
-    events.take_errors(met(Result.INTERNAL_ERROR, ErrorSource.DESTROY, time_ns=30))
+    events.record_errors(met(REMOTE, time_ns=20))
+    events.record_errors(met(Result.INTERNAL_ERROR, ErrorSource.DESTROY, time_ns=30))
     assert counted(events) == {"remote_error": 1, "internal_error": 1}
     assert events.last_error(1) == CommError("internal_error", 30, "destroy")
 
 
 def test_forgetting_a_communicator_keeps_what_it_counted() -> None:
     events = CommEvents()
-    events.take_errors(met(REMOTE))
+    events.record_errors(met(REMOTE))
     events.forget([1, 7])
     assert events.last_error(1) is None
     assert counted(events) == {"remote_error": 1}
@@ -131,7 +131,7 @@ def test_results_of_later_versions_count_under_their_number_within_a_budget() ->
     events = CommEvents()
     assert (error_name(6), error_name(9), error_name(-1)) == ("remote_error", "result_9", "result_-1")
     for result in range(100, 200):
-        events.take_errors(met(result))
+        events.record_errors(met(result))
     errors = events.errors()
     assert errors["result_100"] == 1
     assert len(errors) <= len(ERRORS) + 17
@@ -150,7 +150,7 @@ def test_no_count_ever_falls_and_no_label_ever_leaves(records: list[Records]) ->
     events = CommEvents()
     before = {**events.events(), **events.errors()}
     for record in records:
-        take = events.take_errors if record.dtype == ERROR_EVENT else events.take_lifecycle
+        take = events.record_errors if record.dtype == ERROR_EVENT else events.record_lifecycle
         take(record)
         after = {**events.events(), **events.errors()}
         assert all(after[name] >= count for name, count in before.items())

@@ -33,7 +33,7 @@ def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...]
     for kind in kinds:
         event = np.zeros(1, LIFECYCLE_EVENT)
         event["instance"], event["tgid"], event["kind"] = 7, 4711, kind
-        communicators.take(event)
+        communicators.record_events(event)
     known = communicators.get(7)
     assert known is not None
     assert known.whole is whole
@@ -91,6 +91,6 @@ def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follow
     event = np.zeros(1, LIFECYCLE_EVENT)
     event["tgid"], event["kind"], event["result"], event["comm"] = 4711, kind, result, comm
     with caplog.at_level(logging.INFO, "railscope.communicators"):
-        communicators.take(event)
+        communicators.record_events(event)
     assert caplog.messages == [f"process 4711: {said}"]
     assert list(communicators) == []

@@ -58,7 +58,7 @@ def test_calls_that_nccl_discards_are_complete_once_those_before_them_are(
     programs = SimulatedPrograms(states={7: progress(5)}, discarded={7: run})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert (known.completed, known.followed) == (completed, followed)
 
@@ -69,7 +69,7 @@ def test_discarded_calls_stay_complete_when_later_ones_are_known_instead() -> No
     completion.read()
     programs.discarded = {7: EmptyRun(12, 12)}
     completion.read()
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert (known.completed, known.followed) == (9, 9)
 
@@ -78,28 +78,28 @@ def test_a_discarded_call_behind_one_in_flight_is_not_complete() -> None:
     programs = SimulatedPrograms(states={7: progress(4, oldest_ns=9, sequence=5)}, discarded={7: EmptyRun(6, 9)})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert (known.completed, known.followed, known.oldest_posted_ns) == (4, 9, 9)
     completion.forget([7])
-    assert completion.of(7) is None
+    assert completion.progress_of(7) is None
 
 
 def test_a_communicator_that_sends_through_anothers_proxy_is_not_known_to_be_complete() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    assert completion.of(7) is not None
+    assert completion.progress_of(7) is not None
     programs.states = {7: progress(6, elsewhere=True)}
     completion.read()
-    assert completion.of(7) is None
+    assert completion.progress_of(7) is None
 
 
 def test_what_cuda_proved_is_followed_by_what_nccl_discarded(tmp_path: Path) -> None:
     programs = SimulatedPrograms(discarded={7: EmptyRun(13, 15)})
     completion = Completion(programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path))
     completion.read()
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert (known.completed, known.age_known) == (15, False)
 
@@ -111,7 +111,7 @@ def test_what_is_complete_never_falls() -> None:
     for state in (progress(5), progress(3, oldest_ns=9), progress(8)):
         programs.states = {7: state}
         completion.read()
-        known = completion.of(7)
+        known = completion.progress_of(7)
         assert known is not None
         seen.append((known.completed, known.oldest_posted_ns))
     assert seen == [(5, None), (5, 9), (8, None)]
@@ -121,27 +121,27 @@ def test_nothing_is_known_of_a_communicator_that_handed_nothing_to_the_network()
     programs = SimulatedPrograms(states={7: progress(0, posted=0)})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    assert completion.of(7) is None
+    assert completion.progress_of(7) is None
 
 
 def test_below_completion_nothing_is_known_of_progress() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    completion.want(Level.COUNTS)
+    completion.set_level(Level.COUNTS)
     completion.read()
-    assert completion.of(7) is None
+    assert completion.progress_of(7) is None
 
 
 def test_what_is_complete_does_not_fall_when_nobody_looked_for_a_while() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
-    completion.want(Level.COUNTS)
+    completion.set_level(Level.COUNTS)
     programs.states = {7: progress(0, oldest_ns=9)}  # attached again, and the first operation is under way
-    completion.want(Level.COMPLETION)
+    completion.set_level(Level.COMPLETION)
     completion.read()
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert (known.completed, known.oldest_posted_ns) == (5, 9)
 
@@ -151,29 +151,29 @@ def test_a_communicator_that_has_ended_stays_known_at_every_level() -> None:
     completion = Completion(programs, Level.COMPLETION)
     completion.read()
     completion.end_communicators({7})
-    completion.want(Level.COUNTS)
-    known = completion.of(7)
+    completion.set_level(Level.COUNTS)
+    known = completion.progress_of(7)
     assert known is not None
     assert known.completed == 5
-    assert completion.of(8) is None
+    assert completion.progress_of(8) is None
 
 
 class ProvedTwelve(CudaCompletion):
     """CUDA proved that twelve calls of every communicator are complete."""
 
-    def of(self, instance: int) -> CudaProgress | None:
+    def progress_of(self, instance: int) -> CudaProgress | None:
         return CudaProgress(instance, 12, 99)
 
 
 def test_what_cuda_proved_stands_still_nowhere_once_cuda_is_not_watched(tmp_path: Path) -> None:
     completion = Completion(SimulatedPrograms(), Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path))
-    known = completion.of(7)
+    known = completion.progress_of(7)
     assert known is not None
     assert known.completed == 12
     completion.end_communicators({8})
-    completion.want(Level.RAILS)
-    assert completion.of(7) is None
-    known = completion.of(8)
+    completion.set_level(Level.RAILS)
+    assert completion.progress_of(7) is None
+    known = completion.progress_of(8)
     assert known is not None
     assert known.completed == 12
 
@@ -185,9 +185,9 @@ def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> 
     programs.states = {}
     completion.read()
     assert programs.log == ["forget process 4711"]
-    assert completion.of(7) is not None
+    assert completion.progress_of(7) is not None
     completion.forget([7])
-    assert completion.of(7) is None
+    assert completion.progress_of(7) is None
 
 
 def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
@@ -197,7 +197,7 @@ def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
     programs.unreadable = True
     completion.read()
     assert not completion.complete
-    assert completion.of(7) is not None
+    assert completion.progress_of(7) is not None
     programs.unreadable = False
     completion.read()
     assert completion.complete
@@ -301,7 +301,7 @@ def test_what_was_handed_over_stays_counted_when_the_level_falls_and_goes_with_i
         node.begin(tgid, namespace, RAIL0)
         node.send(tgid, SOCKET, 0, 100 * namespace)
     completion.read_handed_over()
-    completion.want(Level.COUNTS)
+    completion.set_level(Level.COUNTS)
     assert completion.handed_over({1, 2}) == {(1, "rail0"): 100, (2, "rail0"): 200}
     assert completion.handed_over({2}) == {(2, "rail0"): 200}
     assert completion.handed_over({1, 2}) == {(2, "rail0"): 200}

@@ -25,7 +25,7 @@ from railscope.agent.config.options import (
     add_arguments,
     config_from,
 )
-from railscope.agent.config.rail_patterns import RailPattern, rail_pattern
+from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import duration_ns, listen_address, size_bytes
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "railscope.yml"
@@ -114,7 +114,7 @@ def test_values_follow_their_flag_with_or_without_an_equals_sign(words: list[str
     ],
 )
 def test_entries_of_a_list_stand_between_spaces_or_commas(words: list[str], rails: list[str]) -> None:
-    assert config(*words) == replace(Config(), rails=tuple(rail_pattern(text) for text in rails))
+    assert config(*words) == replace(Config(), rails=tuple(parse_rail_pattern(text) for text in rails))
 
 
 def test_every_flag_reaches_its_field() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from railscope.agent.config.keys import ConfigError
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import rail_pattern
+from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.config.unmatched import patterns_without_device, pids_without_nccl, require_processes
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.node.daemon.observer import Observer
@@ -38,7 +38,7 @@ def test_processes_that_are_named_must_run() -> None:
 
 
 def test_a_pattern_that_matches_no_device_is_named() -> None:
-    patterns = [rail_pattern("eth*"), rail_pattern("ib0=1"), rail_pattern("rail?")]
+    patterns = [parse_rail_pattern("eth*"), parse_rail_pattern("ib0=1"), parse_rail_pattern("rail?")]
     assert patterns_without_device(patterns, ["eth0", "lo"]) == "no device is called ib0, rail?"
     assert patterns_without_device(patterns, ["eth0", "ib0", "rail1"]) == ""
     assert patterns_without_device((), []) == ""
@@ -57,12 +57,12 @@ def test_a_remark_is_made_when_it_changes_and_taken_back_when_it_is_mended(caplo
 
 
 def test_the_agent_warns_once_of_a_rail_pattern_without_device(caplog: pytest.LogCaptureFixture) -> None:
-    config = Config(rails=(rail_pattern("nothing-is-called-so*"),), collectors=frozenset({"netdev"}))
+    config = Config(rails=(parse_rail_pattern("nothing-is-called-so*"),), collectors=frozenset({"netdev"}))
     observer = Observer(config, None, SystemClock(), "0")
     try:
         with caplog.at_level(logging.WARNING):
             observer.start()
-            observer.tick()
+            observer.update()
             observer.snapshot()
     finally:
         observer.close()

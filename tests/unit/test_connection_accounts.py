@@ -107,8 +107,8 @@ def test_columns_add_up_to_what_connections_one_by_one_do(
         patch.object(tcp_reference, "MAXIMUM_CONNECTIONS", maximum),
     ):
         for datagrams, owners, pids, devices in reads:
-            found = accounts.found(parse_table(datagrams), owners, NAMES, PLACES)
-            failed = accounts.take(devices, pids, found)
+            found = accounts.find(parse_table(datagrams), owners, NAMES, PLACES)
+            failed = accounts.add(devices, pids, found)
             told = tcp_reference.sockets_of(datagrams)
             assert failed == expected.take(devices, pids, told, owners, NAMES, PLACES)
             assert accounts.last == expected.last

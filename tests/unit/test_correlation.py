@@ -387,14 +387,14 @@ def test_the_reason_tells_unordered_ranks_from_an_unknown_placement() -> None:
 
 def test_bytes_are_settled_where_all_that_was_enqueued_has_left() -> None:
     fabric = Fabric()
-    assert fabric.correlator.settled
+    assert fabric.correlator.all_sent
     fabric.tick()
-    assert fabric.correlator.settled
+    assert fabric.correlator.all_sent
     fabric.enqueue(30 * MIB, 30 * MIB)
     settled = []
     for _ in range(5):
         fabric.tick()
-        settled.append(fabric.correlator.settled)
+        settled.append(fabric.correlator.all_sent)
     assert settled == [False, False, True, True, True]
 
 
@@ -405,7 +405,7 @@ def test_what_cannot_be_known_is_not_waited_for() -> None:
     fabric.tick()
     fabric.expected = WireTotals(unknown="graphs are replayed")
     fabric.look()
-    assert fabric.correlator.settled
+    assert fabric.correlator.all_sent
 
 
 def test_where_no_bytes_ever_settle_none_are_waited_for() -> None:
@@ -415,7 +415,7 @@ def test_where_no_bytes_ever_settle_none_are_waited_for() -> None:
     for _ in range(10 * 60 * 4):
         fabric.enqueue(5 * MIB, 5 * MIB)
         fabric.tick()
-        settled.append(fabric.correlator.settled)
+        settled.append(fabric.correlator.all_sent)
     assert not any(settled[20:600])
     assert all(settled[-300:])
 
@@ -425,6 +425,6 @@ def test_a_rail_set_that_has_gone_is_not_waited_for() -> None:
     fabric.tick()
     fabric.enqueue(300 * MIB, 300 * MIB)
     fabric.tick()
-    assert not fabric.correlator.settled
+    assert not fabric.correlator.all_sent
     fabric.correlator.update(fabric.now_ns, [], [])
-    assert fabric.correlator.settled
+    assert fabric.correlator.all_sent

@@ -13,16 +13,16 @@ import yaml
 
 from railscope.agent.cli import main as cli
 from railscope.agent.facts.catalogue import METRICS
-from railscope.agent.node.rails.ethernet_rules import use_of
+from railscope.agent.node.rails.ethernet_rules import statistic_use
 from railscope.dashboards import cost, typical_node
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.netdev.ethtool_stats import StatisticUse
 from tests.unit.golden_metrics import golden_file
 
 ROOT = Path(__file__).parents[2]
-NODE = cost.node_of(typical_node.typical_node())
+NODE = cost.count_series(typical_node.typical_node())
 
 
 def labels(line: str) -> dict[str, str]:
@@ -48,11 +48,11 @@ def test_its_rdma_ports_have_the_counters_that_the_agent_shows_of_mlx5() -> None
 
 
 def test_its_driver_counters_are_those_that_are_taken_in() -> None:
-    assert [name for name in typical_node.DRIVER_COUNTERS if use_of(name) is not StatisticUse.COUNTER] == []
+    assert [name for name in typical_node.DRIVER_COUNTERS if statistic_use(name) is not StatisticUse.COUNTER] == []
 
 
 def test_it_has_at_most_three_thousand_series_until_more_are_asked_for() -> None:
-    everything = families(typical_node.typical_node(), selection=Selection(["all"]))
+    everything = make_families(typical_node.typical_node(), selection=Selection(["all"]))
     assert NODE.series <= 3_000 < sum(family.series() for family in everything)
 
 
@@ -81,8 +81,8 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
 
 
 def test_an_exposition_is_counted_as_the_snapshot_that_it_was_made_of() -> None:
-    text = Renderer().render(families(typical_node.typical_node()), Format.PROMETHEUS).decode()
-    found = cost.node_of_exposition(text)
+    text = Renderer().render(make_families(typical_node.typical_node()), Format.PROMETHEUS).decode()
+    found = cost.count_exposition_series(text)
     assert found.families == NODE.families
     assert found.kept == NODE.kept > 0
     assert found.series == sum(bool(line) and not line.startswith("#") for line in text.splitlines())
@@ -91,11 +91,11 @@ def test_an_exposition_is_counted_as_the_snapshot_that_it_was_made_of() -> None:
 @pytest.mark.parametrize("text", ["", "node_load1 0.5\n", "railscope_build_info 1\n<html>\n"])
 def test_something_else_is_no_exposition(text: str) -> None:
     with pytest.raises(cost.NotAnExpositionError):
-        cost.node_of_exposition(text)
+        cost.count_exposition_series(text)
 
 
 def test_a_fleet_costs_what_its_nodes_do() -> None:
-    one, many = cost.costs_of(NODE, [8, 1001], 8, 15.0)
+    one, many = cost.estimate_costs(NODE, [8, 1001], 8, 15.0)
     assert one.nodes == 1
     assert one.series == NODE.series + NODE.recorded + len(cost.OF_A_SCRAPE)
     assert one.samples_per_second == one.series / 15
@@ -124,7 +124,7 @@ def relabelled(configs: list[dict[str, Any]], sample: Sample) -> bool:
 
 def samples() -> list[Sample]:
     """Every series of the typical node."""
-    text = Renderer().render(families(typical_node.typical_node()), Format.PROMETHEUS).decode()
+    text = Renderer().render(make_families(typical_node.typical_node()), Format.PROMETHEUS).decode()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return [(re.split("[{ ]", line, maxsplit=1)[0], labels(line)) for line in lines]
 

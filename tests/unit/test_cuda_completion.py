@@ -156,10 +156,10 @@ def test_a_process_is_watched_at_its_runtime_and_never_at_the_driver_too(
 ) -> None:
     mapped.map("libcuda.so.1", DRIVER)
     runtime = mapped.map("libcudart.so.12", RUNTIME)
-    assert cuda.follow([library], Level.ALL) == []
+    assert cuda.set_libraries([library], Level.ALL) == []
     assert programs.told() == ["+runtime", "+nccl"]
-    assert cuda.watched() == ((str(runtime), ()),)
-    assert cuda.follow([library], Level.ALL) == []
+    assert cuda.probed_files() == ((str(runtime), ()),)
+    assert cuda.set_libraries([library], Level.ALL) == []
     assert programs.told() == []
 
 
@@ -167,7 +167,7 @@ def test_a_process_without_a_runtime_of_its_own_is_watched_at_the_driver(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
 ) -> None:
     mapped.map("any name.so", DRIVER)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["+driver", "+nccl"]
 
 
@@ -176,10 +176,10 @@ def test_below_the_highest_level_nothing_is_attached(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped, level: Level
 ) -> None:
     mapped.map("libcudart.so.12", RUNTIME)
-    cuda.follow([library], level)
+    cuda.set_libraries([library], level)
     assert programs.told() == []
-    cuda.follow([library], Level.ALL)
-    cuda.follow([library], level)
+    cuda.set_libraries([library], Level.ALL)
+    cuda.set_libraries([library], level)
     assert programs.told() == ["+runtime", "+nccl", "-nccl and runtime", "forget handles"]
 
 
@@ -187,10 +187,10 @@ def test_nccl_is_not_watched_where_no_process_can_be_asked(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
 ) -> None:
     for _ in range(LOOK_AGAIN_AFTER):
-        assert cuda.follow([library], Level.ALL) == []
+        assert cuda.set_libraries([library], Level.ALL) == []
     assert programs.told() == []
     mapped.map("libcudart.so.12", RUNTIME)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["+runtime", "+nccl"], "a process that loads CUDA late"
 
 
@@ -198,12 +198,12 @@ def test_the_probes_go_with_the_last_process(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
 ) -> None:
     mapped.map("libcudart.so.12", RUNTIME)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     programs.told()
     library.mappers.clear()
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["-runtime", "forget handles", "-nccl"]
-    cuda.follow([], Level.ALL)
+    cuda.set_libraries([], Level.ALL)
     assert programs.told() == []
 
 
@@ -211,12 +211,12 @@ def test_a_file_that_was_written_over_is_looked_at_anew(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
 ) -> None:
     path = mapped.map("libcudart.so.12", RUNTIME)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     programs.told()
     path.write_bytes(write_elf(WantedElf(exported=[WantedSymbol("something else")])).data)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["-runtime", "forget handles", "-nccl"]
-    assert cuda.watched() == ()
+    assert cuda.probed_files() == ()
 
 
 def test_what_the_kernel_refuses_is_told_and_tried_again(
@@ -224,9 +224,9 @@ def test_what_the_kernel_refuses_is_told_and_tried_again(
 ) -> None:
     path = mapped.map("libcudart.so.12", RUNTIME)
     programs.refuses = True
-    assert cuda.follow([library], Level.ALL) == [f"{path}: simulated refusal"]
+    assert cuda.set_libraries([library], Level.ALL) == [f"{path}: simulated refusal"]
     programs.refuses = False
-    assert cuda.follow([library], Level.ALL) == []
+    assert cuda.set_libraries([library], Level.ALL) == []
     assert programs.told() == ["+runtime", "+nccl"]
 
 
@@ -234,25 +234,25 @@ def test_what_was_proved_stays_known_until_nobody_can_ask(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
 ) -> None:
     mapped.map("libcudart.so.12", RUNTIME)
-    cuda.follow([library], Level.ALL)
+    cuda.set_libraries([library], Level.ALL)
     programs.told()
     programs.states = {7: CudaProgress(7, 12, 99)}
     cuda.end_process(55)
     programs.states = {}
     cuda.end_communicators({7})
     cuda.read()
-    assert cuda.of(7) == CudaProgress(7, 12, 99)
-    assert cuda.of(8) is None
+    assert cuda.progress_of(7) == CudaProgress(7, 12, 99)
+    assert cuda.progress_of(8) is None
     assert programs.told() == ["forget 55", "forget [7]"]
     cuda.forget([7, 8])
-    assert cuda.of(7) is None
+    assert cuda.progress_of(7) is None
 
 
 def test_a_process_that_has_gone_is_no_error(
     cuda: CudaCompletion, programs: SimulatedPrograms, library: SimulatedLibrary
 ) -> None:
     library.mappers = {ProcessIdentity((1 << 22) + 1, 5)}
-    assert cuda.follow([library], Level.ALL) == []
+    assert cuda.set_libraries([library], Level.ALL) == []
     assert programs.told() == []
 
 

@@ -126,8 +126,8 @@ def run_beside_a_job(
     monkeypatch.setattr(
         Observer, "unsettled", property(lambda _: None if settled((clock.now_ns - started_ns) / 1e9, done) else "news")
     )
-    monkeypatch.setattr(Observer, "look_for_stalls", look)
-    monkeypatch.setattr(Observer, "tick", tick)
+    monkeypatch.setattr(Observer, "evaluate_stalls", look)
+    monkeypatch.setattr(Observer, "update", tick)
     try:
         daemon.run()
         done.wakings = selector.wakings
@@ -183,7 +183,7 @@ def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monk
     monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        return {5.4: daemon._take_lifecycle, 9.4: lambda: daemon._ended.append(ended)}
+        return {5.4: daemon._read_lifecycle_events, 9.4: lambda: daemon._ended.append(ended)}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         for seconds in (5.4, 9.4):
@@ -193,7 +193,7 @@ def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monk
 
 def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        return {2 + at / 20: daemon._take_lifecycle for at in range(300)}
+        return {2 + at / 20: daemon._read_lifecycle_events for at in range(300)}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         began_ns, ended_ns = (SimulatedClock().now_ns + seconds * 1000 * MS for seconds in (3, 16))
@@ -204,7 +204,7 @@ def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytes
 
 def test_looks_and_ticks_find_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        return {5.4: daemon._take_lifecycle}
+        return {5.4: daemon._read_lifecycle_events}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         assert done.wakings <= 1.35 * SECONDS
@@ -214,7 +214,7 @@ def test_looks_and_ticks_find_together_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_ring_that_fills_suddenly_is_read_at_the_next_turn(monkeypatch: pytest.MonkeyPatch, drain_ms: int) -> None:
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
-        return {5 + at / 7: daemon._hear_rings for at in range(50)}
+        return {5 + at / 7: daemon._on_ring_wakeup for at in range(50)}
 
     with run_beside_a_job(monkeypatch, drain_ms * MS, 1000 * MS, happens) as done:
         for at in range(50):
@@ -261,7 +261,7 @@ def test_a_recording_is_made_when_ports_were_read_once_more_and_no_later(
     monkeypatch.setattr(daemon, "_drain", lambda: 250 * MS)
     monkeypatch.setattr(daemon.recordings, "_freeze", freeze)
     asked_ns = clock.now_ns
-    daemon.recordings.signal()
+    daemon.recordings.request_from_signal()
     try:
         daemon.run()
     finally:
@@ -289,15 +289,15 @@ def test_whatever_ends_the_calm_wants_a_tick_at_once_and_one_a_second_from_then_
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
-    monkeypatch.setattr(Observer, "take_link_events", lambda *_: None)
+    monkeypatch.setattr(Observer, "handle_link_events", lambda *_: None)
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
         handlers: dict[str, Callable[[], None]] = {
-            "communicator": daemon._take_lifecycle,
+            "communicator": daemon._read_lifecycle_events,
             "process": lambda: daemon._ended.append((ProcessIdentity(4711, 1), None)),
-            "ring": daemon._hear_rings,
-            "link": lambda: daemon._take_link_events(cast(LinkEvents, None)),
+            "ring": daemon._on_ring_wakeup,
+            "link": lambda: daemon._handle_link_events(cast(LinkEvents, None)),
         }
         return {12.4: handlers[what]} if what in handlers else {}
 
@@ -349,7 +349,7 @@ def test_ticks_are_never_closer_than_a_second_however_often_the_calm_ends(monkey
         return not (done.calm and done.calm[-1] and at_seconds % 1 < 0.9)
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        return {10 + at / 9: daemon._take_lifecycle for at in range(3)}
+        return {10 + at / 9: daemon._read_lifecycle_events for at in range(3)}
 
     with run_beside_a_job(monkeypatch, 100 * MS, 1000 * MS, happens, settled) as done:
         assert min(later - earlier for earlier, later in pairwise(seconds(done.ticks)[1:])) >= 1

@@ -27,7 +27,7 @@ from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.dashboards import build, check, documents, expressions, rules_files
 from railscope.dashboards.command import run_dashboards
-from railscope.dashboards.publish import holds
+from railscope.dashboards.publish import contains
 from tests.unit.grafana_server import PASSWORD, TOKEN, FakeGrafana, serving
 
 ROOT: Final = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], object], name: str 
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
-    return list(check.problems(documents.read_all(folder)))
+    return list(check.find_problems(documents.read_documents(folder)))
 
 
 def first_panel(content: dict[str, Any]) -> dict[str, Any]:
@@ -67,15 +67,15 @@ def offering(query: str) -> Callable[[dict[str, Any]], object]:
 
 
 def test_committed_files_are_what_the_code_builds() -> None:
-    assert list(check.differences(build.COMMITTED)) == []
-    assert build.texts() == build.texts()
+    assert list(check.find_differences(build.COMMITTED)) == []
+    assert build.render_dashboards() == build.render_dashboards()
 
 
 def test_a_built_file_that_was_edited_or_lost_is_named(committed: Path) -> None:
     (committed / NODE).write_text("{}")
     (committed / "railscope-job.json").unlink()
     (committed / "mine.json").write_text("{}")
-    assert [line.partition(":")[0] for line in check.differences(committed)] == [
+    assert [line.partition(":")[0] for line in check.find_differences(committed)] == [
         "railscope-job.json",
         NODE,
         "mine.json",
@@ -83,9 +83,9 @@ def test_a_built_file_that_was_edited_or_lost_is_named(committed: Path) -> None:
 
 
 def test_building_writes_only_what_changed(tmp_path: Path) -> None:
-    assert len(build.write(tmp_path / "new")) == 5
+    assert len(build.write_dashboards(tmp_path / "new")) == 5
     (tmp_path / "new" / NODE).write_text("{}")
-    assert build.write(tmp_path / "new") == [tmp_path / "new" / NODE]
+    assert build.write_dashboards(tmp_path / "new") == [tmp_path / "new" / NODE]
 
 
 def test_committed_files_are_dashboards_for_grafanas_own_sdk() -> None:
@@ -95,23 +95,23 @@ def test_committed_files_are_dashboards_for_grafanas_own_sdk() -> None:
 
 
 def test_nothing_is_wrong_with_what_is_committed() -> None:
-    assert list(check.problems(documents.read_all(build.COMMITTED))) == []
+    assert list(check.find_problems(documents.read_documents(build.COMMITTED))) == []
 
 
 def test_every_metric_is_shown_somewhere() -> None:
     queries = [
-        expressions.substituted(query.expression)
-        for one in documents.read_all(build.COMMITTED).values()
+        expressions.substitute_variables(query.expression)
+        for one in documents.read_documents(build.COMMITTED).values()
         for panel in one.panels
         for query in panel.queries
     ]
-    asked = {selector.metric for query in queries for selector in expressions.selectors(query)}
-    recorded = asked & rules_files.recorded()
+    asked = {selector.metric for query in queries for selector in expressions.parse_selectors(query)}
+    recorded = asked & rules_files.read_recorded_names()
     for file in rules_files.SHIPPED.glob("*.yml"):
         for group in yaml.safe_load(file.read_text())["groups"]:
             for rule in group["rules"]:
                 if rule.get("record") in recorded:
-                    asked |= {selector.metric for selector in expressions.selectors(rule["expr"])}
+                    asked |= {selector.metric for selector in expressions.parse_selectors(rule["expr"])}
     shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} | asked
     assert {metric.name for metric in METRICS} - shown == set()
 
@@ -175,26 +175,26 @@ def test_what_is_exported_or_recorded_may_be_asked_for(committed: Path, expressi
 def test_a_file_that_is_no_dashboard_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(documents.DocumentError, match=r"odd\.json: this is no dashboard") as refused:
-        documents.read_all(tmp_path)
+        documents.read_documents(tmp_path)
     assert "\n" not in str(refused.value)
 
 
 def test_identifiers_never_change() -> None:
     """Bookmarks, links and alerts hold them."""
-    assert {one.identifier for one in documents.read_all(build.COMMITTED).values()} == {
+    assert {one.identifier for one in documents.read_documents(build.COMMITTED).values()} == {
         *("railscope-fleet", "railscope-job", "railscope-node", "railscope-stall", "railscope-agent")
     }
 
 
 def test_variables_are_put_in_as_grafana_would() -> None:
     query = 'rate(a{b=~"$host",c="${job:regex}"}[$__rate_interval])'
-    assert expressions.substituted(query, "30s", {"host": "x|y"}) == 'rate(a{b=~"x|y",c=".*"}[30s])'
+    assert expressions.substitute_variables(query, "30s", {"host": "x|y"}) == 'rate(a{b=~"x|y",c=".*"}[30s])'
 
 
 def test_jobs_labels_are_those_that_a_rank_is_described_by() -> None:
     labels = {name for name, _ in JobFacts(job="7", user="ada", pod="p").labels()}
     assert labels == {"job", "user", "pod"}
-    assert set(expressions.selectors('a{b="c"}')[0].labels) == {"b"}
+    assert set(expressions.parse_selectors('a{b="c"}')[0].labels) == {"b"}
 
 
 # The command line
@@ -282,9 +282,9 @@ def test_a_first_run_makes_everything(token: str, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["created"] * len(said)
     assert grafana.datasources["railscope-prometheus"]["url"] == "http://prometheus:9090"
-    assert grafana.dashboards.keys() == {one.identifier for one in documents.read_all(build.COMMITTED).values()}
+    assert grafana.dashboards.keys() == {one.identifier for one in documents.read_documents(build.COMMITTED).values()}
     rules = [rule for group in grafana.groups.values() for rule in group["rules"]]
-    assert [rule["title"] for rule in rules] == [one.name for one in rules_files.alerts()]
+    assert [rule["title"] for rule in rules] == [one.name for one in rules_files.read_alerts()]
     for rule in rules:
         page = rule["annotations"]["runbook_url"].removeprefix("https://wiki/railscope/")
         assert (ROOT / "dashboards/runbooks" / page).is_file()
@@ -457,10 +457,10 @@ def test_a_missing_credential_says_how_to_give_one(
 
 def test_more_keys_make_no_difference_and_other_values_do() -> None:
     wanted = {"a": [{"b": 1}], "c": None}
-    assert holds({"a": [{"b": 1, "id": 7}], "c": None, "version": 3}, wanted)
-    assert not holds({"a": [{"b": 2}], "c": None}, wanted)
-    assert not holds({"a": [{"b": 1}, {"b": 1}], "c": None}, wanted)
-    assert not holds({"a": [{"b": 1}]}, wanted)
+    assert contains({"a": [{"b": 1, "id": 7}], "c": None, "version": 3}, wanted)
+    assert not contains({"a": [{"b": 2}], "c": None}, wanted)
+    assert not contains({"a": [{"b": 1}, {"b": 1}], "c": None}, wanted)
+    assert not contains({"a": [{"b": 1}]}, wanted)
 
 
 # Files that Grafana reads by itself

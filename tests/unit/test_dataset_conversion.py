@@ -156,7 +156,9 @@ def test_times_of_day_are_those_of_the_recording_whatever_the_clocks_did(
     one = replace(recording(), clocks=clocks)
     halfway = [(a.monotonic_ns + b.monotonic_ns) // 2 for a, b in itertools.pairwise(clocks)]
     asked = [*moments, *halfway, *(moment + 1 for moment in halfway), *(clock.monotonic_ns for clock in clocks)]
-    assert DayTimes(clocks).of(np.array(asked, np.uint64)).tolist() == [one.realtime_ns(moment) for moment in asked]
+    assert DayTimes(clocks).to_realtime_ns(np.array(asked, np.uint64)).tolist() == [
+        one.realtime_ns(moment) for moment in asked
+    ]
 
 
 def test_who_is_who_is_there_with_nulls_for_what_nobody_knows(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from railscope.agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, written_whole
-from railscope.agent.dataset.leftovers import leftovers, settle
+from railscope.agent.dataset.files import PARTIAL_SUFFIX, is_abandoned, write_atomically
+from railscope.agent.dataset.leftovers import find_leftovers, recover_leftovers
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.recording_writer import RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
@@ -48,14 +48,14 @@ def test_what_was_not_ended_is_removed_and_it_is_said_what_is_lost(
         f"{tmp_path}: writers of {NODE} were killed while they wrote (1 file in .partial): what came last is not in it"
     ]
     caplog.clear()
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     assert caplog.messages == [
         f"{part}: its recorder was killed while it wrote it: 19 bytes of calls cannot be read and are removed"
     ]
     assert not partial.exists()
     assert sequences(tmp_path) == list(range(1, 11))
     caplog.clear()
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     open_dataset([tmp_path]).close()
     assert caplog.messages == []
 
@@ -70,9 +70,9 @@ def test_a_part_that_only_lacked_its_name_is_saved_and_the_recording_goes_so_far
     writer.recording = row["recording"]
     calls = RecordingWriter(DatasetWriter(tmp_path / "elsewhere", NODE), ROW).add(piece(1), NO_LOSSES, {})
     ((_, whole),) = calls
-    killed(writer.put("calls", pq.read_table(whole), BEGAN_NS + REALTIME_NS, 2))
+    killed(writer.write_part("calls", pq.read_table(whole), BEGAN_NS + REALTIME_NS, 2))
     assert row["ended_ns"] == BEGAN_NS + REALTIME_NS + SECOND_NS
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     assert sequences(tmp_path) == list(range(1, 21))
     (row,) = read(tmp_path, "recordings")
     assert row["ended_ns"] == BEGAN_NS + REALTIME_NS + SECOND_NS + 9001
@@ -84,15 +84,15 @@ def test_a_part_that_only_lacked_its_name_is_saved_and_the_recording_goes_so_far
 def test_what_is_being_written_and_what_other_nodes_left_is_not_touched(tmp_path: Path) -> None:
     recorded(tmp_path)
     (first, second) = sorted((tmp_path / "calls").rglob("*.parquet"))
-    with written_whole(first, durable=True) as partial:
+    with write_atomically(first, durable=True) as partial:
         partial.write_bytes(b"half of")
-        assert leftovers(tmp_path) == []
-        settle(tmp_path, NODE)
+        assert find_leftovers(tmp_path) == []
+        recover_leftovers(tmp_path, NODE)
         partial.write_bytes(second.read_bytes())
     assert first.read_bytes() == second.read_bytes()
     partial = killed(second, b"half of")
-    settle(tmp_path, "another node")
-    assert leftovers(tmp_path) == [partial]
+    recover_leftovers(tmp_path, "another node")
+    assert find_leftovers(tmp_path) == [partial]
 
 
 @pytest.mark.parametrize("table", ["communicators", "recordings"])
@@ -104,7 +104,7 @@ def test_a_newer_row_of_who_is_who_that_was_not_ended_gives_way_without_a_word(
     before = file.read_bytes()
     partial = killed(file)
     file.write_bytes(before)
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     assert (file.read_bytes(), partial.exists(), caplog.messages) == (before, False, [])
 
 
@@ -116,9 +116,9 @@ def test_parts_that_were_being_put_together_are_still_there_and_nothing_is_doubl
     whole = first.with_name(f"{first.name.removesuffix('.parquet')}-00000002.parquet")
     whole.write_bytes(first.read_bytes())
     killed(whole)
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     assert sequences(tmp_path) == list(range(1, 21))
-    assert (leftovers(tmp_path), caplog.messages) == ([], [])
+    assert (find_leftovers(tmp_path), caplog.messages) == ([], [])
 
 
 def test_a_part_of_a_recording_without_a_row_is_not_saved(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_part_of_a_recording_without_a_row_is_not_saved(tmp_path: Path) -> Non
     for file in (tmp_path / "recordings").rglob("*.parquet"):
         file.unlink()
     killed(first)
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     assert sequences(tmp_path) == list(range(11, 21))
 
 
@@ -141,9 +141,11 @@ def test_a_whole_part_whose_times_fit_in_no_row_keeps_no_recorder_from_starting(
     last = pa.array([(1 << 63) - 1] * len(rows), rows.schema.field(at).type)
     writer = DatasetWriter(tmp_path, NODE)
     writer.recording = recording
-    partial = killed(writer.put("calls", rows.set_column(at, rows.schema.field(at), last), BEGAN_NS + REALTIME_NS, 2))
+    partial = killed(
+        writer.write_part("calls", rows.set_column(at, rows.schema.field(at), last), BEGAN_NS + REALTIME_NS, 2)
+    )
     (row,) = read(tmp_path, "recordings")
-    settle(tmp_path, NODE)
+    recover_leftovers(tmp_path, NODE)
     (message,) = caplog.messages
     assert message.startswith(f"{partial}: left by a recorder that was killed, and stays: ")
     assert read(tmp_path, "recordings") == [row]
@@ -159,6 +161,6 @@ def test_a_pipe_under_the_name_of_a_leftover_is_nobodys_and_waits_for_nobody(tmp
     asking.start()
     asking.join(10)
     assert found == [False]
-    settle(tmp_path, NODE)
-    assert leftovers(tmp_path) == []
+    recover_leftovers(tmp_path, NODE)
+    assert find_leftovers(tmp_path) == []
     assert pipe.is_fifo()

@@ -24,12 +24,12 @@ def test_a_part_that_cannot_be_written_leaves_what_was_there_and_nothing_else(
 ) -> None:
     writer = DatasetWriter(tmp_path, "gpu/01")
     rows = pa.Table.from_pylist([{"recording": 1, "text": "first"}])
-    file = writer.put("marks", rows, 0, 1)
+    file = writer.write_part("marks", rows, 0, 1)
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     durable = DatasetWriter(tmp_path, "gpu/01", durable=True)
     durable.recording = writer.recording
     with pytest.raises(OSError, match="No space left on device"):
-        durable.put("marks", rows.append_column("x", pa.array(["second"])), 0, 1)
+        durable.write_part("marks", rows.append_column("x", pa.array(["second"])), 0, 1)
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
     assert [row["text"] for row in read(tmp_path, "marks")] == ["first"]
     assert file.parent.parent.name == "gpu%2F01"

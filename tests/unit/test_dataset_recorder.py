@@ -24,7 +24,7 @@ from railscope.agent.record.dataset_recorder import (
     DatasetRecorder,
     describe_losses,
     describe_silence,
-    prepare,
+    make_dataset_folder,
     recorders_config,
 )
 from railscope.agent.record.stream import StreamTotals
@@ -49,7 +49,7 @@ def test_a_ring_gives_everything_once_and_counts_what_was_overwritten(
             ring.add(records("losses", count, calls=added + np.arange(count)))
             added += count
             continue
-        fresh, overwritten = ring.after(taken)
+        fresh, overwritten = ring.read_after(taken)
         assert fresh["calls"].tolist() == list(range(max(taken, added - capacity), added))
         assert taken + overwritten + len(fresh) == added == ring.added
         taken = added
@@ -57,7 +57,7 @@ def test_a_ring_gives_everything_once_and_counts_what_was_overwritten(
 
 def test_what_was_not_added_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="0 records have been added, not 1"):
-        RecordRing(KINDS["losses"], 4).after(1)
+        RecordRing(KINDS["losses"], 4).read_after(1)
 
 
 def test_the_recorder_gives_each_event_once_with_its_losses_and_the_clocks_of_its_time() -> None:
@@ -71,16 +71,16 @@ def test_the_recorder_gives_each_event_once_with_its_losses_and_the_clocks_of_it
         for _ in range(3):
             recorder.add_calls(records("calls", 100, sequence=len(seen) + overwritten + np.arange(100)))
             clock.sleep(1.0)
-            recorder.tick()
+            recorder.update()
             if round_number % 5 == 4:
                 break
-        recorder.note_losses(calls=10 * (round_number + 1), completions=0, lifecycle=0)
-        recorder.mark(f"mark {round_number}")
-        taken = recorder.take("record", snapshot)
+        recorder.record_losses(calls=10 * (round_number + 1), completions=0, lifecycle=0)
+        recorder.add_mark(f"mark {round_number}")
+        taken = recorder.read_new("record", snapshot)
         one = taken.recording
         seen += one.calls["sequence"].tolist()
         overwritten += taken.overwritten["calls"]
-        lost += one.lost()["calls"]
+        lost += one.lost_events()["calls"]
         assert [mark.text for mark in one.marks] == [f"mark {round_number}"]
         assert one.began_ns == ended_ns or round_number == 0
         ended_ns = one.ended_ns
@@ -98,7 +98,7 @@ class Taker:
     ready: bool = True
     pieces: list[StreamPiece] = field(default_factory=list)
 
-    def take(self, piece: StreamPiece) -> None:
+    def enqueue(self, piece: StreamPiece) -> None:
         self.pieces.append(piece)
 
 
@@ -116,7 +116,7 @@ def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_lat
     clock = SimulatedClock()
     recorder = FlightRecorder(clock, host="gpu-01", memory_bytes=56 * 1000)
     feed, taker = RecorderFeed(recorder, Idle(), None, None), Taker()
-    feed.stream_to(taker, 5 * SECOND_NS)
+    feed.start_stream(taker, 5 * SECOND_NS)
 
     def after(seconds: int, calls: int = 0) -> list[int]:
         """Lengths of the pieces that were given meanwhile."""
@@ -124,7 +124,7 @@ def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_lat
         for _ in range(seconds):
             clock.sleep(1.0)
             recorder.add_calls(records("calls", calls))
-            feed.tick()
+            feed.update()
         return [len(piece.piece.recording.calls) for piece in taker.pieces]
 
     assert after(4, calls=10) == []
@@ -137,7 +137,7 @@ def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_lat
     taker.ready = True
     assert after(1) == [620]
     assert taker.pieces[0].piece.overwritten["calls"] == 80
-    feed.give(taker)
+    feed.write_to(taker)
     assert len(taker.pieces[-1].piece.recording.calls) == 0
 
 
@@ -166,11 +166,11 @@ def test_a_recording_without_a_call_says_so(
 
 def test_a_folder_that_has_recordings_is_added_to_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "railscope.recordings")
-    assert len(prepare(tmp_path / "new" / "job")) == 2
+    assert len(make_dataset_folder(tmp_path / "new" / "job")) == 2
     assert caplog.messages == []
     for node in ("gpu/01", "gpu/01", "gpu-02"):
         RecordingWriter(DatasetWriter(tmp_path / "new" / "job", node), ROW)
-        prepare(tmp_path / "new" / "job")
+        make_dataset_folder(tmp_path / "new" / "job")
     assert caplog.messages == [
         f"{tmp_path}/new/job holds 1 recording of gpu/01: this one is added",
         f"{tmp_path}/new/job holds 2 recordings of gpu/01: this one is added",
@@ -197,7 +197,7 @@ def test_a_recorder_takes_what_its_agent_saw_up_to_the_end_of_it(
     recorder = DatasetRecorder(tmp_path / "job", watches_nothing, "1.2.3", SystemClock())
     try:
         recorder.daemon.start()
-        recorder.started()
+        recorder.begin()
         recorder.daemon.stop()
         recorder.daemon.run()
         recorder.finish()
@@ -214,9 +214,9 @@ def test_an_agent_that_records_nothing_has_nothing_to_give() -> None:
     daemon = Daemon(Config(collectors=frozenset(), recordings_memory_bytes=0), SystemClock(), "1.2.3", serve=False)
     try:
         with pytest.raises(RuntimeError, match="the flight recorder is switched off"):
-            daemon.stream_to(Taker(), SECOND_NS)
+            daemon.start_stream(Taker(), SECOND_NS)
         with pytest.raises(RuntimeError, match="the flight recorder is switched off"):
-            daemon.give_rest(Taker())
+            daemon.flush_stream(Taker())
     finally:
         daemon.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.dataset.files import node_parts, part_name
-from railscope.agent.dataset.merge import Merger, write_together
+from railscope.agent.dataset.merge import Merger, merge_files
 from railscope.agent.dataset.recording_writer import RecordingWriter
 from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.size import SizeBound
@@ -28,7 +28,7 @@ def fill(folder: Path, most_bytes: int, pieces: Iterable[int]) -> tuple[Recordin
         files = writer.add(piece(number), NO_LOSSES, {})
         written = sum(file.stat().st_size for _, file in files)
         merger.add(files)
-        bound.keep(writer, written)
+        bound.remove_excess(writer, written)
         assert bytes_of(folder) <= most_bytes
     return writer, bound
 
@@ -67,7 +67,7 @@ def test_recordings_that_ended_go_first_and_those_of_others_stay(tmp_path: Path)
     seen = []
     for number in range(3, 40):
         files = writer.add(piece(number), NO_LOSSES, {})
-        bound.keep(writer, sum(file.stat().st_size for _, file in files))
+        bound.remove_excess(writer, sum(file.stat().st_size for _, file in files))
         seen.append(calls(old))
         if seen[-1] == 20:
             (row,) = (row for row in read(tmp_path, "recordings") if row["recording"] == old.writer.recording)
@@ -87,12 +87,12 @@ def test_parts_that_a_stopped_merge_left_go_with_the_whole_and_do_not_come_back(
         old.add(piece(number), NO_LOSSES, {})
     parts = node_parts(tmp_path, "calls", "gpu-01")
     whole = parts[0].path.with_name(part_name(old.writer.recording, 1, 16))
-    write_together([part.path for part in parts], whole, "calls", durable=False)
+    merge_files([part.path for part in parts], whole, "calls", durable=False)
     for file in tmp_path.rglob("*.parquet"):
         os.utime(file, (1_000_000, 1_000_000))
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     writer.add(piece(20), NO_LOSSES, {})
-    SizeBound(1).keep(writer, 0)
+    SizeBound(1).remove_excess(writer, 0)
     assert sequences(tmp_path) == list(range(201, 211))
     assert not list(tmp_path.rglob(f"{old.writer.recording:016x}-*"))
 
@@ -111,7 +111,7 @@ def test_what_happened_at_one_time_goes_together_also_where_one_table_had_fewer_
             os.utime(file, ns=(number, number))
         merger.add(files)
     assert len(read(tmp_path, "operations")) == 70
-    SizeBound(bytes_of(tmp_path) - 1).keep(writer, 0)
+    SizeBound(bytes_of(tmp_path) - 1).remove_excess(writer, 0)
     assert sequences(tmp_path) == list(range(161, 321))
     assert read(tmp_path, "operations") == []
     (row,) = read(tmp_path, "recordings")
@@ -124,7 +124,7 @@ def test_the_last_part_stays_even_where_it_is_too_large(tmp_path: Path, caplog: 
     bound = SizeBound(1)
     for number in range(3):
         writer.add(piece(number), NO_LOSSES, {})
-        bound.keep(writer, 1)
+        bound.remove_excess(writer, 1)
     assert sequences(tmp_path) == list(range(21, 31))
     assert len([one for one in caplog.messages if "nothing older is left: allow more (--max-size)" in one]) == 1
 

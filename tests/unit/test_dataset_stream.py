@@ -31,7 +31,7 @@ def test_a_stream_writes_all_that_it_is_given(tmp_path: Path) -> None:
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     stream = DatasetStream(writer, None)
     for number in range(5):
-        stream.take(given_piece(number, overwritten=number))
+        stream.enqueue(given_piece(number, overwritten=number))
     stream.close()
     assert sequences(tmp_path) == list(range(1, 51))
     assert writer.row.calls_lost == 10
@@ -45,7 +45,7 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
-    put, failures = DatasetWriter.put, [2]
+    put, failures = DatasetWriter.write_part, [2]
 
     def full(self: DatasetWriter, table: str, rows: pa.Table, hour_ns: int, part: int) -> Path:
         if table == "recordings" and failures[0]:
@@ -53,16 +53,16 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
             raise OSError(28, "No space left on device")
         return put(self, table, rows, hour_ns, part)
 
-    monkeypatch.setattr(DatasetWriter, "put", full)
+    monkeypatch.setattr(DatasetWriter, "write_part", full)
     monkeypatch.setattr("railscope.agent.record.stream._AGAIN_SECONDS", 0.01)
     stream = DatasetStream(writer, None)
-    stream.take(given_piece(0))
+    stream.enqueue(given_piece(0))
     while not stream.ready:
         time.sleep(0.01)
     assert sequences(tmp_path) == list(range(1, 11))
     assert len([one for one in caplog.messages if "No space left on device; trying again" in one]) == 1
     failures[0] = 1 << 30
-    stream.take(given_piece(1))
+    stream.enqueue(given_piece(1))
     assert not stream.ready
     with pytest.raises(
         DatasetError,
@@ -87,11 +87,11 @@ def test_a_stream_that_can_write_no_more_says_so_and_ends_the_recording(
 ) -> None:
     stopped = threading.Event()
     stream = DatasetStream(RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW), None, stopped.set)
-    stream.take(given_piece(0))
+    stream.enqueue(given_piece(0))
     while not stream.ready:
         time.sleep(0.01)
     monkeypatch.setattr(RecordingWriter, "add", lambda *_: (_ for _ in ()).throw(trouble))
-    stream.take(given_piece(1))
+    stream.enqueue(given_piece(1))
     assert stopped.wait(60)
     assert (stream.failed, stream.ready) == (True, False)
     assert f"{tmp_path}: {said}" in caplog.messages
@@ -111,7 +111,7 @@ def test_a_damaged_part_of_an_older_recording_stays_and_is_told_once(
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     stream = DatasetStream(writer, SizeBound(3000))
     for number in range(1, 6):
-        stream.take(given_piece(number))
+        stream.enqueue(given_piece(number))
     stream.close()
     assert len([one for one in caplog.messages if f"{damaged}: cannot be read: " in one]) == 1
     assert damaged.exists()

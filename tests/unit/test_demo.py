@@ -34,11 +34,11 @@ def test_only_stalls_of_the_demo_s_own_processes_are_told(caplog: pytest.LogCapt
     stalls = OwnStalls()
     mine, others = replace(stall(), pid=11), replace(stall(), pid=12)
     with caplog.at_level(logging.WARNING):
-        stalls.began(others)
-        stalls.began(mine)
+        stalls.record(others)
+        stalls.record(mine)
         assert not caplog.messages
-        stalls.tell((10, 11))
-        stalls.tell((10, 11))
+        stalls.log_new((10, 11))
+        stalls.log_new((10, 11))
     assert caplog.messages == [
         f"communicator {mine.comm} rank 1 stalls in AllReduce: rail_down: "
         "rail 1 (rail1) has no carrier or is switched off"

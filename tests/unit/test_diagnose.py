@@ -17,7 +17,7 @@ from railscope.agent.cluster import command
 from railscope.agent.cluster.command import as_json_text, as_text, diagnose, endpoint_of, question_from, run_diagnose
 from railscope.agent.cluster.fleet.prometheus import PrometheusError
 from railscope.agent.cluster.options import add_diagnose_arguments
-from railscope.agent.cluster.verdict.words import Verdict, verdict_of
+from railscope.agent.cluster.verdict.words import Verdict, make_verdict
 from tests.unit.canned_store import NOW, CannedStore, agent
 from tests.unit.fleets import COMM, OTHER, Fleets, fleets_of_any_kind, stall
 
@@ -31,7 +31,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 def stopped() -> Verdict:
     fleets = Fleets(4).communicator().communicator(OTHER, pids=100).all_say("rank_behind").all_say("rank_behind", OTHER)
     fleets.rank(1, stall=stall("process_stopped")).lose_host(3)
-    return verdict_of(fleets.made())
+    return make_verdict(fleets.made())
 
 
 def test_the_first_line_is_the_verdict_and_the_rest_tells_why_and_what_next() -> None:
@@ -57,7 +57,7 @@ def test_of_many_communicators_that_wait_only_a_few_are_printed() -> None:
     for number in range(50):
         fleets.communicator(f"{number:016x}").all_say("rank_behind", f"{number:016x}")
         fleets.rank(1, f"{number:016x}", stall=stall("process_stopped"))
-    verdict = verdict_of(fleets.made())
+    verdict = make_verdict(fleets.made())
     assert "44 more (--json lists all)" in as_text(verdict)
     assert as_text(verdict).count("the same process") == 5
     assert as_json_text(verdict).count("the same process") == 49
@@ -65,13 +65,13 @@ def test_of_many_communicators_that_wait_only_a_few_are_printed() -> None:
 
 def test_no_stall_is_one_line_and_the_time() -> None:
     fleets = Fleets().communicator()
-    assert as_text(verdict_of(fleets.made())).splitlines()[0] == (
+    assert as_text(make_verdict(fleets.made())).splitlines()[0] == (
         "No stall: no host calls the only communicator stalled."
     )
 
 
 def test_where_no_communicator_is_seen_nothing_is_called_no_stall() -> None:
-    verdict = verdict_of(Fleets().made())
+    verdict = make_verdict(Fleets().made())
     assert verdict.headline == "No host sees a communicator."
     assert verdict.notes[0].startswith("if a job runs, `railscope doctor`")
     assert (verdict.problem, verdict.heard) == (False, True)
@@ -79,7 +79,7 @@ def test_where_no_communicator_is_seen_nothing_is_called_no_stall() -> None:
 
 @given(fleets_of_any_kind())
 def test_nothing_is_wider_than_a_terminal_but_commands(fleets: Fleets) -> None:
-    for line in as_text(verdict_of(fleets.made())).splitlines():
+    for line in as_text(make_verdict(fleets.made())).splitlines():
         assert len(line) <= 80 or re.match(r"  \d+\. \w+: ", line), line
 
 
@@ -93,7 +93,7 @@ def test_colour_only_changes_how_it_looks() -> None:
 @pytest.mark.parametrize("name", ["host\x1b[31m", "host\x9b2J", "host\x7f\r"])
 def test_what_hosts_are_called_commands_no_terminal(name: str) -> None:
     fleets = Fleets().communicator().all_say("rank_behind").rank(1, stall=stall("process_stopped"), host=name)
-    verdict = replace(verdict_of(fleets.made()), notes=(f"note of {name}",))
+    verdict = replace(make_verdict(fleets.made()), notes=(f"note of {name}",))
     assert any(name in step.host for finding in verdict.findings for step in finding.next_steps)
     text, document = as_text(verdict), as_json_text(verdict)
     assert all(line.isprintable() for text in (text, document) for line in text.split("\n"))
@@ -102,7 +102,7 @@ def test_what_hosts_are_called_commands_no_terminal(name: str) -> None:
 
 def test_what_limits_the_store_s_answers_is_the_first_note() -> None:
     class Partial(CannedStore):
-        def reservations(self) -> tuple[str, ...]:
+        def warnings(self) -> tuple[str, ...]:
             return ("answers are partial",)
 
     store = Partial()
@@ -153,10 +153,10 @@ def test_json_holds_everything_by_name() -> None:
     assert {"evidence", "healthy", "unknown", "next_steps", "headline"} <= finding.keys()
 
 
-SILENT = verdict_of(Fleets(2).communicator().lose_host(0).lose_host(1).made())
+SILENT = make_verdict(Fleets(2).communicator().lose_host(0).lose_host(1).made())
 
 
-@pytest.mark.parametrize(("verdict", "status"), [(stopped(), 1), (verdict_of(Fleets().made()), 0), (SILENT, 2)])
+@pytest.mark.parametrize(("verdict", "status"), [(stopped(), 1), (make_verdict(Fleets().made()), 0), (SILENT, 2)])
 def test_the_exit_status_says_whether_something_is_stalled(
     verdict: Verdict, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

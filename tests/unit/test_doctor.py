@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import rail_pattern
+from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.doctor import command as doctor
 from railscope.agent.doctor.command import Examination, as_json_text, as_text, run_doctor
-from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, guarded
-from railscope.agent.doctor.host import CAPABILITIES, devices, kernel, pid_namespace, privileges, settings
+from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, run_guarded
+from railscope.agent.doctor.host import (
+    CAPABILITIES,
+    check_devices,
+    check_kernel,
+    check_pid_namespace,
+    check_privileges,
+    check_settings,
+)
 from railscope.agent.doctor.probes import Trial, check_probes, configured_settings
 from railscope.agent.doctor.rails import check_rails
 from railscope.probes.clock import SystemClock
@@ -59,17 +66,17 @@ def examination(*findings: Finding) -> Examination:
     ],
 )
 def test_kernels_before_5_15_are_a_problem(release: str, status: Status) -> None:
-    assert statuses(kernel(release, "x86_64"))["kernel"] == status
+    assert statuses(check_kernel(release, "x86_64"))["kernel"] == status
 
 
 def test_a_processor_without_programs_is_a_problem_that_names_those_with() -> None:
-    (finding,) = [finding for finding in kernel("6.12.0", "riscv64") if finding.check == "processor"]
+    (finding,) = [finding for finding in check_kernel("6.12.0", "riscv64") if finding.check == "processor"]
     assert finding.status == "problem"
     assert "x86_64 or aarch64" in finding.remedy
 
 
 def test_every_missing_capability_says_what_is_lost_and_how_to_get_it(tmp_path: Path) -> None:
-    findings = privileges(procfs_with(tmp_path))
+    findings = check_privileges(procfs_with(tmp_path))
     assert statuses(findings) == {
         "CAP_BPF": "problem",
         "CAP_PERFMON": "problem",
@@ -84,17 +91,17 @@ def test_every_missing_capability_says_what_is_lost_and_how_to_get_it(tmp_path: 
 
 def test_capabilities_that_are_there_are_ok(tmp_path: Path) -> None:
     procfs = procfs_with(tmp_path, BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH)
-    assert set(statuses(privileges(procfs)).values()) == {"ok"}
+    assert set(statuses(check_privileges(procfs)).values()) == {"ok"}
 
 
 def test_sys_admin_stands_in_for_bpf_and_perfmon_only(tmp_path: Path) -> None:
-    found = statuses(privileges(procfs_with(tmp_path, SYS_ADMIN)))
+    found = statuses(check_privileges(procfs_with(tmp_path, SYS_ADMIN)))
     assert (found["CAP_BPF"], found["CAP_PERFMON"]) == ("ok", "ok")
     assert (found["CAP_SYS_PTRACE"], found["CAP_DAC_READ_SEARCH"]) == ("problem", "problem")
 
 
 def test_dac_override_stands_in_for_dac_read_search(tmp_path: Path) -> None:
-    assert statuses(privileges(procfs_with(tmp_path, DAC_OVERRIDE)))["CAP_DAC_READ_SEARCH"] == "ok"
+    assert statuses(check_privileges(procfs_with(tmp_path, DAC_OVERRIDE)))["CAP_DAC_READ_SEARCH"] == "ok"
 
 
 def test_capability_numbers_are_the_kernels() -> None:
@@ -113,7 +120,7 @@ def test_settings_are_told_as_notes_with_their_values(tmp_path: Path) -> None:
     (procfs / "sys/kernel/perf_event_paranoid").write_text("3\n")
     (sysfs / "kernel/security").mkdir(parents=True)
     (sysfs / "kernel/security/lockdown").write_text("none [integrity] confidentiality\n")
-    found = {finding.check: finding for finding in settings(procfs, sysfs)}
+    found = {finding.check: finding for finding in check_settings(procfs, sysfs)}
     assert found["perf_event_paranoid"].what.startswith("3: ")
     assert found["unprivileged_bpf_disabled"].what.startswith("unknown: ")
     assert (found["lockdown"].status, found["lockdown"].what[:10]) == ("note", "integrity:")
@@ -126,14 +133,14 @@ def test_no_lockdown_and_btf_are_ok(tmp_path: Path) -> None:
         path = tmp_path / "kernel" / file
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    found = statuses(settings(tmp_path, tmp_path))
+    found = statuses(check_settings(tmp_path, tmp_path))
     assert (found["lockdown"], found["BTF"]) == ("ok", "ok")
 
 
 def test_a_nested_pid_namespace_is_noted_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()  # Its inode number is not the initial namespace's.
-    (finding,) = pid_namespace(tmp_path)
+    (finding,) = check_pid_namespace(tmp_path)
     assert finding.status == "note"
     assert "hostPID: true" in finding.remedy
 
@@ -141,13 +148,13 @@ def test_a_nested_pid_namespace_is_noted_with_the_way_out(tmp_path: Path) -> Non
 def test_rdma_devices_are_named(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"class/infiniband/mlx5_{number}").mkdir(parents=True)
-    found = {finding.check: finding for finding in devices(tmp_path, tmp_path)}
+    found = {finding.check: finding for finding in check_devices(tmp_path, tmp_path)}
     assert "mlx5_0, mlx5_1" in found["RDMA"].what
     assert "and 2 more" in found["RDMA"].what
 
 
 def test_a_host_without_rdma_and_driver_is_a_host_with_two_notes(tmp_path: Path) -> None:
-    found = {finding.check: finding for finding in devices(tmp_path, tmp_path)}
+    found = {finding.check: finding for finding in check_devices(tmp_path, tmp_path)}
     assert {finding.status for finding in found.values()} == {"note"}
     assert found["RDMA"].what.startswith("no devices")
     assert found["NVIDIA driver"].what.startswith("not loaded")
@@ -156,7 +163,7 @@ def test_a_host_without_rdma_and_driver_is_a_host_with_two_notes(tmp_path: Path)
 def test_the_nvidia_drivers_version_is_told(tmp_path: Path) -> None:
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     (tmp_path / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX  570.86\nGCC version: 12\n")
-    found = {finding.check: finding.what for finding in devices(tmp_path, tmp_path)}
+    found = {finding.check: finding.what for finding in check_devices(tmp_path, tmp_path)}
     assert found["NVIDIA driver"].startswith("NVRM version: NVIDIA UNIX 570.86")
 
 
@@ -176,7 +183,7 @@ def test_a_check_that_fails_is_a_finding_of_one_line(error: Exception) -> None:
     def look() -> list[Finding]:
         raise error
 
-    (finding,) = guarded("strange", look)
+    (finding,) = run_guarded("strange", look)
     assert (finding.check, finding.status) == ("strange", "problem")
     assert finding.what.startswith("cannot be checked: ")
     assert "\n" not in finding.what
@@ -252,7 +259,7 @@ def recorded_device(sysfs: Path, name: str, *, operstate: str, flags: str, carri
 def test_rails_of_a_recorded_host_tell_speed_carrier_and_why(tmp_path: Path) -> None:
     recorded_device(tmp_path, "eth2", operstate="up", flags="0x1003", carrier="1")
     recorded_device(tmp_path, "eth3", operstate="down", flags="0x1003", carrier="0")
-    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(rail_pattern("eth*"),)), (), SystemClock())
+    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(parse_rail_pattern("eth*"),)), (), SystemClock())
     by_rail = {finding.what[:1]: finding for finding in findings if finding.check == "rail"}
     assert by_rail["0"].status == "ok"
     assert "eth2 (configured: eth*): connected, 12.5 GB/s" in by_rail["0"].what
@@ -262,7 +269,7 @@ def test_rails_of_a_recorded_host_tell_speed_carrier_and_why(tmp_path: Path) -> 
 
 def test_configured_rails_that_match_nothing_are_a_problem(tmp_path: Path) -> None:
     recorded_device(tmp_path, "eth2", operstate="up", flags="0x1003", carrier="1")
-    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(rail_pattern("ib*"),)), (), SystemClock())
+    findings, rails = check_rails(Config(sysfs=tmp_path, rails=(parse_rail_pattern("ib*"),)), (), SystemClock())
     (finding,) = [finding for finding in findings if finding.check == "rail"]
     assert finding.status == "problem"
     assert "eth2 (matches no configured rail)" in finding.what

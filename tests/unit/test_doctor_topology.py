@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.cli.main import main
 from railscope.agent.config.options import Config
-from railscope.agent.config.rail_patterns import rail_pattern
+from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.doctor.command import Examination, as_json_text, as_text
 from railscope.agent.doctor.findings import RailReport
 from railscope.agent.doctor.rails import check_rails
@@ -21,8 +21,8 @@ from railscope.agent.doctor.topology import (
     PortReport,
     TopologyReport,
     check_topology,
-    picture,
-    report,
+    make_report,
+    render_picture,
     topology_of_file,
 )
 from railscope.agent.node.rails.gpu_affinity import map_rails
@@ -51,7 +51,7 @@ RAIL_FILE = (
 
 def drawn(machine: SimulatedMachine) -> list[str]:
     gpus = machine.gpus()
-    return picture(report(gpus, map_rails(machine.nics(), gpus))).splitlines()
+    return render_picture(make_report(gpus, map_rails(machine.nics(), gpus))).splitlines()
 
 
 def procfs(tmp_path: Path, pid: int, **environment: str) -> Path:
@@ -120,7 +120,7 @@ reports = st.builds(
 @settings(deadline=None)
 @given(reports)
 def test_no_line_is_wider_than_100_columns_or_can_move_a_terminal(found: TopologyReport) -> None:
-    for line in picture(found).split("\n"):
+    for line in render_picture(found).split("\n"):
         assert len(line) <= WIDTH
         assert line.isprintable()
 
@@ -277,7 +277,7 @@ def test_network_devices_beside_rdma_rails_have_the_numbers_that_the_agent_gives
 
 def test_a_host_whose_only_rails_are_rdma_ports_has_no_problem_with_its_rails(tmp_path: Path) -> None:
     rdma.efa(tmp_path)
-    config = Config(sysfs=tmp_path, rails=(rail_pattern("rdmap16s27"),))
+    config = Config(sysfs=tmp_path, rails=(parse_rail_pattern("rdmap16s27"),))
     findings, reports = check_rails(config, (), SystemClock())
     assert [finding for finding in findings if finding.status == "problem"] == []
     assert reports == ()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from railscope.probes.libraries import elf_variables
 from railscope.probes.libraries.elf import Elf, ElfError
-from railscope.probes.libraries.elf_variables import Variable, variables
+from railscope.probes.libraries.elf_variables import Variable, find_variables
 from tests.unit.elf_writer import BASE_ADDRESS, STB_LOCAL, STT_FUNC, STT_OBJECT, WantedElf, WantedSymbol, write_elf
 
 Opener = Callable[[bytes], Elf]
@@ -47,13 +47,13 @@ def opened(tmp_path: Path) -> Iterator[Opener]:
 
 
 def found(opened: Opener, wanted: WantedElf, *names: str) -> dict[str, Variable]:
-    return variables(opened(write_elf(wanted).data), names)
+    return find_variables(opened(write_elf(wanted).data), names)
 
 
 def test_variables_are_found_with_address_and_size(opened: Opener) -> None:
     written = write_elf(LIBRARY)
     base = BASE_ADDRESS + written.code_at
-    assert variables(opened(written.data), ["devices", "count", "absent"]) == {
+    assert find_variables(opened(written.data), ["devices", "count", "absent"]) == {
         "devices": Variable("devices", base + 16, 64),
         "count": Variable("count", base + 80, 4),
     }
@@ -93,7 +93,7 @@ def test_damage_anywhere_is_an_error_of_one_kind_or_an_answer_inside_the_file(
     data = bytearray(write_elf(LIBRARY).data)
     data[at % len(data)] = byte
     try:
-        answer = variables(opened(bytes(data)), ["devices", "count"])
+        answer = find_variables(opened(bytes(data)), ["devices", "count"])
     except ElfError:
         return
     assert answer.keys() <= {"devices", "count"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.cli.main import main
-from railscope.agent.estimate.text import bytes_text
+from railscope.agent.estimate.text import format_bytes
 
 SMALL = {
     "layers": 4,
@@ -324,7 +324,7 @@ def test_many_nodes_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bytes_are_shown_in_the_largest_unit_they_reach(count: int, text: str) -> None:
-    assert bytes_text(count) == text
+    assert format_bytes(count) == text
 
 
 def test_the_help_has_an_example_that_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,9 +46,9 @@ class Bench:
         assert isinstance(self.clock, SteppedClock)
         before = self.reads()
         for _ in range(seconds):
-            self.watch.tick(self.decisions, calm=calm)
+            self.watch.update(self.decisions, calm=calm)
             end_ns = self.clock.now_ns + SECOND_NS
-            while (due_ns := self.sampler.tick(self.clock.now_ns)) is not None and due_ns < end_ns:
+            while (due_ns := self.sampler.read_due(self.clock.now_ns)) is not None and due_ns < end_ns:
                 self.clock.now_ns = due_ns
             self.clock.now_ns = end_ns
         return {after - earlier for after, earlier in zip(self.reads(), before, strict=True)}
@@ -102,22 +102,22 @@ def test_a_process_that_comes_and_a_calm_that_ends_are_read_for_at_once(bench: B
             bench.reads_over(4, calm=True)
             bench.clock.now_ns += SECOND_NS // 3
             before = bench.reads()
-            bench.watch.tick(bench.decisions)
+            bench.watch.update(bench.decisions)
         else:
             bench.watch.add_process(os.getpid(), bench.own)
-        bench.sampler.tick(bench.clock.now_ns)
+        bench.sampler.read_due(bench.clock.now_ns)
         assert {after - earlier for after, earlier in zip(bench.reads(), before, strict=True)} == {1}
 
 
 def test_rails_that_become_known_are_read_at_once_also_where_nobody_lives(bench: Bench) -> None:
     assert isinstance(bench.clock, SteppedClock)
-    bench.watch.tick(())
-    bench.sampler.tick(bench.clock.now_ns)
+    bench.watch.update(())
+    bench.sampler.read_due(bench.clock.now_ns)
     bench.clock.now_ns += SECOND_NS // 10
-    bench.watch.tick(bench.decisions)
-    assert bench.watch.awaited()
-    bench.sampler.tick(bench.clock.now_ns)
-    assert not bench.watch.awaited()
+    bench.watch.update(bench.decisions)
+    assert bench.watch.unread_sources()
+    bench.sampler.read_due(bench.clock.now_ns)
+    assert not bench.watch.unread_sources()
 
 
 def test_whoever_looks_closely_has_readings_of_that_moment_and_waits_for_them_once() -> None:
@@ -125,8 +125,8 @@ def test_whoever_looks_closely_has_readings_of_that_moment_and_waits_for_them_on
         bench.sampler.start()
         bench.watch.add_process(os.getpid(), bench.own)
         for _ in range(3000):
-            bench.watch.tick(bench.decisions, calm=True)
-            if not bench.watch.awaited() and len(bench.reads()) == 2:
+            bench.watch.update(bench.decisions, calm=True)
+            if not bench.watch.unread_sources() and len(bench.reads()) == 2:
                 break
             bench.clock.sleep(0.01)
         before = bench.reads()

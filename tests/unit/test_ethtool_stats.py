@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 
 from railscope.agent.node.rails.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
-from railscope.agent.node.rails.ethernet_rules import lossless_priorities, severity_of, statistic_rule, use_of
+from railscope.agent.node.rails.ethernet_rules import lossless_priorities, severity_of, statistic_rule, statistic_use
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.ethtool_stats import DeviceStatistics, EthtoolStatistics, StatisticUse, parse_names
@@ -68,7 +68,7 @@ class SimulatedDriver:
 
 
 def reader(driver: SimulatedDriver) -> EthtoolStatistics:
-    made = EthtoolStatistics(SteppedClock(), use_of, driver)
+    made = EthtoolStatistics(SteppedClock(), statistic_use, driver)
     made.watch(tuple(driver.devices))
     return made
 
@@ -177,8 +177,8 @@ def test_counts_begin_with_the_driver_s_and_never_fall_when_it_is_loaded_again()
 
     def discards() -> int:
         clock.sleep(1)
-        sampler.tick(clock.monotonic_ns())
-        found = sampler.state().of_source("ethtool", "eth0")
+        sampler.read_due(clock.monotonic_ns())
+        found = sampler.state().device_of_source("ethtool", "eth0")
         assert found is not None
         counters = {counter.name: counter for counter in ethernet_counters(source.last[0], found)}
         return counters["rx_prio0_buf_discard"].count
@@ -256,7 +256,7 @@ def test_what_a_single_queue_counted_is_never_taken_in(queue: int, what: str, fo
 @given(st.text(max_size=40))
 def test_any_name_has_a_rule_or_none(name: str) -> None:
     rule = statistic_rule(name)
-    assert (rule is None) == (use_of(name) is StatisticUse.IGNORED)
+    assert (rule is None) == (statistic_use(name) is StatisticUse.IGNORED)
     assert rule is None or rule.priority is None or 0 <= rule.priority <= 7
 
 
@@ -283,7 +283,7 @@ def test_any_bytes_are_names_or_a_clean_error(data: bytes, count: int) -> None:
 def test_every_device_gets_its_own_values_whatever_its_driver_has(devices: list[dict[str, int]]) -> None:
     named = {f"eth{number}": values for number, values in enumerate(devices)}
     assert shown(reader(SimulatedDriver(**named))) == {
-        device: {name: value for name, value in values.items() if use_of(name) is StatisticUse.COUNTER}
+        device: {name: value for name, value in values.items() if statistic_use(name) is StatisticUse.COUNTER}
         for device, values in named.items()
     }
 

@@ -57,8 +57,8 @@ def bucket_of(duration_ns: int) -> int:
 def attached(histogram: Histogram, *events: Records) -> tuple[Exemplar | None, ...]:
     exemplars = Exemplars()
     for batch in events:
-        exemplars.take(batch)
-    (found,) = exemplars.attached((OpHistogram("AllReduce", histogram),), COMMUNICATORS, REALTIME_OFFSET_NS)
+        exemplars.record(batch)
+    (found,) = exemplars.attach((OpHistogram("AllReduce", histogram),), COMMUNICATORS, REALTIME_OFFSET_NS)
     return found.histogram.exemplars
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.processes.exit_status import ended_badly, exit_code, exit_status
+from railscope.probes.processes.exit_status import exit_code, exited_badly, read_exit_status
 from railscope.probes.processes.processes import ProcessIdentity, identity_of
 
 PROC = Path("/proc")
@@ -40,7 +40,7 @@ class Child:
         select.select([self.pidfd], [], [], 20)
 
     def status(self) -> int | None:
-        return exit_status(PROC, self.identity, self.pidfd)
+        return read_exit_status(PROC, self.identity, self.pidfd)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_another_process_with_the_same_pid_tells_nothing(child: Child) -> None:
     other = ProcessIdentity(child.identity.pid, child.identity.start_time_ticks + 1)
     reading, writing = os.pipe()
     try:
-        assert exit_status(PROC, other, reading) is None, "a pipe is no pidfd"
+        assert read_exit_status(PROC, other, reading) is None, "a pipe is no pidfd"
     finally:
         os.close(reading)
         os.close(writing)
@@ -120,10 +120,10 @@ def test_another_process_with_the_same_pid_tells_nothing(child: Child) -> None:
     ],
 )
 def test_who_was_told_to_end_did_not_fail(status: int | None, badly: bool | None) -> None:
-    assert ended_badly(exit_code(status)) is badly
+    assert exited_badly(exit_code(status)) is badly
 
 
 @pytest.mark.parametrize("status", [0x7F, 0xFFFF])
 def test_a_word_that_wait_would_not_say_is_not_known(status: int) -> None:
     assert exit_code(status) is None
-    assert ended_badly(exit_code(status)) is None
+    assert exited_badly(exit_code(status)) is None

@@ -17,7 +17,7 @@ from railscope.agent.facts.snapshot import (
     Snapshot,
 )
 from railscope.exporters.series.budget import SeriesBudget
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import SUMMED, Selection
 from tests.unit.exporters_snapshots import (
@@ -51,12 +51,12 @@ def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> N
     snapshot = full_snapshot()
     ended = replace(communicator(comm="00c0ffee00c0ff01"), alive=False)
     snapshot = with_communicators(snapshot, *snapshot.collectives.communicators, ended)
-    shown = families(snapshot, selection=Selection(["all"]))
+    shown = make_families(snapshot, selection=Selection(["all"]))
     assert [family.metric for family in shown] == list(catalogue.METRICS)
 
 
 def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it_is_not_known() -> None:
-    first, second, third = samples(families(full_snapshot()), "comm_info")
+    first, second, third = samples(make_families(full_snapshot()), "comm_info")
     assert first[0].keys() == second[0].keys() == third[0].keys()
     assert (first[0]["job"], first[0]["pod"]) == ("pretrain", "")
     assert (third[0]["job"], third[0]["pod"]) == ("", 'trainer "a"\\0')
@@ -65,14 +65,14 @@ def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it
 
 def test_a_job_fact_whose_name_is_no_label_name_is_shown_under_one_that_is() -> None:
     odd = named(communicator(), job=(("app.kubernetes.io/name", "a"), ("__meta", "b"), ("9lives", "c"), ("é", "d")))
-    ((labels, _),) = samples(families(with_communicators(EMPTY, odd)), "comm_info")
+    ((labels, _),) = samples(make_families(with_communicators(EMPTY, odd)), "comm_info")
     assert (labels["app_kubernetes_io_name"], labels["meta"], labels["job_9lives"]) == ("a", "b", "c")
     assert "d" not in labels.values()
 
 
 def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_identities() -> None:
     twice = (communicator(pid=1), communicator(pid=2))
-    shown = families(with_communicators(EMPTY, *twice))
+    shown = make_families(with_communicators(EMPTY, *twice))
     assert samples(shown, "comm_enqueued_total") == [({"comm": "00c0ffee00c0ffee", "rank": "0"}, 2400)]
     assert [labels["pid"] for labels, _ in samples(shown, "comm_info")] == ["1", "2"]
 
@@ -80,13 +80,13 @@ def test_two_processes_with_one_comm_and_rank_add_their_counts_and_keep_both_ide
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_rank_counted_late_says_so_also_once_its_process_is_gone(alive: bool) -> None:
     late = replace(communicator(), whole=False, alive=alive)
-    shown = families(with_communicators(EMPTY, late))
+    shown = make_families(with_communicators(EMPTY, late))
     assert samples(shown, "comm_counted_from_start") == [({"comm": late.identity.comm, "rank": late.identity.rank}, 0)]
 
 
 def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
     living, ended = communicator(rank="0"), replace(communicator(rank="1"), alive=False)
-    shown = families(with_communicators(EMPTY, living, ended))
+    shown = make_families(with_communicators(EMPTY, living, ended))
     assert samples(shown, "comm_ended") == [({"comm": ended.identity.comm, "rank": "1"}, 1)]
 
 
@@ -102,17 +102,17 @@ def test_an_end_of_a_communicator_that_has_ended_says_so() -> None:
 def test_no_end_is_said_of_a_rank_that_may_be_another_one_that_lives(others: dict[str, str | int]) -> None:
     ended = named(replace(communicator(), alive=False), **others)
     living = communicator() if "pid" in others else communicator(rank="1")
-    assert not samples(families(with_communicators(EMPTY, ended, living)), "comm_ended")
+    assert not samples(make_families(with_communicators(EMPTY, ended, living)), "comm_ended")
 
 
 def test_a_communicator_seen_twice_in_one_process_is_one_identity() -> None:
-    shown = families(with_communicators(EMPTY, communicator(), communicator()))
+    shown = make_families(with_communicators(EMPTY, communicator(), communicator()))
     assert len(samples(shown, "comm_info")) == 1
 
 
 def test_a_rail_has_a_netns_label_only_where_it_is_needed() -> None:
     with_netns, without = rail("0", "rxe0"), rail("1", "mlx5_0")
-    shown = families(replace(EMPTY, rails=(replace(with_netns, netns="tenant-b"), without)))
+    shown = make_families(replace(EMPTY, rails=(replace(with_netns, netns="tenant-b"), without)))
     for name in ("rail_info", "rail_transmit_bytes_total", "rail_explained_ratio", "rail_events_total"):
         for labels, _ in samples(shown, name):
             assert labels.get("netns") == ("tenant-b" if labels["device"] == "rxe0" else None)
@@ -126,7 +126,7 @@ def test_what_cannot_be_known_of_a_rail_is_absent_and_never_zero() -> None:
         transmit_wire_bytes=None,
         transmit_explained_ratio=None,
     )
-    shown = families(replace(EMPTY, rails=(blind,)))
+    shown = make_families(replace(EMPTY, rails=(blind,)))
     assert not samples(shown, "rail_up")
     assert not samples(shown, "rail_speed_bytes_per_second")
     assert [labels["direction"] for labels, _ in samples(shown, "rail_expected_wire_bytes_total")] == ["receive"]
@@ -134,13 +134,13 @@ def test_what_cannot_be_known_of_a_rail_is_absent_and_never_zero() -> None:
 
 
 def test_a_rail_that_is_down_is_zero() -> None:
-    ((_, up),) = samples(families(replace(EMPTY, rails=(replace(rail(), up=False),))), "rail_up")
+    ((_, up),) = samples(make_families(replace(EMPTY, rails=(replace(rail(), up=False),))), "rail_up")
     assert (up, type(up)) == (0, int)
 
 
 def test_simulated_inputs_are_labelled_so() -> None:
     def label(simulated: bool) -> str:
-        ((labels, one),) = samples(families(replace(EMPTY, simulated=simulated)), "build_info")
+        ((labels, one),) = samples(make_families(replace(EMPTY, simulated=simulated)), "build_info")
         assert one == 1
         return labels["simulated"]
 
@@ -148,30 +148,30 @@ def test_simulated_inputs_are_labelled_so() -> None:
 
 
 def test_an_empty_snapshot_still_says_that_railscope_is_there_and_dropped_nothing() -> None:
-    shown = families(EMPTY)
+    shown = make_families(EMPTY)
     assert samples(shown, "processes_observed") == [({}, 0)]
     assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 0)]
 
 
 def test_what_the_agent_dropped_and_what_the_cap_drops_are_shown_by_reason() -> None:
     health = AgentHealth(series_dropped={"limit": 3, "cap": 2})
-    shown = families(replace(EMPTY, health=health), SeriesBudget(1000))
+    shown = make_families(replace(EMPTY, health=health), SeriesBudget(1000))
     assert samples(shown, "series_dropped_total") == [({"reason": "limit"}, 3), ({"reason": "cap"}, 2)]
 
 
 def test_within_the_budget_nothing_is_dropped() -> None:
     snapshot = full_snapshot()
-    everything = count(families(snapshot))
+    everything = count(make_families(snapshot))
     exactly = SeriesBudget(everything)
-    assert count(families(snapshot, exactly)) == everything
+    assert count(make_families(snapshot, exactly)) == everything
     assert exactly.dropped_total == 0
 
 
 def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
     four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
     snapshot = with_communicators(replace(EMPTY, rails=(rail(),)), *four)
-    budget = SeriesBudget(count(families(snapshot)) - 7)
-    shown = families(snapshot, budget)
+    budget = SeriesBudget(count(make_families(snapshot)) - 7)
+    shown = make_families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
     assert len(samples(shown, "rail_events_total")) == 2
@@ -180,8 +180,8 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
 
 
 def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
-    whole = count(families(full_snapshot()))
-    shown = families(full_snapshot(), SeriesBudget(whole - 1))
+    whole = count(make_families(full_snapshot()))
+    shown = make_families(full_snapshot(), SeriesBudget(whole - 1))
     assert not samples(shown, "comm_peer_wire_bytes_total")
     assert len(samples(shown, "comm_info")) == 3
     assert samples(shown, "series_dropped_total")[-1] == ({"reason": "cap"}, 3)
@@ -190,12 +190,12 @@ def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
 def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
     snapshot = without_ranks(full_snapshot())
     nameless = with_communicators(snapshot)
-    core = count(families(replace(nameless, rails=())))
+    core = count(make_families(replace(nameless, rails=())))
     without_counters = replace(nameless, rails=tuple(replace(r, counters=()) for r in snapshot.rails))
-    shown = families(snapshot, SeriesBudget(count(families(without_counters))))
+    shown = make_families(snapshot, SeriesBudget(count(make_families(without_counters))))
     assert not samples(shown, "rail_events_total")
     assert any(family.metric is catalogue.RAIL_RATE for family in shown)
-    smallest = families(snapshot, SeriesBudget(core))
+    smallest = make_families(snapshot, SeriesBudget(core))
     assert not samples(smallest, "rail_up")
     assert len(samples(smallest, "collective_calls_total")) == 2
     assert count(smallest) == core
@@ -203,8 +203,8 @@ def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_an
 
 def test_the_total_of_what_was_dropped_rises_with_every_exposition_that_lacks_something() -> None:
     snapshot = large_snapshot(communicators=20, rails=0)
-    budget = SeriesBudget(count(families(snapshot)) - 2)
-    totals = [samples(families(snapshot, budget), "series_dropped_total")[-1][1] for _ in range(3)]
+    budget = SeriesBudget(count(make_families(snapshot)) - 2)
+    totals = [samples(make_families(snapshot, budget), "series_dropped_total")[-1][1] for _ in range(3)]
     assert totals == [7, 14, 21]
     assert budget.dropped_total == 21
 
@@ -264,7 +264,7 @@ snapshots = st.builds(
 @given(snapshots, st.integers(1, 300))
 def test_no_two_series_of_a_family_have_the_same_labels_and_the_budget_holds(snapshot: Snapshot, limit: int) -> None:
     budget = SeriesBudget(limit)
-    shown = families(snapshot, budget)
+    shown = make_families(snapshot, budget)
     for family in shown:
         assert len(set(family.labels)) == len(family.labels)
         for values in (*family.samples, *family.histograms):
@@ -275,6 +275,6 @@ def test_no_two_series_of_a_family_have_the_same_labels_and_the_budget_holds(sna
             for one in (*family.samples, *family.histograms)
         ]
         assert len(set(seen)) == len(seen), family.metric.name
-    core = count(families(replace(with_communicators(snapshot), rails=())))
+    core = count(make_families(replace(with_communicators(snapshot), rails=())))
     assert count(shown) <= max(limit, core)
-    assert count(shown) + budget.dropped_total == count(families(snapshot, SeriesBudget(10**9)))
+    assert count(shown) + budget.dropped_total == count(make_families(snapshot, SeriesBudget(10**9)))

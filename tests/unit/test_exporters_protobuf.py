@@ -17,9 +17,9 @@ from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
-from railscope.exporters.series.native import native
+from railscope.exporters.series.native import to_native
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
@@ -77,7 +77,7 @@ def test_protobuf_says_what_the_text_says(shown: list[Family]) -> None:
 
 @pytest.mark.parametrize("snapshot", [full_snapshot(), large_snapshot(communicators=1200)], ids=["full", "large"])
 def test_a_snapshot_says_the_same_in_protobuf_also_when_it_is_asked_again(snapshot: Any) -> None:
-    shown = families(snapshot)
+    shown = make_families(snapshot)
     renderer = ProtobufRenderer()
     text = parsed(Renderer().render(shown, Format.PROMETHEUS), Format.PROMETHEUS)
     for _ in range(2):
@@ -89,12 +89,12 @@ def test_a_snapshot_says_the_same_in_protobuf_also_when_it_is_asked_again(snapsh
 
 def test_labels_that_no_longer_come_are_forgotten() -> None:
     renderer = ProtobufRenderer()
-    renderer.render(families(large_snapshot(communicators=1000)))
-    many = renderer.remembered()
-    renderer.render(families(large_snapshot(communicators=10)))
-    assert renderer.remembered() < many - 1500
+    renderer.render(make_families(large_snapshot(communicators=1000)))
+    many = renderer.cached_label_sets()
+    renderer.render(make_families(large_snapshot(communicators=10)))
+    assert renderer.cached_label_sets() < many - 1500
     renderer.render([])
-    assert renderer.remembered() == 0
+    assert renderer.cached_label_sets() == 0
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_labels_that_no_longer_come_are_forgotten() -> None:
 )
 def test_only_bounds_that_are_native_ones_become_native(bounds: tuple[float, ...], exact: bool) -> None:
     counts = (1,) * len(bounds) + (0,)
-    assert (native(Histogram(bounds, counts, 1.0)) is not None) is exact
+    assert (to_native(Histogram(bounds, counts, 1.0)) is not None) is exact
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=40, max_size=40), st.integers(0, 39))
@@ -148,7 +148,7 @@ def test_what_a_native_histogram_cannot_say_stays_classic(histogram: Histogram) 
 
 
 def test_pieces_are_small_and_make_up_the_whole() -> None:
-    shown = families(large_snapshot(communicators=3000))
+    shown = make_families(large_snapshot(communicators=3000))
     pieces = list(ProtobufRenderer().chunks(shown))
     assert b"".join(pieces) == ProtobufRenderer().render(shown)
     assert max(map(len, pieces)) < 200_000

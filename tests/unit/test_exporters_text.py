@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from railscope.agent.facts.catalogue import Kind, Metric
 from railscope.agent.facts.snapshot import Histogram
-from railscope.exporters.series.collector import client_metrics
-from railscope.exporters.series.families import families
+from railscope.exporters.series.collector import to_client_metrics
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.text import LINES_PER_CHUNK, Format, Renderer
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
@@ -154,7 +154,7 @@ class Reference(Collector):
         self._shown = shown
 
     def collect(self) -> Iterator[ClientMetric]:
-        return client_metrics(self._shown)
+        return to_client_metrics(self._shown)
 
 
 def metadata(text: bytes) -> list[str]:
@@ -163,12 +163,12 @@ def metadata(text: bytes) -> list[str]:
 
 def test_the_full_snapshot_is_the_golden_file() -> None:
     """After a wanted change: `python -m tests.unit.test_exporters_text` writes the file anew; read the difference."""
-    assert Renderer().render(families(full_snapshot()), Format.PROMETHEUS).decode() == GOLDEN.read_text()
+    assert Renderer().render(make_families(full_snapshot()), Format.PROMETHEUS).decode() == GOLDEN.read_text()
 
 
 @pytest.mark.parametrize("format", Format)
 def test_the_full_snapshot_reads_back(format: Format) -> None:
-    shown = families(full_snapshot())
+    shown = make_families(full_snapshot())
     assert same(parsed(Renderer().render(shown, format), format), list(lines_of(shown, format)))
 
 
@@ -250,11 +250,11 @@ def test_series_that_went_away_are_forgotten() -> None:
     renderer = Renderer()
     renderer.render([gauge(*range(1000), labels=("n",)), gauge(1, name="railscope_gone")], Format.PROMETHEUS)
     renderer.render([gauge(*range(10), labels=("n",))], Format.PROMETHEUS)
-    assert renderer.remembered() == 10
+    assert renderer.cached_label_sets() == 10
 
 
 def test_a_large_exposition_comes_in_pieces_of_bounded_size() -> None:
-    shown = families(large_snapshot(communicators=1500, rails=8))
+    shown = make_families(large_snapshot(communicators=1500, rails=8))
     pieces = list(Renderer().chunks(shown, Format.PROMETHEUS))
     assert b"".join(pieces) == Renderer().render(shown, Format.PROMETHEUS)
     assert max(piece.count(b"\n") for piece in pieces) < 2 * LINES_PER_CHUNK + 100
@@ -262,4 +262,4 @@ def test_a_large_exposition_comes_in_pieces_of_bounded_size() -> None:
 
 
 if __name__ == "__main__":
-    GOLDEN.write_bytes(Renderer().render(families(full_snapshot()), Format.PROMETHEUS))
+    GOLDEN.write_bytes(Renderer().render(make_families(full_snapshot()), Format.PROMETHEUS))

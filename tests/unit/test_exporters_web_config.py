@@ -311,8 +311,8 @@ def test_every_page_wants_the_password(site: Site, path: str) -> None:
 
 def test_wrong_credentials_are_refused() -> None:
     auth = BasicAuth({"ada": HASH})
-    assert auth.allows(basic("ada", PASSWORD))
-    assert auth.allows(basic("ada", PASSWORD)), "from memory"
+    assert auth.accepts(basic("ada", PASSWORD))
+    assert auth.accepts(basic("ada", PASSWORD)), "from memory"
     for wrong in (
         basic("ada", "wrong"),
         basic("ada", ""),
@@ -326,11 +326,11 @@ def test_wrong_credentials_are_refused() -> None:
         "Basic YWRh",
         "Bearer " + basic("ada", PASSWORD).removeprefix("Basic "),
     ):
-        assert not auth.allows(wrong), wrong
+        assert not auth.accepts(wrong), wrong
 
 
 def test_without_users_everyone_is_allowed() -> None:
-    assert BasicAuth({}).allows("")
+    assert BasicAuth({}).accepts("")
 
 
 def test_a_right_password_is_hashed_once_and_a_wrong_one_or_an_unknown_user_each_time(
@@ -347,7 +347,7 @@ def test_a_right_password_is_hashed_once_and_a_wrong_one_or_an_unknown_user_each
     auth = BasicAuth({"ada": HASH, "eve": HASH.replace("$04$", "$05$")})
     for credentials in (basic("ada", PASSWORD), basic("ada", "wrong"), basic("bob", "x")):
         for _ in range(2):
-            auth.allows(credentials)
+            auth.accepts(credentials)
     assert len(hashed) == 1 + 2 + 2
     assert hashed[0].startswith(b"$2b$04$")
     assert hashed[-1].startswith(b"$2b$05$"), "an unknown user costs as much as the dearest known one"
@@ -356,12 +356,12 @@ def test_a_right_password_is_hashed_once_and_a_wrong_one_or_an_unknown_user_each
 def test_a_long_password_counts_up_to_where_bcrypt_looks() -> None:
     long = "x" * 100
     auth = BasicAuth({"ada": bcrypt.hashpw(long[:72].encode(), bcrypt.gensalt(4)).decode()})
-    assert auth.allows(basic("ada", long))
-    assert not auth.allows(basic("ada", "x" * 71))
+    assert auth.accepts(basic("ada", long))
+    assert not auth.accepts(basic("ada", "x" * 71))
 
 
 def test_hashes_of_htpasswd_are_taken() -> None:
-    assert BasicAuth({"ada": HASH.replace("$2b$", "$2y$")}).allows(basic("ada", PASSWORD))
+    assert BasicAuth({"ada": HASH.replace("$2b$", "$2y$")}).accepts(basic("ada", PASSWORD))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from railscope.agent.facts.snapshot import Snapshot
-from railscope.exporters.top.exposition import ExpositionError, samples_by_name
+from railscope.exporters.top.exposition import ExpositionError, parse_samples
 from tests.unit.exporters_snapshots import full_snapshot, large_snapshot
 from tests.unit.nodes import exposition
 
@@ -29,7 +29,7 @@ def by_prometheus_client(text: str) -> Samples:
 def by_us(text: str, names: frozenset[str]) -> Samples:
     return {
         name: [(dict(labels), value) for labels, value in samples]
-        for name, samples in samples_by_name(text, names).items()
+        for name, samples in parse_samples(text, names).items()
     }
 
 
@@ -61,4 +61,4 @@ def test_a_timestamp_is_no_part_of_the_value_and_nan_is_left_out() -> None:
 @pytest.mark.parametrize("line", ['y{a="1" 5', "y{a=1} 5", 'y{a="1"} five', 'y{a="1"}', "y", 'y{a="1"b="2"} 1'])
 def test_a_broken_line_of_a_wanted_name_is_named(line: str) -> None:
     with pytest.raises(ExpositionError, match="y"):
-        samples_by_name(line, {"y"})
+        parse_samples(line, {"y"})

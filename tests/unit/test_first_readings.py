@@ -22,14 +22,14 @@ class SlowHost:
     def __init__(self, clock: SteppedClock, **seconds: float) -> None:
         self.clock = clock
         self.seconds = seconds
-        self.looked_ns: int | None = None
+        self.refreshed_ns: int | None = None
 
-    def look(self) -> None:
-        self.looked_ns = self.clock.now_ns
+    def refresh_devices(self) -> None:
+        self.refreshed_ns = self.clock.now_ns
 
-    def awaited(self) -> tuple[str, ...]:
-        assert self.looked_ns is not None, "nothing can be read of links that nobody knows"
-        passed = (self.clock.now_ns - self.looked_ns) / 1e9
+    def unread_sources(self) -> tuple[str, ...]:
+        assert self.refreshed_ns is not None, "nothing can be read of links that nobody knows"
+        passed = (self.clock.now_ns - self.refreshed_ns) / 1e9
         return tuple(name for name, seconds in self.seconds.items() if passed < seconds)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
-from railscope.agent.cluster.fleet.reader import named_communicator
-from railscope.agent.cluster.fleet.sequences import Position, difference, positions
-from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.cluster.fleet.reader import find_communicator
+from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
 
 
@@ -90,7 +90,7 @@ def test_whatever_a_rank_is_called_it_is_read_and_judged(name: str) -> None:
     labels = {"instance": "host0:9779", "comm": COMM, "rank": name}
     store.say("railscope_comm_enqueued_total", 3, **labels)
     store.say("railscope_comm_stalled==1", 1, cause="unknown", **labels)
-    verdict = verdict_of(read(store))
+    verdict = make_verdict(read(store))
     assert verdict.problem
 
 
@@ -104,7 +104,7 @@ def test_agents_of_one_instance_are_told_apart_by_when_they_started(store: Canne
         store.asked.append("another")
     fleet = read(store)
     assert [one.mixed_by for one in fleet.agents] == [(), ("cluster",)]
-    (note,) = (note for note in verdict_of(fleet).notes if "tells apart" in note)
+    (note,) = (note for note in make_verdict(fleet).notes if "tells apart" in note)
     assert note.startswith("host1: agents that only cluster tells apart")
 
 
@@ -264,19 +264,19 @@ def test_a_communicator_that_is_not_there_says_so(store: CannedStore) -> None:
 def test_one_communicator_is_meant_by_the_beginning_of_its_hash_alone() -> None:
     info = "countby(comm)(last_over_time(railscope_comm_info))"
     store = CannedStore().say(info, 2, comm="ab00000000000001")
-    assert named_communicator(store, "ab") == "ab00000000000001"
+    assert find_communicator(store, "ab") == "ab00000000000001"
     assert store.asked == ['count by (comm) (last_over_time(railscope_comm_info{comm=~"ab.*"}[1h]))']
-    assert named_communicator(CannedStore(), "ab") == "ab"
-    assert named_communicator(store, 'a"\\d') == "ab00000000000001"
+    assert find_communicator(CannedStore(), "ab") == "ab"
+    assert find_communicator(store, 'a"\\d') == "ab00000000000001"
     assert store.asked[-1].count(r'comm=~"a\"\\\\d.*"') == 1
     for number in range(2, 8):
         store.say(info, 2, comm=f"ab{number:014x}")
     with pytest.raises(PrometheusError) as several:
-        named_communicator(store, "ab")
+        find_communicator(store, "ab")
     first = ", ".join(f"ab{number:014x}" for number in range(1, 6))
     assert str(several.value) == f"--comm ab: 7 communicators begin so, name one of them: {first} and 2 more"
     asked = len(store.asked)
-    assert named_communicator(store, "ab00000000000003") == "ab00000000000003"
+    assert find_communicator(store, "ab00000000000003") == "ab00000000000003"
     assert len(store.asked) == asked, "a whole hash needs no question"
 
 
@@ -300,39 +300,39 @@ def advancing(
 
 
 def test_the_difference_is_learnt_while_both_advance() -> None:
-    assert difference(advancing(100), advancing(40)) == (-60, 0)
+    assert usual_lead(advancing(100), advancing(40)) == (-60, 0)
 
 
 def test_a_rank_that_fell_behind_while_the_others_stood_does_not_change_the_difference() -> None:
     stuck = advancing(40, stands_at=14)
-    assert difference(advancing(100), stuck) == (-60, 0)
+    assert usual_lead(advancing(100), stuck) == (-60, 0)
 
 
 def test_the_moment_at_which_a_rank_fell_behind_is_not_learnt_from() -> None:
     late = [(t, value - (1 if t >= 15 else 0)) for t, value in advancing(40)]
-    assert difference(advancing(100), late) == (-60, 0)
+    assert usual_lead(advancing(100), late) == (-60, 0)
 
 
 def test_hosts_are_scraped_at_different_instants() -> None:
     # Half a second later each time: at an even pace that is known.
-    assert difference(advancing(100), [(t + 0.5, value + 5) for t, value in advancing(40)]) == (-60, 0)
+    assert usual_lead(advancing(100), [(t + 0.5, value + 5) for t, value in advancing(40)]) == (-60, 0)
 
 
 def test_the_difference_s_spread_is_its_uncertainty() -> None:
     jittered = [(t, value + (3 if int(t) % 2 and t < 15 else 0)) for t, value in advancing(40)]
-    found = difference(advancing(100), jittered)
+    found = usual_lead(advancing(100), jittered)
     assert found is not None
     assert found[1] >= 2
 
 
 def test_only_what_came_after_a_restart_counts() -> None:
     restarted = [(t, value if t < 8 else value - 80) for t, value in advancing(0)]
-    assert difference(advancing(100), restarted) == (-180, 0)
+    assert usual_lead(advancing(100), restarted) == (-180, 0)
 
 
 def test_too_little_history_says_nothing() -> None:
-    assert difference(advancing(100), advancing(40)[-6:]) is None
-    assert difference((), advancing(40)) is None
+    assert usual_lead(advancing(100), advancing(40)[-6:]) is None
+    assert usual_lead((), advancing(40)) is None
 
 
 KEYS = [(f"host{number}:9779", COMM, str(number)) for number in range(3)]
@@ -346,7 +346,7 @@ def placed(
     history: Sequence[float] = (),
 ) -> list[Position | None]:
     """`history`: by how much each rank's counter is off, of counters that advanced evenly and stand."""
-    found = positions(
+    found = find_positions(
         now=dict(zip(KEYS, now, strict=False)),
         from_start={key: flag for key, flag in zip(KEYS, from_start, strict=False) if flag is not None},
         sequence={key: at for key, at in zip(KEYS, sequence, strict=False) if at is not None},
@@ -439,7 +439,7 @@ def test_a_constant_difference_is_found_whatever_the_pace(offset: int, steps: li
     for t, step in enumerate(steps):
         value += step
         scale.append((float(t), value))
-    found = difference(scale, [(t, v + offset) for t, v in scale])
+    found = usual_lead(scale, [(t, v + offset) for t, v in scale])
     advances = sum(step > 0 and following > 0 for step, following in pairwise(steps[1:]))
     assert found == ((offset, 0) if advances >= 5 else None)
 

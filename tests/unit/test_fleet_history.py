@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.cluster.fleet.history import Points, highest_rate, mean_rate, risen, spans, usual_rate
+from railscope.agent.cluster.fleet.history import Points, highest_rate, increase, mean_rate, spans, usual_rate
 
 SCRAPES = pytest.mark.parametrize(
     ("interval", "history"), [(1.0, 12.0), (1.0, 600.0), (15.0, 60.0), (15.0, 600.0), (60.0, 300.0)]
@@ -67,7 +67,7 @@ def test_a_counter_that_started_anew_shows_its_pace_on_both_sides() -> None:
     assert usual_rate(points) == pytest.approx(10.0)
     assert mean_rate(points) == pytest.approx(10.0, rel=0.01)
     assert highest_rate(points, 5) == pytest.approx(10.0, rel=0.03)
-    assert risen(points, known_since=None) == pytest.approx(10 * 59, abs=11)
+    assert increase(points, known_since=None) == pytest.approx(10 * 59, abs=11)
 
 
 @pytest.mark.parametrize("points", [(), ((0.0, 5.0),), ((0.0, 5.0), (1.0, 5.0), (2.0, 5.0))])
@@ -95,10 +95,10 @@ def test_a_port_that_jumps_beyond_its_speed_did_not_send_that_much() -> None:
 
 def test_a_counter_that_appeared_while_its_host_was_heard_began_at_0() -> None:
     appeared = ((10.0, 2.5), (11.0, 3.5))
-    assert risen(appeared, known_since=1.0) == 3.5
-    assert risen(appeared, known_since=10.0) == 1.0
-    assert risen(appeared, known_since=None) == 1.0
-    assert risen((), known_since=1.0) == 0.0
+    assert increase(appeared, known_since=1.0) == 3.5
+    assert increase(appeared, known_since=10.0) == 1.0
+    assert increase(appeared, known_since=None) == 1.0
+    assert increase((), known_since=1.0) == 0.0
 
 
 def test_moments_that_follow_each_other_are_one_span() -> None:

@@ -183,7 +183,7 @@ def test_communicators_are_those_that_live_and_those_that_events_name(clock: Clo
 
 
 def test_rails_are_sampled_and_other_devices_are_not(clock: Clock, recorder: FlightRecorder) -> None:
-    recorder.take_rails(decisions(device("lo"), device("eth2"), device("eth3")))
+    recorder.record_rails(decisions(device("lo"), device("eth2"), device("eth3")))
     names = ("lo", "eth2", "eth3", "veth7")
     for tick in range(3):
         recorder.add_samples(NETNS, reading(clock, names, [[9, 9, 9], [1, 10 + tick, 0], [2, 20, 0], [9, 9, 9]]))
@@ -213,7 +213,7 @@ def test_a_block_of_readings_is_the_same_as_its_readings(clock: Clock) -> None:
     times_ns = tuple((clock.now_ns + n * 1000, clock.now_ns + n * 1000 + 100) for n in range(4))
     block = CounterBlock(times_ns, names, (0, 0, 0), FIELDS, values)
     for recorder in (one, other):
-        recorder.take_rails(decisions(device("eth2"), device("eth3")))
+        recorder.record_rails(decisions(device("eth2"), device("eth3")))
     one.add_samples(NETNS, block)
     for number in range(4):
         other.add_samples(NETNS, block.reading(number))
@@ -242,15 +242,15 @@ def test_a_device_that_becomes_a_rail_or_comes_back_is_sampled_from_the_reading_
     clock: Clock, recorder: FlightRecorder
 ) -> None:
     names = ("eth2", "eth3")
-    recorder.take_rails(decisions(device("eth3")))
+    recorder.record_rails(decisions(device("eth3")))
     for value in (1, 2):
         recorder.add_samples(NETNS, reading(clock, names, [[value, value, 0], [0, 0, 0]]))
-    recorder.take_rails(decisions(device("eth2"), device("eth3")))
+    recorder.record_rails(decisions(device("eth2"), device("eth3")))
     recorder.add_samples(NETNS, reading(clock, names, [[3, 3, 0], [0, 0, 0]]))
-    recorder.take_rails(decisions(device("eth3")))
+    recorder.record_rails(decisions(device("eth3")))
     for value in (4, 5):
         recorder.add_samples(NETNS, reading(clock, names, [[value, value, 0], [0, 0, 0]]))
-    recorder.take_rails(decisions(device("eth2"), device("eth3")))
+    recorder.record_rails(decisions(device("eth2"), device("eth3")))
     recorder.add_samples(NETNS, reading(clock, names, [[6, 6, 0], [0, 0, 0]]))
     taken = frozen(recorder)
     number = {one.name: one.device for one in taken.rails}
@@ -268,7 +268,7 @@ def test_the_last_of_many_answers_before_a_device_became_a_rail_is_its_first_sam
     times_ns = tuple((clock.now_ns + n * 1000, clock.now_ns + n * 1000 + 100) for n in range(4))
     values = np.arange(4 * 3, dtype=np.uint64).reshape(4, 1, 3)
     recorder.add_samples(NETNS, CounterBlock(times_ns, names, (NETNS,), FIELDS, values))
-    recorder.take_rails(decisions(device("eth2")))
+    recorder.record_rails(decisions(device("eth2")))
     clock.sleep(1)
     recorder.add_samples(NETNS, reading(clock, names, [[70, 70, 0]]))
     samples = frozen(recorder).rail_samples
@@ -305,12 +305,12 @@ def test_rdma_ports_are_rails_without_being_told_and_take_their_number_from_the_
 def test_links_are_recorded_when_they_change_with_what_they_were_when_the_window_began(
     clock: Clock, recorder: FlightRecorder
 ) -> None:
-    recorder.take_rails(decisions(device("eth2"), device("eth3")))
+    recorder.record_rails(decisions(device("eth2"), device("eth3")))
     clock.sleep(100)
-    recorder.take_rails(decisions(device("eth2", carrier=False, changes=2), device("eth3")))
-    recorder.take_rails(decisions(device("eth2", carrier=False, changes=2), device("eth3")))
+    recorder.record_rails(decisions(device("eth2", carrier=False, changes=2), device("eth3")))
+    recorder.record_rails(decisions(device("eth2", carrier=False, changes=2), device("eth3")))
     clock.sleep(1)
-    recorder.take_rails(decisions(device("eth3", carrier=None)))
+    recorder.record_rails(decisions(device("eth3", carrier=None)))
     one = frozen(recorder)
     number = {facts.name: facts.device for facts in one.rails}
     found = [
@@ -329,40 +329,40 @@ def test_links_are_recorded_when_they_change_with_what_they_were_when_the_window
 def test_rails_that_have_gone_are_forgotten_after_the_window_and_their_numbers_are_not_used_again(
     clock: Clock, recorder: FlightRecorder
 ) -> None:
-    recorder.take_rails(decisions(device("eth2")))
-    recorder.take_rails(())
+    recorder.record_rails(decisions(device("eth2")))
+    recorder.record_rails(())
     clock.sleep(59)
-    recorder.tick()
+    recorder.update()
     assert [one.name for one in frozen(recorder).rails] == ["eth2"]
     clock.sleep(20)
-    recorder.tick()
+    recorder.update()
     assert frozen(recorder).rails == ()
-    recorder.take_rails(decisions(device("eth2")))
+    recorder.record_rails(decisions(device("eth2")))
     assert [one.device for one in frozen(recorder).rails] == [1]
 
 
 def test_losses_are_those_of_the_window(clock: Clock, recorder: FlightRecorder) -> None:
-    recorder.note_losses(calls=10, completions=0, lifecycle=0)
+    recorder.record_losses(calls=10, completions=0, lifecycle=0)
     clock.sleep(100)
-    recorder.note_losses(calls=13, completions=1, lifecycle=0)
+    recorder.record_losses(calls=13, completions=1, lifecycle=0)
     clock.sleep(1)
-    recorder.note_losses(calls=20, completions=1, lifecycle=0)
-    assert frozen(recorder).lost() == {"calls": 10, "completions": 1, "lifecycle": 0}
+    recorder.record_losses(calls=20, completions=1, lifecycle=0)
+    assert frozen(recorder).lost_events() == {"calls": 10, "completions": 1, "lifecycle": 0}
     clock.sleep(59.5)
-    assert frozen(recorder).lost() == {"calls": 7, "completions": 0, "lifecycle": 0}
+    assert frozen(recorder).lost_events() == {"calls": 7, "completions": 0, "lifecycle": 0}
 
 
 def test_marks_are_those_of_the_window(clock: Clock, recorder: FlightRecorder) -> None:
-    recorder.mark("long ago")
+    recorder.add_mark("long ago")
     clock.sleep(61)
-    recorder.mark("lately")
+    recorder.add_mark("lately")
     assert [mark.text for mark in frozen(recorder).marks] == ["lately"]
 
 
 def test_both_clocks_are_read_now_and_then_and_at_the_end(clock: Clock, recorder: FlightRecorder) -> None:
     for _ in range(300):
         clock.sleep(1)
-        recorder.tick()
+        recorder.update()
     clock.offset_ns += 7
     one = frozen(recorder)
     assert 7 <= len(one.clocks) <= 9

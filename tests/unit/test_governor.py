@@ -61,7 +61,7 @@ class Job:
     busy_factor: float = 1.0
 
     def tick(self) -> Level:
-        interval = Interval(SECOND_NS, seen(self.rates, self.governor.level_of(self.available)))
+        interval = Interval(SECOND_NS, seen(self.rates, self.governor.allowed_level(self.available)))
         return self.governor.decide(Measured(interval, self.processes, self.available, self.busy_factor))
 
     def ticks(self, number: int) -> list[Level]:
@@ -229,7 +229,12 @@ def test_the_next_job_starts_anew() -> None:
 
 def test_a_library_that_lacks_a_level_does_with_less() -> None:
     governor = Governor(CALIBRATION)
-    assert [governor.level_of(level) for level in Level] == [Level.COUNTS, Level.COMPLETION, Level.RAILS, Level.RAILS]
+    assert [governor.allowed_level(level) for level in Level] == [
+        Level.COUNTS,
+        Level.COMPLETION,
+        Level.RAILS,
+        Level.RAILS,
+    ]
 
 
 def test_what_becomes_available_is_used_at_once() -> None:
@@ -282,7 +287,7 @@ def test_constant_rates_come_to_rest_within_the_budget(
     rate: Hits, budget: float, processes: int, available: Level
 ) -> None:
     job = Job(Governor(CALIBRATION, budget), rate, processes, available)
-    start = job.governor.level_of(available)
+    start = job.governor.allowed_level(available)
     first = job.ticks(25)
     rest = job.ticks(275)
     level = rest[-1]
@@ -320,16 +325,16 @@ def test_where_ticks_are_long_a_level_comes_back_after_as_many_seconds() -> None
 
 def test_the_level_will_do_while_the_budget_is_kept_or_nothing_can_be_given_up() -> None:
     job = Job(Governor(CALIBRATION), LIGHT)
-    assert not job.governor.settled, "what it costs is not known yet"
+    assert not job.governor.is_stable, "what it costs is not known yet"
     job.ticks(2)
-    assert job.governor.settled
+    assert job.governor.is_stable
     job.rates = HEAVY
     job.tick()
-    assert not job.governor.settled
+    assert not job.governor.is_stable
     job.ticks(20)
     assert job.governor.level is Level.COUNTS
-    assert job.governor.settled
-    assert Governor(CALIBRATION, fixed=Level.ALL).settled
+    assert job.governor.is_stable
+    assert Governor(CALIBRATION, fixed=Level.ALL).is_stable
 
 
 @pytest.mark.parametrize("times", [2, 3, 5])
@@ -351,7 +356,7 @@ def test_a_job_that_grows_louder_between_two_long_ticks_is_noticed_by_the_next(t
     passed = 0
     for loud_seconds in (1.0, *(4.0,) * 10):
         assert job.governor.level is Level.ALL
-        seconds = 4 if job.governor.settled else 1
+        seconds = 4 if job.governor.is_stable else 1
         tick(seconds, min(loud_seconds, seconds))
         passed += seconds
         if job.governor.level < Level.ALL:

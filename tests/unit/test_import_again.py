@@ -129,7 +129,7 @@ def test_an_import_that_fails_leaves_the_earlier_one_of_the_same_whole(
 ) -> None:
     files = [written(tmp_path, host, log(3, host)) for host in "ab"]
     imported(tmp_path, *files)
-    put: Callable[..., Path] = DatasetWriter.put
+    put: Callable[..., Path] = DatasetWriter.write_part
 
     def full(writer: DatasetWriter, name: str, *rest: Any, **more: Any) -> Path:
         # The disk is full at the second host's part.
@@ -138,7 +138,7 @@ def test_an_import_that_fails_leaves_the_earlier_one_of_the_same_whole(
         return put(writer, name, *rest, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DatasetWriter, "put", full)
+        patched.setattr(DatasetWriter, "write_part", full)
         with pytest.raises(OSError, match="No space"):
             imported(tmp_path, *files)
     assert counted(tmp_path) == [6, 2]
@@ -199,7 +199,11 @@ def test_what_cannot_remove_the_earlier_import_is_there_itself_and_the_next_one_
 
 
 KILLED_AT = {
-    "the first row is there": ("railscope.agent.dataset.writer.DatasetWriter.put", "rest[0] == 'recordings'", "after"),
+    "the first row is there": (
+        "railscope.agent.dataset.writer.DatasetWriter.write_part",
+        "rest[0] == 'recordings'",
+        "after",
+    ),
     "all rows are there": ("railscope.agent.imports.target.ImportTarget._write_recordings", "True", "after"),
     "the new ones count": ("railscope.agent.dataset.replacement.remove_recordings", "rest[1]", "before"),
     "the first old row is gone": ("pathlib.Path.unlink", "'recordings/' in str(self)", "after"),

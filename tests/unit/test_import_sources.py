@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from railscope.agent.imports import json_stream, sources
 from railscope.agent.imports.facts import ImportFailure, Problems, printable
 from railscope.agent.imports.json_stream import JsonStream, small_number, whole_number
-from railscope.agent.imports.runner import format_of_head
+from railscope.agent.imports.runner import detect_format_of_head
 from railscope.agent.imports.sources import Sources, numbered_lines
 from tests.unit.importing import SAMPLES, imported, written
 
@@ -277,16 +277,16 @@ def test_text_of_others_is_fit_for_a_terminal() -> None:
     ],
 )
 def test_each_format_is_known_by_its_beginning(name: str, expected: str) -> None:
-    assert format_of_head((SAMPLES / name).read_bytes()) == expected
+    assert detect_format_of_head((SAMPLES / name).read_bytes()) == expected
 
 
 @pytest.mark.parametrize(
     "head", [b"", b"hello\n", b"{}", b"[1, 2]", b"\x7fELF\x02\x01\x01", b"root:x:0:0:root:/root\n"]
 )
 def test_other_files_are_of_no_known_format(head: bytes) -> None:
-    assert format_of_head(head) is None
+    assert detect_format_of_head(head) is None
 
 
 @given(st.binary(max_size=40))
 def test_no_beginning_makes_the_detection_fail(head: bytes) -> None:
-    format_of_head(head)
+    detect_format_of_head(head)

@@ -20,11 +20,11 @@ from railscope.agent.imports.torch_names import (
     Sizes,
     Transfer,
     UnknownName,
-    data_type,
-    kernel_name,
-    operation,
-    transfers,
-    whole_numbers,
+    expand_transfers,
+    parse_data_type,
+    parse_kernel_name,
+    parse_operation,
+    parse_whole_numbers,
 )
 from railscope.probes.nccl.abi import DataType, Op
 from tests.unit.importing import SAMPLES, Result, imported, written
@@ -213,7 +213,7 @@ def test_a_dump_of_the_flight_recorder_is_read_from_a_pickle_and_from_json(tmp_p
     ],
 )
 def test_the_rank_of_a_dump_is_the_number_at_the_end_of_its_file_s_name(name: str, rank: str) -> None:
-    assert torch_flight_recorder.said_by_name(name) == rank
+    assert torch_flight_recorder.rank_text_in_name(name) == rank
 
 
 def test_both_ranks_dumps_name_their_communicators_alike(tmp_path: Path) -> None:
@@ -369,24 +369,24 @@ def test_execution_traces_of_both_kinds_give_their_calls_in_order(tmp_path: Path
     ],
 )
 def test_sizes_of_tensors_become_nccls_counts(op: Op, sizes: Sizes, expected: list[Transfer]) -> None:
-    assert transfers(op, sizes, 1) == expected
+    assert expand_transfers(op, sizes, 1) == expected
 
 
 @pytest.mark.parametrize("sizes", [Sizes(50, 50, 4), Sizes(48, 48, None), Sizes(7, 7, 2, (1, 2), (2, 1))])
 def test_an_all_to_all_whose_parts_are_not_known_is_not_made_up(sizes: Sizes) -> None:
     with pytest.raises(UnknownName):
-        transfers(Op.AllToAll, sizes, None)
+        expand_transfers(Op.AllToAll, sizes, None)
 
 
 def test_names_of_operations_and_types_in_every_spelling() -> None:
     for name in ("allreduce", "all_reduce", "nccl:all_reduce", "c10d::allreduce_", "nccl:all_reduce_barrier"):
-        assert operation(name) is Op.AllReduce
+        assert parse_operation(name) is Op.AllReduce
     for name in ("_allgather_base", "nccl:_all_gather_base", "all_gather_into_tensor", "ALLGATHER_coalesced"):
-        assert operation(name) is Op.AllGather
-    assert operation("nccl:send 0->1") is Op.Send
-    assert operation("wait") is None
-    assert data_type("c10::BFloat16") is data_type("BFloat16") is DataType.Bfloat16
-    assert data_type("long int") is DataType.Int64
+        assert parse_operation(name) is Op.AllGather
+    assert parse_operation("nccl:send 0->1") is Op.Send
+    assert parse_operation("wait") is None
+    assert parse_data_type("c10::BFloat16") is parse_data_type("BFloat16") is DataType.Bfloat16
+    assert parse_data_type("long int") is DataType.Int64
 
 
 @pytest.mark.parametrize(
@@ -401,15 +401,15 @@ def test_names_of_operations_and_types_in_every_spelling() -> None:
     ],
 )
 def test_what_names_of_kernels_say(name: str, expected: tuple[str, str, str]) -> None:
-    said = kernel_name(name)
+    said = parse_kernel_name(name)
     assert (said.op, said.algorithm, said.protocol) == expected
 
 
 def test_lists_in_texts() -> None:
-    assert whole_numbers("[0, 1, 12]") == (0, 1, 12)
-    assert whole_numbers("[]") == whole_numbers([]) == ()
+    assert parse_whole_numbers("[0, 1, 12]") == (0, 1, 12)
+    assert parse_whole_numbers("[]") == parse_whole_numbers([]) == ()
     for text in ("[0, 1, ...]", "0, 1", "[a]", 7, None, [1.5], [True]):
-        assert whole_numbers(text) is None
+        assert parse_whole_numbers(text) is None
 
 
 def test_a_peer_that_is_not_in_the_group_is_left_out(tmp_path: Path) -> None:
@@ -429,4 +429,4 @@ def test_a_peer_that_is_not_in_the_group_is_left_out(tmp_path: Path) -> None:
 
 def test_parts_of_an_all_to_all_for_more_ranks_than_there_are_are_left_out() -> None:
     with pytest.raises(UnknownName, match="an AllToAll of 3 parts among 2 ranks"):
-        transfers(Op.AllToAll, Sizes(6, 6, 2, (1, 2, 3), (2, 2, 2)), None)
+        expand_transfers(Op.AllToAll, Sizes(6, 6, 2, (1, 2, 3), (2, 2, 2)), None)

@@ -23,7 +23,7 @@ from railscope.agent.node.rails import ethernet
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.probes.clock import SystemClock
@@ -62,7 +62,7 @@ def exposition(sysfs: Path) -> str:
             snapshot = observer.snapshot()
             if all(result.duration_seconds > 0 for result in snapshot.health.collectors):
                 # Results are taken last: the rails of the same snapshot may be from before the first read.
-                shown = families(observer.snapshot(), selection=Selection(["all"]))
+                shown = make_families(observer.snapshot(), selection=Selection(["all"]))
                 return Renderer().render(shown, Format.PROMETHEUS).decode()
             assert time.monotonic() < deadline, snapshot.health.collectors
             time.sleep(0.01)
@@ -82,11 +82,11 @@ def test_what_was_handed_over_is_asked_once_for_rails_of_both_kinds(tmp_path: Pa
 
     try:
         hardware.start()
-        hardware.tick([], handed_over)
+        hardware.update([], handed_over)
         assert len(asked) == 1
-        hardware.relate([], handed_over)
+        hardware.correlate([], handed_over)
         assert len(asked) == 2
-        hardware.tick(None, handed_over)
+        hardware.update(None, handed_over)
         assert len(asked) == 2, "nothing is related"
     finally:
         hardware.close()
@@ -266,9 +266,9 @@ def test_ethtool_that_is_refused_leaves_queues_and_connections_alone(
     caplog.set_level(logging.WARNING)
     clock = SystemClock()
     for _ in range(2):
-        watch.tick(decisions)
-        sampler.tick(clock.monotonic_ns() + 60_000_000_000)
-    watch.tick(decisions)
+        watch.update(decisions)
+        sampler.read_due(clock.monotonic_ns() + 60_000_000_000)
+    watch.update(decisions)
     assert {result.collector: result.success for result in watch.collectors()} == {
         "ethtool": False,
         "qdisc": True,

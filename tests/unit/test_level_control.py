@@ -75,7 +75,7 @@ def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> No
     for text, expected in (("auto", START), ("all", Level.ALL), ("completion", Level.COMPLETION)):
         completion = Completion(SimulatedPrograms(), Level.COUNTS)
         control_of(CountedCalls(), completion, SimulatedClock(), text)
-        assert completion.levels.wanted is expected
+        assert completion.levels.target_level is expected
 
 
 def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
@@ -85,7 +85,7 @@ def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
     for _ in range(3):
         calls.hits[Stat.CALLS] += 1_000_000
         clock.now_ns += SECOND_NS
-        assert control.tick(1) == []
+        assert control.update(1) == []
         seen.append(control.seconds["calls"])
     assert 0 < seen[0] < seen[1] < seen[2]
 
@@ -94,9 +94,9 @@ def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
     calls, clock = CountedCalls(refuses=True), SimulatedClock()
     completion = Completion(SimulatedPrograms(), Level.COUNTS)
     control = control_of(calls, completion, clock, "rails")
-    (line,) = control.tick(1)
+    (line,) = control.update(1)
     assert line.endswith("simulated refusal")
-    assert completion.levels.wanted is Level.RAILS
+    assert completion.levels.target_level is Level.RAILS
 
 
 def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_nothing_is_missed() -> None:
@@ -105,7 +105,7 @@ def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_not
 
     def tick(processes: int) -> None:
         clock.now_ns += SECOND_NS
-        assert control.tick(processes) == []
+        assert control.update(processes) == []
 
     tick(0)
     readings = below.stats_read
@@ -136,13 +136,13 @@ def level_after(
     for _ in range(15):
         clock.now_ns += SECOND_NS
         calls.hits[Stat.CALLS] += calls_a_second
-        if completion.levels.wanted >= Level.COMPLETION:
+        if completion.levels.target_level >= Level.COMPLETION:
             below.hits[InternalStat.POSTS] += calls_a_second
             below.hits[InternalStat.STOPS] += 8 * calls_a_second
-        if completion.levels.wanted >= Level.RAILS:
+        if completion.levels.target_level >= Level.RAILS:
             below.hits[InternalStat.SENDS] += 16 * calls_a_second
-        assert control.tick(1) == []
-    return completion.levels.wanted, [record.getMessage() for record in caplog.records]
+        assert control.update(1) == []
+    return completion.levels.target_level, [record.getMessage() for record in caplog.records]
 
 
 def test_levels_follow_the_budget_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -181,12 +181,12 @@ def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
     completion = Completion(CountingPrograms(), Level.COUNTS)
     control = control_of(CountedCalls(), completion, clock, "auto")
     with real_library(monkeypatch, build_id="00" * 20) as library:
-        completion.follow([library])
+        completion.set_libraries([library])
         caplog.clear()
         for _ in range(60):
             clock.now_ns += SECOND_NS
-            assert control.tick(1) == []
-    assert completion.levels.wanted is Level.COUNTS
+            assert control.update(1) == []
+    assert completion.levels.target_level is Level.COUNTS
     assert caplog.records == []
 
 
@@ -195,9 +195,9 @@ def test_what_the_kernel_refused_once_is_tried_again_while_the_level_stays(monke
     completion = Completion(programs, Level.COUNTS)
     control = control_of(CountedCalls(), completion, clock, "rails")
     with real_library(monkeypatch) as library:
-        assert len(completion.follow([library])) == 1
+        assert len(completion.set_libraries([library])) == 1
         for errors in (1, 0):
             clock.now_ns += SECOND_NS
-            assert len(control.tick(1)) == errors
+            assert len(control.update(1)) == errors
             programs.refuses = None
         assert programs.still_attached() == ["COMPLETION", "RAILS"]

@@ -35,20 +35,20 @@ def library() -> Iterator[SimulatedLibrary]:
 def test_a_new_library_is_attached_up_to_the_wanted_level(library: SimulatedLibrary, wanted: Level) -> None:
     programs = SimulatedPrograms()
     levels = levels_of(programs, wanted)
-    assert levels.follow([library]) == []
+    assert levels.set_libraries([library]) == []
     assert programs.log == [f"+{level.name}" for level in Level if Level.COUNTS < level <= wanted]
     assert programs.described == {3: True}
-    assert [(one.level, one.highest) for one in levels.shown()] == [(wanted, Level.ALL)]
+    assert [(one.level, one.highest) for one in levels.probe_levels()] == [(wanted, Level.ALL)]
 
 
 def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary) -> None:
     programs = SimulatedPrograms()
     library.build_id = "ff" * 20
     levels = levels_of(programs, Level.ALL)
-    assert levels.follow([library]) == []
+    assert levels.set_libraries([library]) == []
     assert programs.log == []
     assert programs.described == {3: False}
-    assert [(one.level, one.highest) for one in levels.shown()] == [(Level.COUNTS, Level.COUNTS)]
+    assert [(one.level, one.highest) for one in levels.probe_levels()] == [(Level.COUNTS, Level.COUNTS)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_why_completion_is_not_seen_does_not_deny_the_layout_of_communicators(
     all_functions[:] = functions
     library.build_id = "ff" * 20
     with caplog.at_level("INFO"):
-        levels_of(SimulatedPrograms(), Level.ALL).follow([library])
+        levels_of(SimulatedPrograms(), Level.ALL).set_libraries([library])
     (line,) = caplog.messages
     assert line.startswith("/opt/libnccl.so.2: calls are counted, completion is not seen: ")
     assert why in line
@@ -82,7 +82,7 @@ def test_a_library_that_cannot_tell_of_completion_is_not_asked_for_it(
     all_functions.remove("proxy_stop")
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.RAILS)
-    levels.follow([library])
+    levels.set_libraries([library])
     assert levels.programs_of(3) == ("socket_send", "ib_send")
 
 
@@ -91,18 +91,18 @@ def test_levels_go_down_and_up_one_by_one_and_forget_what_gets_old(library: Simu
     levels = levels_of(
         programs, Level.ALL, lambda: programs.log.append(f"take what is left of {programs.still_attached()}")
     )
-    levels.follow([library])
+    levels.set_libraries([library])
     programs.log.clear()
-    assert levels.want(Level.COMPLETION) == []
-    levels.settle(wait=True)
+    assert levels.set_level(Level.COMPLETION) == []
+    levels.finish_detaching(wait=True)
     assert programs.still_attached() == ["COMPLETION"]
     assert programs.log == []
-    levels.want(Level.COUNTS)
-    levels.settle(wait=True)
+    levels.set_level(Level.COUNTS)
+    levels.finish_detaching(wait=True)
     assert programs.still_attached() == []
     assert programs.log == ["take what is left of []", "forget 3"]
-    levels.want(Level.RAILS)
-    levels.settle(wait=True)
+    levels.set_level(Level.RAILS)
+    levels.finish_detaching(wait=True)
     assert programs.log[2:] == ["+COMPLETION", "+RAILS"]
     levels.close()
     assert programs.still_attached() == []
@@ -115,26 +115,26 @@ def test_a_level_is_not_raised_again_before_its_probes_came_off(
     monkeypatch.setattr("railscope.agent.node.completion.levels.close_together", lambda _: release.wait(10))
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.COMPLETION)
-    levels.follow([library])
-    levels.want(Level.COUNTS)
-    levels.want(Level.COMPLETION)
+    levels.set_libraries([library])
+    levels.set_level(Level.COUNTS)
+    levels.set_level(Level.COMPLETION)
     assert programs.log == ["+COMPLETION"]
     release.set()
-    levels.settle(wait=True)
+    levels.finish_detaching(wait=True)
     assert programs.log == ["+COMPLETION", "forget 3", "+COMPLETION"]
 
 
 def test_a_library_that_went_is_let_go_of_and_its_number_may_serve_another(library: SimulatedLibrary) -> None:
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.COMPLETION)
-    levels.follow([library])
+    levels.set_libraries([library])
     other = SimulatedLibrary(path="/srv/libnccl.so.2", descriptor=library.descriptor, build_id="00" * 20)
-    levels.follow([other])
-    levels.settle(wait=True)
+    levels.set_libraries([other])
+    levels.finish_detaching(wait=True)
     assert programs.log == ["+COMPLETION", "forget 3"]
     assert programs.still_attached() == []
     assert programs.described == {3: False}
-    assert [one.library for one in levels.shown()] == ["/srv/libnccl.so.2"]
+    assert [one.library for one in levels.probe_levels()] == ["/srv/libnccl.so.2"]
 
 
 @pytest.mark.parametrize("first", [Level.COMPLETION, Level.COUNTS])
@@ -145,12 +145,12 @@ def test_a_library_that_goes_while_its_probes_come_off_leaves_nothing_behind(
     monkeypatch.setattr("railscope.agent.node.completion.levels.close_together", lambda _: release.wait(10))
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.RAILS)
-    levels.follow([library])
+    levels.set_libraries([library])
     programs.log.clear()
-    levels.want(first)
-    levels.follow([])
+    levels.set_level(first)
+    levels.set_libraries([])
     release.set()
-    levels.settle(wait=True)
+    levels.finish_detaching(wait=True)
     assert programs.log == ["forget 3"]
 
 
@@ -159,10 +159,10 @@ def test_a_library_that_went_is_not_looked_into_any_more_and_no_probe_for_errors
 ) -> None:
     programs = SimulatedPrograms()
     levels = levels_of(programs, Level.COUNTS)
-    levels.follow([library])
+    levels.set_libraries([library])
     assert (programs.described, len(programs.error_links)) == ({3: True}, 1)
-    levels.follow([])
-    levels.settle(wait=True)
+    levels.set_libraries([])
+    levels.finish_detaching(wait=True)
     assert (programs.described, len(programs.error_links)) == ({3: False}, 0)
 
 
@@ -171,7 +171,7 @@ def test_the_first_library_after_none_is_observed_at_once_at_the_wanted_level(li
     seen = [levels.highest]
     library.build_id = "ff" * 20
     for present in ([library], []):
-        levels.follow(present)
+        levels.set_libraries(present)
         seen.append(levels.highest)
     assert seen == [Level.ALL, Level.COUNTS, Level.ALL]
 
@@ -179,12 +179,12 @@ def test_the_first_library_after_none_is_observed_at_once_at_the_wanted_level(li
 def test_what_the_kernel_refuses_is_one_line_and_leaves_the_rest(library: SimulatedLibrary) -> None:
     programs = SimulatedPrograms(refuses=Level.RAILS)
     levels = levels_of(programs, Level.ALL)
-    (error,) = levels.follow([library])
+    (error,) = levels.set_libraries([library])
     assert error.startswith("/opt/libnccl.so.2: ")
     assert error.endswith("simulated refusal")
     assert programs.log == ["+COMPLETION"]
     programs.refuses = None
-    assert levels.follow([library]) == []
+    assert levels.set_libraries([library]) == []
     assert programs.log == ["+COMPLETION", "+RAILS", "+ALL"]
 
 

@@ -16,7 +16,7 @@ from railscope.probes.libraries.mmap_events import (
     MmapEventsError,
     online_cpus,
     parse_records,
-    unwrapped,
+    unwrap,
 )
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 
@@ -116,12 +116,12 @@ def test_what_was_packed_is_read_back(events: list[MmapEvent]) -> None:
 @given(st.binary(min_size=64, max_size=64), st.integers(0, 2**40), st.integers(0, 64))
 def test_a_ring_is_unwrapped_in_order(ring: bytes, tail: int, length: int) -> None:
     memory = b"control!" + ring
-    assert unwrapped(memory, 8, 64, tail, tail + length) == bytes(ring[(tail + at) % 64] for at in range(length))
+    assert unwrap(memory, 8, 64, tail, tail + length) == bytes(ring[(tail + at) % 64] for at in range(length))
 
 
 def test_a_ring_whose_positions_make_no_sense_is_empty() -> None:
-    assert unwrapped(bytes(72), 8, 64, 10, 9) == b""
-    assert unwrapped(bytes(72), 8, 64, 10, 100) == b""
+    assert unwrap(bytes(72), 8, 64, 10, 9) == b""
+    assert unwrap(bytes(72), 8, 64, 10, 100) == b""
 
 
 def test_the_list_of_online_cpus_may_have_gaps(tmp_path: Path) -> None:

@@ -19,44 +19,44 @@ SMALL_TEXT = "rank,pipeline,tensor,data\n0,0,0,0\n1,1,0,0\n2,0,0,1\n3,1,0,1\n"
 
 
 def as_text(mapping: Mapping) -> str:
-    rows = [(rank, *mapping.position(rank)) for rank in range(mapping.count)]
+    rows = [(rank, *mapping.position_of(rank)) for rank in range(mapping.count)]
     return "data,rank,tensor,pipeline\n" + "".join(f"{d},{r},{t},{p}\n" for r, p, d, t in rows)
 
 
 def test_the_default_mapping_is_8p_2d_t() -> None:
     mapping = default_mapping(GPT_3B)
-    assert all(mapping.rank(p, d, t) == 8 * p + 2 * d + t for p in range(4) for d in range(4) for t in range(2))
+    assert all(mapping.rank_at(p, d, t) == 8 * p + 2 * d + t for p in range(4) for d in range(4) for t in range(2))
 
 
 def test_the_custom_mapping_is_8d_2p_t() -> None:
     mapping = custom_mapping(GPT_3B)
-    assert all(mapping.rank(p, d, t) == 8 * d + 2 * p + t for p in range(4) for d in range(4) for t in range(2))
+    assert all(mapping.rank_at(p, d, t) == 8 * d + 2 * p + t for p in range(4) for d in range(4) for t in range(2))
 
 
 def test_the_orders_hold_where_dimensions_differ() -> None:
     shape = replace(GPT_3B, pipeline=3, tensor=5, data=2)
-    assert default_mapping(shape).rank(2, 1, 3) == 2 * 10 + 1 * 5 + 3
-    assert custom_mapping(shape).rank(2, 1, 3) == 1 * 15 + 2 * 5 + 3
-    assert ordered_mapping(shape, ("tensor", "pipeline", "data")).rank(2, 1, 3) == 3 * 6 + 2 * 2 + 1
+    assert default_mapping(shape).rank_at(2, 1, 3) == 2 * 10 + 1 * 5 + 3
+    assert custom_mapping(shape).rank_at(2, 1, 3) == 1 * 15 + 2 * 5 + 3
+    assert ordered_mapping(shape, ("tensor", "pipeline", "data")).rank_at(2, 1, 3) == 3 * 6 + 2 * 2 + 1
 
 
 @given(shapes(), st.data())
 def test_a_position_is_that_of_its_rank(shape: Shape, data: st.DataObject) -> None:
     mapping = custom_mapping(shape)
     rank = data.draw(st.integers(0, shape.ranks - 1))
-    assert mapping.rank(*mapping.position(rank)) == rank
+    assert mapping.rank_at(*mapping.position_of(rank)) == rank
 
 
 def test_a_rank_that_is_not_there_has_no_position() -> None:
     with pytest.raises(ShapeError, match="there is no rank 32: they are 0 to 31"):
-        default_mapping(GPT_3B).position(32)
+        default_mapping(GPT_3B).position_of(32)
 
 
 @given(shapes(), st.randoms())
 def test_a_mapping_written_as_text_is_read_back(shape: Shape, random: object) -> None:
     numbers = list(range(shape.ranks))
     random.shuffle(numbers)  # type: ignore[attr-defined]
-    mapping = default_mapping(shape).renumbered(np.array(numbers))
+    mapping = default_mapping(shape).renumber(np.array(numbers))
     assert np.array_equal(parse_mapping(as_text(mapping), shape).ranks, mapping.ranks)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.model.shape import Shape, ShapeError
-from railscope.agent.model.times import Rates, r_bubble_without_dp, times
+from railscope.agent.model.times import Rates, estimate_times, r_bubble_without_dp
 from tests.unit.model_shapes import GPT_3B, shapes
 
 PAPERS = Rates(6e9, 5e9, 1.25e9, 71e12, 0.3)
@@ -19,12 +19,12 @@ PAPERS = Rates(6e9, 5e9, 1.25e9, 71e12, 0.3)
 @given(shapes())
 def test_the_bubble_is_its_known_share_where_there_is_no_data_parallelism(shape: Shape) -> None:
     alone = replace(shape, data=1)
-    assert times(alone, PAPERS).r_bubble == pytest.approx(float(r_bubble_without_dp(alone)))
+    assert estimate_times(alone, PAPERS).r_bubble == pytest.approx(float(r_bubble_without_dp(alone)))
 
 
 @given(shapes())
 def test_data_parallelism_only_shrinks_the_share_of_the_bubble(shape: Shape) -> None:
-    assert times(shape, PAPERS).r_bubble <= float(r_bubble_without_dp(shape)) + 1e-12
+    assert estimate_times(shape, PAPERS).r_bubble <= float(r_bubble_without_dp(shape)) + 1e-12
 
 
 def test_the_bubble_of_4_stages_and_8_micro_batches_is_3_of_11() -> None:
@@ -33,14 +33,14 @@ def test_the_bubble_of_4_stages_and_8_micro_batches_is_3_of_11() -> None:
 
 @given(shapes())
 def test_parts_and_ratios_add_up(shape: Shape) -> None:
-    spent = times(shape, PAPERS)
+    spent = estimate_times(shape, PAPERS)
     assert spent.t_iter == pytest.approx(spent.t_comp + spent.t_tp + spent.t_pp + spent.t_dp + spent.t_bubble)
     assert spent.r_comm + spent.r_bubble + spent.t_comp / spent.t_iter == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("field", "part"), [("tensor", "t_tp"), ("pipeline", "t_pp"), ("data", "t_dp")])
 def test_a_dimension_of_one_rank_takes_no_time(field: str, part: str) -> None:
-    assert getattr(times(replace(GPT_3B, **{field: 1}), PAPERS), part) == 0  # type: ignore[arg-type]
+    assert getattr(estimate_times(replace(GPT_3B, **{field: 1}), PAPERS), part) == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_dimension_of_one_rank_takes_no_time(field: str, part: str) -> None:
 )
 def test_each_rate_governs_its_part(rate: str, part: str) -> None:
     faster = replace(PAPERS, **{rate: 2 * getattr(PAPERS, rate)})
-    before, after = times(GPT_3B, PAPERS), times(GPT_3B, faster)
+    before, after = estimate_times(GPT_3B, PAPERS), estimate_times(GPT_3B, faster)
     changed = {name for name in ("t_tp", "t_pp", "t_dp", "t_comp") if getattr(before, name) != getattr(after, name)}
     assert changed == {part}
     assert getattr(after, part) == pytest.approx(getattr(before, part) / 2)

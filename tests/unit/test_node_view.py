@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from railscope.agent.facts.snapshot import NodeCollectives, OpTotal
-from railscope.exporters.top.node_view import node_view
-from railscope.exporters.top.scraped import ScrapeError, node_scrape
-from railscope.exporters.web.pages import communicators_json, stalls_json
+from railscope.exporters.top.node_view import make_node_view
+from railscope.exporters.top.scraped import ScrapeError, parse_scrape
+from railscope.exporters.web.pages import render_communicators, render_stalls
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
 from tests.unit.identities import named
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
@@ -39,8 +39,8 @@ def test_rates_of_ranks_rails_and_operations_are_those_of_the_time_between() -> 
 
 
 def test_the_first_scrape_knows_no_rate_and_two_of_one_moment_neither() -> None:
-    alone = node_view(None, scraped(full_snapshot()))
-    same = node_view(scraped(full_snapshot()), scraped(full_snapshot()))
+    alone = make_node_view(None, scraped(full_snapshot()))
+    same = make_node_view(scraped(full_snapshot()), scraped(full_snapshot()))
     for view in (alone, same):
         assert view.span_seconds is None
         assert {rank.calls_per_second for rank in view.ranks} == {None}
@@ -110,8 +110,8 @@ def test_errors_that_grow_are_told_from_those_that_grew_before_and_context_is_no
         ),
     )
     scrapes = [scraped(one) for one in (first, grown, again)]
-    assert node_view(scrapes[0], scrapes[1], scrapes[0]).rails[0].new_errors == (("link_downed", 1),)
-    last = node_view(scrapes[1], scrapes[2], scrapes[0]).rails[0]
+    assert make_node_view(scrapes[0], scrapes[1], scrapes[0]).rails[0].new_errors == (("link_downed", 1),)
+    last = make_node_view(scrapes[1], scrapes[2], scrapes[0]).rails[0]
     assert last.new_errors == (("discards", 7),)
     assert last.past_errors == (("link_downed", 1),)
 
@@ -129,9 +129,9 @@ def test_where_an_agent_came_late_ranks_compare_by_nccl_s_numbers_or_not_at_all(
     first, second, *rest = (named(one, comm=COMM, rank=str(at)) for at, one in ends)
     late = replace(first, enqueued=900, whole=False, position=5_000)
     compared = with_communicators(node, late, replace(second, enqueued=1_000, position=4_998), *rest)
-    assert [rank.behind for rank in node_view(None, scraped(compared)).ranks][:2] == [0, 2]
+    assert [rank.behind for rank in make_node_view(None, scraped(compared)).ranks][:2] == [0, 2]
     unknown = with_communicators(node, replace(late, position=None), replace(second, position=None), *rest)
-    assert [rank.behind for rank in node_view(None, scraped(unknown)).ranks][:2] == [None, None]
+    assert [rank.behind for rank in make_node_view(None, scraped(unknown)).ranks][:2] == [None, None]
 
 
 def test_a_stall_marks_its_rank_and_the_rail_it_blames() -> None:
@@ -158,10 +158,10 @@ def test_the_operation_is_the_one_called_most_between_the_scrapes() -> None:
 
 def test_without_a_page_of_communicators_only_the_sole_rank_of_a_gpu_has_operations() -> None:
     base = with_communicators(healthy(), communicator())
-    sole = node_view(scraped(base, with_communicators=False), scraped(later(base), with_communicators=False))
+    sole = make_node_view(scraped(base, with_communicators=False), scraped(later(base), with_communicators=False))
     assert (sole.ranks[0].op, sole.ranks[0].payload_bytes_per_second) == ("AllReduce", 120.0 * MIB)
     two = healthy()
-    shared = node_view(scraped(two, with_communicators=False), scraped(later(two), with_communicators=False))
+    shared = make_node_view(scraped(two, with_communicators=False), scraped(later(two), with_communicators=False))
     assert {(rank.op, rank.payload_bytes_per_second) for rank in shared.ranks} == {("", None)}
 
 
@@ -178,26 +178,26 @@ def test_without_a_page_of_communicators_only_the_sole_rank_of_a_gpu_has_operati
 )
 def test_pages_that_are_no_agent_s_are_refused(metrics: str, stalls: bytes | None, communicators: bytes | None) -> None:
     with pytest.raises(ScrapeError):
-        node_scrape(metrics, stalls, communicators)
+        parse_scrape(metrics, stalls, communicators)
 
 
 def test_a_rank_that_the_page_of_communicators_leaves_out_has_ended() -> None:
     first, *rest = healthy().collectives.communicators
     snapshot = with_communicators(healthy(), replace(first, alive=False), *rest)
     assert [rank.ended for rank in view_of(snapshot, later(snapshot)).ranks] == [True, False, False]
-    untold = node_view(None, scraped(snapshot, with_communicators=False))
+    untold = make_node_view(None, scraped(snapshot, with_communicators=False))
     assert [rank.ended for rank in untold.ranks] == [False, False, False]
 
 
 def test_pages_in_json_are_set_alike() -> None:
-    for page in (communicators_json(healthy()), stalls_json(healthy())):
+    for page in (render_communicators(healthy()), render_stalls(healthy())):
         assert page.decode() == json.dumps(json.loads(page), indent=1) + "\n"
 
 
 def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
     snapshot = healthy()
     ended = replace(communicator(rank="3"), alive=False)
-    page = json.loads(communicators_json(with_communicators(snapshot, snapshot.collectives.communicators[0], ended)))
+    page = json.loads(render_communicators(with_communicators(snapshot, snapshot.collectives.communicators[0], ended)))
     assert page == {
         "simulated": False,
         "communicators": [

@@ -58,11 +58,11 @@ def test_after_a_restart_a_higher_counter_adds_nothing() -> None:
 
 def test_totals_belong_to_the_gpu_not_to_its_number() -> None:
     histories = GpuHistories()
-    histories.of("GPU-a").totals.add(KEY, 1)
-    histories.of("GPU-a").totals.add(KEY, 9)
-    assert histories.of("GPU-a").totals.add(KEY, 10) == 10
-    assert histories.of("GPU-a").totals.add(KEY, 3) == 10
-    assert histories.of("GPU-b").totals.add(KEY, 3) == 3
+    histories.get("GPU-a").totals.add(KEY, 1)
+    histories.get("GPU-a").totals.add(KEY, 9)
+    assert histories.get("GPU-a").totals.add(KEY, 10) == 10
+    assert histories.get("GPU-a").totals.add(KEY, 3) == 10
+    assert histories.get("GPU-b").totals.add(KEY, 3) == 3
 
 
 @given(COUNTERS)

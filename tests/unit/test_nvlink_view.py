@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts, Snapshot
-from railscope.exporters.top.node_view import NodeView, node_view
+from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.nvlink_view import GpuView
-from railscope.exporters.top.plain import plain_lines
-from railscope.exporters.top.screen import Frame, Status, frame
+from railscope.exporters.top.plain import render_lines
+from railscope.exporters.top.screen import Frame, Status, render_frame
 from railscope.exporters.top.state import Order, Pane, ViewState
 from tests.unit.nodes import healthy, later, scraped, view_of
 
@@ -50,7 +50,7 @@ def first_gpu(view: NodeView) -> GpuView:
 
 
 def shown(view: NodeView, state: ViewState | None = None, width: int = 80) -> Frame:
-    return frame(view, state or ViewState(focus=Pane.GPUS, alone=True), STATUS, width, 24)
+    return render_frame(view, state or ViewState(focus=Pane.GPUS, alone=True), STATUS, width, 24)
 
 
 def rows(made: Frame) -> list[str]:
@@ -101,8 +101,8 @@ def test_errors_name_their_link_and_are_remembered_after_they_grew() -> None:
     second = with_link(later(first), link("0", "3", errors=(("crc", 4), ("replay", 0))))
     third = with_links(later(second), *second.gpus.nvlinks)
     scrapes = [scraped(one) for one in (first, second, third)]
-    assert first_gpu(node_view(scrapes[0], scrapes[1], scrapes[0])).new_errors == (("crc_link3", 3),)
-    last = first_gpu(node_view(scrapes[1], scrapes[2], scrapes[0]))
+    assert first_gpu(make_node_view(scrapes[0], scrapes[1], scrapes[0])).new_errors == (("crc_link3", 3),)
+    last = first_gpu(make_node_view(scrapes[1], scrapes[2], scrapes[0]))
     assert (last.new_errors, last.past_errors) == ((), (("crc_link3", 3),))
 
 
@@ -113,7 +113,7 @@ def test_the_first_error_of_a_link_is_new_though_there_was_no_series_of_it_befor
 
 
 def test_the_first_scrape_knows_links_and_no_rates() -> None:
-    one = first_gpu(node_view(None, scraped(node())))
+    one = first_gpu(make_node_view(None, scraped(node())))
     assert (one.links_up, one.links) == (4, 4)
     assert (one.transmit_bytes_per_second, one.new_errors) == (None, ())
 
@@ -155,14 +155,14 @@ def test_gpus_are_sorted_by_what_is_wrong_and_filtered_by_words() -> None:
 def test_a_host_without_nvlinks_has_no_pane_of_them_unless_it_is_asked_for() -> None:
     bare = replace(healthy(), gpus=NodeGpus())
     view = view_of(bare, later(bare))
-    everything = [line.plain for line in frame(view, ViewState(), STATUS, 80, 24).lines]
+    everything = [line.plain for line in render_frame(view, ViewState(), STATUS, 80, 24).lines]
     assert not any("NVL" in line for line in everything)
     assert " no NVLink" in [line.plain for line in shown(view).lines]
 
 
 def test_plain_lines_hold_links_rates_and_errors_in_units_that_their_names_tell() -> None:
     now = with_link(later(node()), replace(link("0", "3", errors=(("crc", 3),)), transmit_bytes=20_000_001_000))
-    line = next(one for one in plain_lines(view_of(node(), now)) if " kind=gpu " in one)
+    line = next(one for one in render_lines(view_of(node(), now)) if " kind=gpu " in one)
     assert line.partition(" kind=gpu ")[2] == (
         'gpu=0 name="NVIDIA H200" nvlinks=4 nvlinks_up=4 nvlink_speed_bytes_per_second=100000000000 '
         "nvlink_transmit_bytes_per_second=40000000000 nvlink_receive_bytes_per_second=15000000000 "

@@ -16,7 +16,7 @@ from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.overhead.control import LevelControl
-from railscope.agent.node.stalls.watchdog import StallWatch
+from railscope.agent.node.stalls.watchdog import Watchdog
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.internals import InternalPoints, Level
@@ -49,7 +49,7 @@ def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: s
         assert not collective_success(refused)
         assert refused.collectives.totals == before.collectives.totals
         assert refused.health.probes.events_lost == before.health.probes.events_lost
-        observer.tick()
+        observer.update()
         kernel.refuses_totals = kernel.aggregates.refuses = kernel.communicators.refuses = False
         assert collective_success(observer.snapshot())
         assert observer.snapshot().collectives.totals == before.collectives.totals
@@ -66,7 +66,7 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
         followed.append(list(libraries))
         return []
 
-    monkeypatch.setattr(Completion, "follow", follow)
+    monkeypatch.setattr(Completion, "set_libraries", follow)
     observer = Observer(
         Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
         NcclSources(cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms()),
@@ -74,7 +74,7 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
         "0",
     )
     try:
-        observer.look_at({os.getppid()})
+        observer.scan_processes({os.getppid()})
         assert followed == []
         observer.scan()
         assert followed == [[]]
@@ -85,8 +85,8 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
 def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken: list[StallWatch] = []
-    monkeypatch.setattr(StallWatch, "take_times", lambda stalls: taken.append(stalls))
+    taken: list[Watchdog] = []
+    monkeypatch.setattr(Watchdog, "record_times", lambda stalls: taken.append(stalls))
     monkeypatch.setattr(
         "railscope.agent.node.completion.levels.internal_points",
         lambda _, number: InternalPoints(
@@ -113,9 +113,9 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
             stalls = observer.stalls
             assert stalls is not None
             assert stalls._known.level() is Level.COMPLETION
-            assert completion.follow([level_programs.SimulatedLibrary(descriptor=program.fileno())]) == []
-            completion.want(Level.COUNTS)
-            completion.levels.settle(wait=True)
+            assert completion.set_libraries([level_programs.SimulatedLibrary(descriptor=program.fileno())]) == []
+            completion.set_level(Level.COUNTS)
+            completion.levels.finish_detaching(wait=True)
             assert stalls._known.level() is Level.COUNTS
             assert taken == [stalls]
             assert below.log[-1] == "forget 3"
@@ -128,7 +128,7 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
     told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(StallWatch, "process_gone", lambda _, pid, status: ends.append((pid, status)))
+    monkeypatch.setattr(Watchdog, "process_gone", lambda _, pid, status: ends.append((pid, status)))
     kernel, new = SimulatedPrograms(), list[ProcessIdentity]()
     kernel.settings = ProgramSettings()  # type: ignore[attr-defined]
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -142,7 +142,7 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
         try:
             kernel.communicator(child.pid, 1)
             kernel.event(child.pid, 1, LifecycleKind.INIT)
-            observer.take_lifecycle()
+            observer.read_lifecycle_events()
             assert [one.pid for one in new] == [child.pid]
             child.kill()
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -93,7 +93,7 @@ class Host:
         self.kernel.communicator(pid, instance, first_ns=now_ns)
         self.kernel.event(pid, instance, LifecycleKind.INIT, time_ns=now_ns)
         self.kernel.call(pid, instance, calls)
-        self.observer.take_lifecycle()
+        self.observer.read_lifecycle_events()
 
     def communicators(self, what: Callable[[CommunicatorFacts], Any]) -> dict[int, Any]:
         return {one.instance: what(one) for one in self.observer.snapshot().collectives.communicators}
@@ -128,17 +128,17 @@ def test_another_program_has_the_nccl_that_it_maps_itself_and_until_then_none_th
         return one.identity.nccl_version
 
     host.runs(PID, host.library("2.90.1"))
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     host.uses_nccl(PID, 1)
     assert host.communicators(version) == {1: "2.90.1"}
 
     host.runs(PID, stack=SECOND)
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     host.uses_nccl(PID, 2)
     assert host.communicators(version) == {1: "2.90.1", 2: "unknown"}
 
     host.runs(PID, host.library(then), stack=SECOND)
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     assert host.communicators(version) == {1: "2.90.1", 2: then}
 
 
@@ -147,11 +147,11 @@ def test_another_program_is_looked_at_for_nccl_also_in_files_that_the_first_one_
     library = path.read_bytes()
     path.write_bytes(write_elf(WantedElf()).data)
     host.runs(PID, path)
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     host.uses_nccl(PID, 1)
     path.write_bytes(library)
     host.runs(PID, path, stack=SECOND)
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     assert host.observer.observes([PID])
 
 
@@ -162,10 +162,10 @@ def test_what_had_the_pid_before_has_ended_and_keeps_its_job(host: Host, start: 
 
     library = host.library("2.90.1")
     host.runs(PID, library, job="111")
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     host.uses_nccl(PID, 1, calls=5)
     host.runs(PID, library, start=start, stack=SECOND, job="222")
-    host.observer.look_at({PID})
+    host.observer.scan_processes({PID})
     host.uses_nccl(PID, 2, calls=8)
     assert host.communicators(told) == {1: ("111", 5, False), 2: ("222", 8, True)}
     assert host.observer.snapshot().health.probes.processes_observed == 1
@@ -176,7 +176,7 @@ def test_the_late_news_of_a_process_s_end_does_not_end_the_one_that_has_its_pid_
     library = host.library("2.90.1")
     for instance, start in ((1, 100), (2, 200)):
         host.runs(PID, library, start=start)
-        host.observer.look_at({PID})
+        host.observer.scan_processes({PID})
         host.uses_nccl(PID, instance)
     host.observer.process_gone(host.new[0])
     assert host.communicators(lambda one: one.alive) == {1: False, 2: True}
@@ -208,10 +208,10 @@ def test_only_living_processes_are_let_through_to_be_counted(tmp_path: Path) -> 
     with host_with(tmp_path, ProgramSettings(only_observed_processes=True)) as host:
         library = host.library("2.90.1")
         host.runs(PID, library)
-        host.observer.look_at({PID})
+        host.observer.scan_processes({PID})
         assert host.kernel.observed == {PID}
         host.runs(PID, library, stack=SECOND)
-        host.observer.look_at({PID})
+        host.observer.scan_processes({PID})
         assert host.kernel.observed == {PID}, "it executes another program"
         host.observer.process_gone(ProcessIdentity(PID, 100))
         assert host.kernel.observed == set()

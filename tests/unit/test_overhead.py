@@ -43,8 +43,8 @@ def test_posting_costs_more_the_more_operations_it_walks_over() -> None:
 
 def test_seconds_are_hits_times_cost() -> None:
     overhead = Overhead(CALIBRATION, SteppedClock())
-    overhead.take({Stat.CALLS: 1000, Stat.RETURNS: 60, Stat.RING_FULL: 9}, {InternalStat.PLANS: 10})
-    overhead.take({Stat.CALLS: 3000, Stat.RETURNS: 60, Stat.RING_FULL: 9}, {InternalStat.PLANS: 30})
+    overhead.add_hits({Stat.CALLS: 1000, Stat.RETURNS: 60, Stat.RING_FULL: 9}, {InternalStat.PLANS: 10})
+    overhead.add_hits({Stat.CALLS: 3000, Stat.RETURNS: 60, Stat.RING_FULL: 9}, {InternalStat.PLANS: 30})
     assert overhead.seconds["calls"] == pytest.approx(3000 * CALIBRATION.hit_ns("calls") / 1e9)
     assert overhead.seconds["returns"] == pytest.approx(60 * CALIBRATION.hit_ns("returns") / 1e9)
     assert overhead.seconds["plan_launch"] == pytest.approx(30 * CALIBRATION.hit_ns("plan_launch") / 1e9)
@@ -54,30 +54,30 @@ def test_seconds_are_hits_times_cost() -> None:
 def test_an_interval_holds_what_is_new_since_the_one_before() -> None:
     clock = SteppedClock()
     overhead = Overhead(CALIBRATION, clock)
-    overhead.take({Stat.CALLS: 5}, {InternalStat.STOPS: 7})
+    overhead.add_hits({Stat.CALLS: 5}, {InternalStat.STOPS: 7})
     clock.sleep(1.5)
-    interval = overhead.take({Stat.CALLS: 8}, {InternalStat.STOPS: 9})
+    interval = overhead.add_hits({Stat.CALLS: 8}, {InternalStat.STOPS: 9})
     assert interval == Interval(1_500_000_000, Hits(calls=3, proxy_stop=2))
 
 
 def test_hits_of_what_watches_cuda_are_those_since_the_last_look_or_since_it_was_loaded_anew() -> None:
     overhead = Overhead(CALIBRATION, SteppedClock())
-    assert [overhead.take({}, {}, cuda=hits).hits.cuda for hits in (1000, 1500, 1500, 200)] == [1000, 500, 0, 200]
+    assert [overhead.add_hits({}, {}, cuda=hits).hits.cuda for hits in (1000, 1500, 1500, 200)] == [1000, 500, 0, 200]
     assert overhead.seconds["cuda"] == pytest.approx(1700 * CALIBRATION.hit_ns("cuda") / 1e9)
 
 
 def test_sends_are_told_apart_by_the_messages_of_each_network() -> None:
     overhead = Overhead(CALIBRATION, SteppedClock())
     rows = [sent(NetworkKind.SOCKET, 300), sent(NetworkKind.IB, 100)]
-    hits = overhead.take({}, {InternalStat.SENDS: 1000}, rows).hits
+    hits = overhead.add_hits({}, {InternalStat.SENDS: 1000}, rows).hits
     assert (hits.socket_send, hits.ib_send) == (750, 250)
     # The processes ended and their rows are gone: what was known still holds.
-    hits = overhead.take({}, {InternalStat.SENDS: 1100}).hits
+    hits = overhead.add_hits({}, {InternalStat.SENDS: 1100}).hits
     assert (hits.socket_send, hits.ib_send) == (75, 25)
 
 
 def test_sends_of_an_unknown_network_are_taken_for_the_dearer_kind() -> None:
-    hits = Overhead(CALIBRATION, SteppedClock()).take({}, {InternalStat.SENDS: 10}).hits
+    hits = Overhead(CALIBRATION, SteppedClock()).add_hits({}, {InternalStat.SENDS: 10}).hits
     assert (hits.socket_send, hits.ib_send) == (0, 10)
     assert CALIBRATION.hit_ns("ib_send") > CALIBRATION.hit_ns("socket_send")
 
@@ -87,7 +87,7 @@ def test_overhead_never_falls_whatever_the_counters_do(readings: list[tuple[int,
     overhead = Overhead(CALIBRATION, SteppedClock())
     before = overhead.seconds
     for calls, stops, loaded in readings:
-        overhead.take({Stat.CALLS: calls}, {InternalStat.STOPS: stops} if loaded else {})
+        overhead.add_hits({Stat.CALLS: calls}, {InternalStat.STOPS: stops} if loaded else {})
         after = overhead.seconds
         assert all(after[program] >= before[program] for program in PROGRAMS)
         before = after
@@ -95,8 +95,8 @@ def test_overhead_never_falls_whatever_the_counters_do(readings: list[tuple[int,
 
 def test_programs_that_were_loaded_anew_are_counted_from_zero() -> None:
     overhead = Overhead(CALIBRATION, SteppedClock())
-    overhead.take({Stat.CALLS: 100}, {})
-    assert overhead.take({Stat.CALLS: 30}, {}).hits.calls == 30
+    overhead.add_hits({Stat.CALLS: 100}, {})
+    assert overhead.add_hits({Stat.CALLS: 30}, {}).hits.calls == 30
 
 
 def pressure(procfs: Path, avg10: str) -> None:

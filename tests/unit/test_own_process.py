@@ -12,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.daemon.own_process import OwnProcess
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.text import Format, Renderer
 
 
 def exported(snapshot: Snapshot) -> dict[str, tuple[str, float]]:
-    text = Renderer().render(families(snapshot), Format.PROMETHEUS).decode()
+    text = Renderer().render(make_families(snapshot), Format.PROMETHEUS).decode()
     return {
         sample.name: (family.type, float(sample.value))
         for family in text_string_to_metric_families(text)

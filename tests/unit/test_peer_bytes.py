@@ -206,7 +206,7 @@ def test_what_ended_communicators_sent_stays_until_they_are_forgotten() -> None:
     assert peers(silent) == ()
     kernel.destroy(1, 1_000_000_000)
     collectives.read()
-    collectives.settle(3_000_000_000)
+    collectives.archive_ended(3_000_000_000)
     assert not kernel.aggregates.rows
     assert peers(collectives) == expected
     collectives.forget(2_000_000_000, 100)

@@ -21,10 +21,10 @@ from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.file import RecordingError
 from railscope.agent.recording.format import RecordedCommunicator, Recording
 from railscope.agent.trace.command import run_export
-from railscope.agent.trace.from_recording import RecordingFile, timelines
+from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.options import add_export_arguments
 from railscope.agent.trace.perfetto import write_trace
-from railscope.agent.trace.same_operations import same_operations
+from railscope.agent.trace.same_operations import join_operations
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.identities import named
@@ -80,8 +80,8 @@ class Written:
 
 def written(*recordings: Recording) -> tuple[ReadTrace, Written]:
     file = io.BytesIO()
-    hosts = timelines([RecordingFile(Path(f"{at}.npz"), one) for at, one in enumerate(recordings)])
-    same = same_operations(hosts)
+    hosts = make_timelines([RecordingFile(Path(f"{at}.npz"), one) for at, one in enumerate(recordings)])
+    same = join_operations(hosts)
     said = write_trace(hosts, same, file)
     return read_trace(file.getvalue()), Written(
         said.calls, said.operations, said.unfinished, said.rail_samples, same.joined, same.not_joined
@@ -359,7 +359,7 @@ def test_recordings_of_one_boot_share_their_clock_whatever_the_time_of_day_was_t
     trace, _ = written(one, stepped)
     begins = {leg.begin_ns for leg in trace.below("network")}
     assert len(begins) == 5
-    hosts = timelines([RecordingFile(Path("a"), one), RecordingFile(Path("b"), stepped)])
+    hosts = make_timelines([RecordingFile(Path("a"), one), RecordingFile(Path("b"), stepped)])
     assert hosts[0].clock == hosts[1].clock
     # What the two thought the time of day to be differs by more than three seconds.
     assert all((host.error_ns or 0) > 3 * SECOND_NS for host in hosts)
@@ -370,8 +370,8 @@ def test_recordings_of_one_boot_share_their_clock_whatever_the_time_of_day_was_t
 def test_joining_never_depends_on_the_order_of_the_recordings(first: int, second: int, shift: int) -> None:
     one = replace(rank(0, host="a", first=first), boot_id="x")
     two = replace(rank(1, host="b", first=second, late_ns=shift * MILLISECOND_NS), boot_id="x")
-    forth = same_operations(timelines([RecordingFile(Path("a"), one), RecordingFile(Path("b"), two)]))
-    back = same_operations(timelines([RecordingFile(Path("b"), two), RecordingFile(Path("a"), one)]))
+    forth = join_operations(make_timelines([RecordingFile(Path("a"), one), RecordingFile(Path("b"), two)]))
+    back = join_operations(make_timelines([RecordingFile(Path("b"), two), RecordingFile(Path("a"), one)]))
     assert forth.joined == back.joined == max(0, 5 - abs(first - second))
     assert [(found != 0).tolist() for found in forth.operations] == [
         (found != 0).tolist() for found in reversed(back.operations)

@@ -25,12 +25,12 @@ from railscope.agent.cluster.fleet.prometheus import (
     PrometheusError,
     PrometheusStore,
     Sample,
-    basic,
-    bearer,
-    moment_of,
-    samples_of,
-    seconds_of,
-    series_of,
+    basic_header,
+    bearer_header,
+    parse_duration,
+    parse_samples,
+    parse_series,
+    parse_time,
 )
 
 
@@ -139,11 +139,11 @@ def test_a_proxy_that_takes_no_post_is_asked_with_get(answers: Answers, url: str
 def test_credentials_are_sent_and_never_shown(answers: Answers, url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("pass:word\n")
-    endpoint = Endpoint(url, basic(f"me:{secret}"))
+    endpoint = Endpoint(url, basic_header(f"me:{secret}"))
     PrometheusStore(endpoint).query("up")
     sent = answers.asked[0][3]["authorization"].removeprefix("Basic ")
     assert base64.b64decode(sent) == b"me:pass:word"
-    assert bearer(secret) == "Bearer pass:word"
+    assert bearer_header(secret) == "Bearer pass:word"
     assert sent not in repr(endpoint)
 
 
@@ -185,9 +185,9 @@ def test_an_error_of_the_store_is_passed_on_in_one_line(answers: Answers, url: s
 @pytest.mark.parametrize("data", [None, 7, {}, {"resultType": "vector"}, {"resultType": "string", "result": [1, "x"]}])
 def test_an_answer_of_another_kind_is_an_error(data: object) -> None:
     with pytest.raises(PrometheusError, match="no Prometheus vector"):
-        samples_of(data, "store")
+        parse_samples(data, "store")
     with pytest.raises(PrometheusError, match="no Prometheus matrix"):
-        series_of(data, "store")
+        parse_series(data, "store")
 
 
 def test_redirects_are_not_followed_so_that_credentials_stay(answers: Answers, url: str) -> None:
@@ -247,7 +247,7 @@ def test_an_answer_of_many_pieces_is_read_whole(answers: Answers, url: str) -> N
 def test_partial_answers_and_warnings_are_kept_once_for_the_verdict(answers: Answers, url: str) -> None:
     store = PrometheusStore(Endpoint(url))
     store.query("up")
-    assert store.reservations() == ()
+    assert store.warnings() == ()
     answer = json.loads(answers.body)
     remark = "PromQL info: metric might not be a counter"
     answers.body = json.dumps(answer | {"isPartial": True, "warnings": ["no\nStoreAPI \x1b[31m", remark]}).encode()
@@ -255,7 +255,7 @@ def test_partial_answers_and_warnings_are_kept_once_for_the_verdict(answers: Ans
     store.query("up")
     answers.body = json.dumps(answer | {"isPartial": False, "infos": [remark]}).encode()
     store.query("up")
-    partial, warned = store.reservations()
+    partial, warned = store.warnings()
     assert "partial" in partial
     assert warned == f"{url} warns: no StoreAPI \N{REPLACEMENT CHARACTER}[31m"
 
@@ -265,7 +265,7 @@ def test_warnings_of_another_kind_are_none(answers: Answers, url: str, warnings:
     answers.body = json.dumps(json.loads(answers.body) | {"warnings": warnings, "isPartial": "yes"}).encode()
     store = PrometheusStore(Endpoint(url))
     store.query("up")
-    assert store.reservations() == ()
+    assert store.warnings() == ()
 
 
 def test_what_a_store_writes_commands_no_terminal(answers: Answers, url: str) -> None:
@@ -302,7 +302,7 @@ def test_a_plain_url_may_leave_the_scheme_out(server: ThreadingHTTPServer, answe
 def test_a_path_and_a_user_may_hold_any_letters(answers: Answers, url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("pässword")
-    PrometheusStore(Endpoint(f"{url}/pröm a", basic(f"m\udcffe:{secret}"))).query("up")
+    PrometheusStore(Endpoint(f"{url}/pröm a", basic_header(f"m\udcffe:{secret}"))).query("up")
     _, path, _, headers = answers.asked[0]
     assert path == "/pr%C3%B6m%20a/api/v1/query"
     assert base64.b64decode(headers["authorization"].removeprefix("Basic ")) == b"m\xffe:" + "pässword".encode()
@@ -312,7 +312,7 @@ def test_a_token_with_letters_of_prose_names_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("abc\N{EN DASH}def")
     with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*token holds letters that are in no token"):
-        bearer(file)
+        bearer_header(file)
 
 
 def test_a_question_that_is_no_text_is_one_line(url: str) -> None:
@@ -341,14 +341,14 @@ def test_a_file_without_one_secret_is_an_error(tmp_path: Path, text: str) -> Non
     file = tmp_path / "secret"
     file.write_text(text)
     with pytest.raises(PrometheusError, match="one line with the secret"):
-        bearer(file)
+        bearer_header(file)
 
 
 def test_missing_files_are_named_with_their_option(tmp_path: Path) -> None:
     with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*no: No such file"):
-        bearer(tmp_path / "no")
+        bearer_header(tmp_path / "no")
     with pytest.raises(PrometheusError, match="USER:FILE"):
-        basic("me")
+        basic_header("me")
     with pytest.raises(PrometheusError, match=r"--ca-file: .*no holds no certificate"):
         PrometheusStore(Endpoint("https://host", ca_file=tmp_path / "no"))
 
@@ -380,9 +380,9 @@ def test_tls_trusts_the_given_authority_and_no_other(
 
 
 def test_moments_and_lengths_of_time_as_people_write_them() -> None:
-    assert moment_of("1795230300") == moment_of("2026-11-21T03:05:00Z") == moment_of("2026-11-21T03:05:00")
-    assert moment_of("2026-11-21T03:05:00+01:00") == moment_of("1795226700")
-    assert [seconds_of(text) for text in ("90s", "5m", "1h30m", "250ms", "1.5m")] == [90, 300, 5400, 0.25, 90]
+    assert parse_time("1795230300") == parse_time("2026-11-21T03:05:00Z") == parse_time("2026-11-21T03:05:00")
+    assert parse_time("2026-11-21T03:05:00+01:00") == parse_time("1795226700")
+    assert [parse_duration(text) for text in ("90s", "5m", "1h30m", "250ms", "1.5m")] == [90, 300, 5400, 0.25, 90]
 
 
 @pytest.mark.parametrize(
@@ -390,32 +390,32 @@ def test_moments_and_lengths_of_time_as_people_write_them() -> None:
 )
 def test_what_is_no_length_of_time_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="is no length of time: write 90s, 5m or 1h30m"):
-        seconds_of(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "nan", "inf", "1e18", "-1e18", "0001-01-01T00:00:00Z", "1" * 5000])
 def test_what_is_no_moment_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        moment_of(text)
+        parse_time(text)
 
 
 @pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN", "1e300"])
 def test_what_cannot_be_counted_is_no_value(value: str) -> None:
-    assert samples_of({"resultType": "scalar", "result": [1, value]}, "store") == ()
+    assert parse_samples({"resultType": "scalar", "result": [1, value]}, "store") == ()
     values = [[1, value], [2, "7"]]
-    (series,) = series_of({"resultType": "matrix", "result": [{"metric": {}, "values": values}]}, "store")
+    (series,) = parse_series({"resultType": "matrix", "result": [{"metric": {}, "values": values}]}, "store")
     assert series.points == ((2.0, 7.0),)
 
 
 @pytest.mark.parametrize("t", ["NaN", "inf", 1e18, -1, 10**400])
 def test_a_point_at_no_moment_is_an_error(t: object) -> None:
     with pytest.raises(PrometheusError, match="no Prometheus matrix"):
-        series_of({"resultType": "matrix", "result": [{"metric": {}, "values": [[t, "7"]]}]}, "store")
+        parse_series({"resultType": "matrix", "result": [{"metric": {}, "values": [[t, "7"]]}]}, "store")
 
 
 def test_a_label_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(PrometheusError, match="no Prometheus vector"):
-        samples_of({"resultType": "vector", "result": [{"metric": {"a": "\ud800"}, "value": [1, "7"]}]}, "store")
+        parse_samples({"resultType": "vector", "result": [{"metric": {"a": "\ud800"}, "value": [1, "7"]}]}, "store")
 
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from(["+Inf", "-Inf", "1e308", 10**400, "1e29"])
@@ -430,7 +430,7 @@ JSON = st.recursive(
 
 @given(JSON, st.sampled_from(["vector", "scalar", "matrix"]))
 def test_whatever_a_store_answers_it_is_samples_or_one_error(result: object, kind: str) -> None:
-    for read in (samples_of, series_of):
+    for read in (parse_samples, parse_series):
         with suppress(PrometheusError):
             read({"resultType": kind, "result": result}, "store")
 
@@ -439,9 +439,9 @@ def test_whatever_a_store_answers_it_is_samples_or_one_error(result: object, kin
 def test_whatever_is_read_can_be_counted_and_dated(t: float | str, value: float | str) -> None:
     found = {"metric": {}, "value": [t, value], "values": [[t, value]]}
     with suppress(PrometheusError):
-        for sample in samples_of({"resultType": "vector", "result": [found]}, "store"):
+        for sample in parse_samples({"resultType": "vector", "result": [found]}, "store"):
             int(sample.value)
-        for series in series_of({"resultType": "matrix", "result": [found]}, "store"):
+        for series in parse_series({"resultType": "matrix", "result": [found]}, "store"):
             for moment, one in series.points:
                 assert datetime.fromtimestamp(moment, UTC).year >= 1970
                 int(one)

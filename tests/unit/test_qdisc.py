@@ -129,8 +129,8 @@ def test_drops_add_up_through_the_end_of_32_bits_and_through_another_discipline(
 
     def drops() -> int:
         clock.sleep(1)
-        sampler.tick(clock.monotonic_ns())
-        found = sampler.state().of_source("qdisc", "rail0")
+        sampler.read_due(clock.monotonic_ns())
+        found = sampler.state().device_of_source("qdisc", "rail0")
         assert found is not None
         waiting = DeviceQueue("rail0", source.queue.kind, source.queue.backlog_bytes, source.queue.queued_packets)
         shown = rail_queue(waiting, found)

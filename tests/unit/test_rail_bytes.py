@@ -53,7 +53,7 @@ class Node:
         self.rows[tgid, network, device] = Sent(tgid, 3, network, device, row.messages + 1, row.bytes + sent_bytes)
 
     def read(self) -> None:
-        self.rails.take(self.rows.values())
+        self.rails.add_readings(self.rows.values())
 
     def end(self, tgid: int) -> None:
         self.devices.pop(tgid, None)
@@ -83,7 +83,7 @@ def test_devices_of_one_number_are_told_apart_by_process_network_and_port() -> N
         (2, "rail1"): HandedOver(3, 1),
         (2, "mlx5_0"): HandedOver(4, 1),
     }
-    assert node.rails.unknown() == HandedOver(0, 0)
+    assert node.rails.unattributed() == HandedOver(0, 0)
 
 
 def test_names_are_read_once_for_a_process_however_often_it_sends() -> None:
@@ -152,7 +152,7 @@ def test_the_end_of_one_process_leaves_the_others_rows_for_the_next_reading() ->
     node = Node()
     node.begin(10, 1, RAIL0)
     node.begin(11, 1, RAIL0)
-    node.rails.learn(10, 3)
+    node.rails.read_device_names(10, 3)
     node.send(10, SOCKET, 0, 1)
     node.send(11, SOCKET, 0, 2)
     node.end(10)
@@ -164,8 +164,8 @@ def test_the_end_of_one_process_leaves_the_others_rows_for_the_next_reading() ->
 def test_a_short_job_is_named_if_it_was_asked_in_time() -> None:
     node = Node()
     node.begin(10, 1, RAIL0)
-    node.rails.learn(10, 3)
-    node.rails.learn(10, 3)
+    node.rails.read_device_names(10, 3)
+    node.rails.read_device_names(10, 3)
     node.send(10, SOCKET, 0, 9)
     node.end(10)
     assert node.asked == [10]
@@ -177,7 +177,7 @@ def test_what_cannot_be_named_is_counted_and_stays_so_when_the_name_comes() -> N
     node.begin(10, 1)
     node.send(10, SOCKET, 0, 50)
     node.read()
-    assert node.rails.unknown() == HandedOver(50, 1)
+    assert node.rails.unattributed() == HandedOver(50, 1)
     node.devices[10] = (RAIL0,)
     node.send(10, SOCKET, 0, 8)
     node.read()
@@ -185,7 +185,7 @@ def test_what_cannot_be_named_is_counted_and_stays_so_when_the_name_comes() -> N
         SentRail(1, SOCKET, UNKNOWN, None): HandedOver(50, 1),
         SentRail(1, SOCKET, "rail0", None): HandedOver(8, 1),
     }
-    assert node.rails.unknown() == HandedOver(50, 1)
+    assert node.rails.unattributed() == HandedOver(50, 1)
 
 
 def test_a_number_without_a_device_and_one_that_the_kernel_could_not_read_are_unknown() -> None:
@@ -195,7 +195,7 @@ def test_a_number_without_a_device_and_one_that_the_kernel_could_not_read_are_un
     node.send(10, SOCKET, NO_NET_DEVICE, 6)
     node.read()
     assert node.rails.by_device() == {}
-    assert node.rails.unknown() == HandedOver(11, 2)
+    assert node.rails.unattributed() == HandedOver(11, 2)
 
 
 def test_a_name_without_a_namespace_is_no_rail_until_the_namespace_is_known() -> None:
@@ -204,7 +204,7 @@ def test_a_name_without_a_namespace_is_no_rail_until_the_namespace_is_known() ->
     node.send(10, SOCKET, 0, 5)
     node.read()
     assert node.rails.by_device() == {}
-    assert node.rails.unknown() == HandedOver(5, 1)
+    assert node.rails.unattributed() == HandedOver(5, 1)
     node.begin(10, 1, RAIL0)
     node.send(10, SOCKET, 0, 2)
     node.read()
@@ -225,13 +225,13 @@ def test_a_process_that_cannot_be_read_is_left_alone_after_a_while_and_said_once
     assert [record.getMessage() for record in caplog.records] == [
         "rails of collectives: process 10: its memory may not be read: give railscope CAP_SYS_PTRACE"
     ]
-    assert node.rails.unknown() == HandedOver(6 * MOST_TRIES, 6 * MOST_TRIES)
+    assert node.rails.unattributed() == HandedOver(6 * MOST_TRIES, 6 * MOST_TRIES)
 
 
 def test_a_number_that_two_networks_share_names_no_device() -> None:
     node = Node()
     node.begin(10, 1, RAIL0, RAIL1, ADAPTER)
-    node.rails.learn(10, 3)
+    node.rails.read_device_names(10, 3)
     assert node.rails.names_of(10, [1]) == {"rail1"}
     assert node.rails.names_of(10, [0]) == frozenset()
     assert node.rails.names_of(10, [1, 0]) == frozenset()
@@ -283,4 +283,4 @@ def test_no_total_falls_and_every_byte_is_counted_once(steps: list[tuple[str, in
     totals = node.rails.totals()
     assert sum(handed.bytes for handed in totals.values()) == sent_bytes
     named = sum(handed.bytes for handed in node.rails.by_device().values())
-    assert named + node.rails.unknown().bytes == sent_bytes
+    assert named + node.rails.unattributed().bytes == sent_bytes

@@ -18,9 +18,9 @@ from railscope.agent.node.attribution.evidence import (
     RailEvidence,
     RailLedgers,
     evidence_of,
-    level_out,
     port_and_connections,
     rdma_evidence,
+    redistribute,
 )
 from railscope.agent.node.attribution.explained import DirectionWire, RailWire
 from railscope.agent.node.attribution.ledger import Evidence, Sockets
@@ -56,7 +56,7 @@ def rail(name: str, moment: PortAndConnections, expected: int, handed: int | Non
 
 
 def ledger(ledgers: RailLedgers, name: str) -> RailLedger:
-    found = ledgers.of((NETNS, name))
+    found = ledgers.get((NETNS, name))
     assert found is not None
     return found
 
@@ -86,7 +86,7 @@ def test_totals_of_connections_become_evidence_of_both_directions() -> None:
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=6))
 def test_levelling_keeps_the_sum_and_explains_all_that_can_be(rails: list[tuple[int, int]]) -> None:
     expected, carried = [one for one, _ in rails], [other for _, other in rails]
-    levelled = level_out(expected, carried)
+    levelled = redistribute(expected, carried)
     assert sum(levelled) == sum(expected)
     assert min(levelled) >= 0
     explained = sum(min(one, other) for one, other in zip(levelled, carried, strict=True))
@@ -96,8 +96,8 @@ def test_levelling_keeps_the_sum_and_explains_all_that_can_be(rails: list[tuple[
 
 def test_what_little_was_carried_so_far_does_not_tell_where_the_rest_will_go() -> None:
     """Connections are set up on one rail."""
-    assert level_out([500, 500], [10, 0]) == [500, 500]
-    assert level_out([500, 500], [600, 0]) == [1000, 0]
+    assert redistribute([500, 500], [10, 0]) == [500, 500]
+    assert redistribute([500, 500], [600, 0]) == [1000, 0]
 
 
 def test_a_small_message_is_explained_on_the_rail_that_it_took() -> None:
@@ -126,7 +126,7 @@ def test_rails_of_a_namespace_that_has_gone_are_forgotten() -> None:
     ledgers = RailLedgers()
     ledgers.update([rail("rail0", moment(0, 0), 0)])
     ledgers.forget(NETNS)
-    assert ledgers.of((NETNS, "rail0")) is None
+    assert ledgers.get((NETNS, "rail0")) is None
 
 
 @pytest.mark.parametrize("infiniband", [True, False])
@@ -148,7 +148,7 @@ def test_an_rdma_port_s_packets_tell_headers_and_its_counters_what_was_sent_agai
 
     read(0, 0, packet_seq_err=7)
     read((packets - 500) * 4096, packets, packet_seq_err=507)
-    found = ledgers.of((0, "mlx5_0:1"))
+    found = ledgers.get((0, "mlx5_0:1"))
     assert found is not None
     sent = found.transmit
     assert sent.collective == (packets - 500) * 4096
@@ -173,7 +173,7 @@ def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> Non
     def until(shown: Callable[[RailFacts], bool], handed: int = 0) -> RailFacts:
         deadline = time.monotonic() + 30
         while True:
-            rails.relate([], HandedBytes({(NETNS, "mlx5_0"): handed}, whole=True))
+            rails.correlate([], HandedBytes({(NETNS, "mlx5_0"): handed}, whole=True))
             found = next(one for one in rails.rails() if one.device == "mlx5_0")
             if shown(found):
                 return found

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.config.rail_patterns import rail_pattern
+from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails
 from railscope.probes.topology.ib_hca import parse_hca_list
 from railscope.probes.topology.machine import Gpu, Nic, gpus_of_topology, nics_of_topology
@@ -58,7 +58,7 @@ def machine_map(machine: SimulatedMachine, **told: str) -> tuple[MappedNic, ...]
     return map_rails(
         machine.nics(),
         machine.gpus(),
-        patterns=[rail_pattern(text) for text in told.get("configured", "").split()],
+        patterns=[parse_rail_pattern(text) for text in told.get("configured", "").split()],
         hca_lists=[parse_hca_list(value) for value in told["hca"].split()] if "hca" in told else (),
         topology=parse_topology(told["xml"].encode()) if "xml" in told else None,
     )

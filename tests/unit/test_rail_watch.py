@@ -117,7 +117,7 @@ class Watch:
         return {facts.device: facts.rail for facts in self.rails.rails()}
 
     def take(self) -> None:
-        self.rails.take_events(cast(LinkEvents, self.events))
+        self.rails.handle_link_events(cast(LinkEvents, self.events))
 
 
 def add_job_elsewhere(watch: Watch, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
@@ -148,8 +148,8 @@ def test_events_that_cannot_be_read_are_one_line_and_are_read_again_at_the_next_
     with caplog.at_level(logging.WARNING):
         watch.take()
         assert watch.devices() == ["eth0"]
-        watch.rails.tick(())
-        watch.rails.tick(())
+        watch.rails.update(())
+        watch.rails.update(())
     assert watch.devices() == ["eth0", "eth1"]
     assert len(caplog.messages) == 1
     assert "link events" in caplog.messages[0]
@@ -179,9 +179,9 @@ def test_a_rail_that_vanishes_and_comes_back_moves_no_number(watch: Watch) -> No
 
 def test_numbers_of_rdma_rails_are_left_to_them_when_they_come(watch: Watch) -> None:
     assert watch.numbers() == {"eth0": "0"}
-    watch.rails.take_rdma(RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),)))
+    watch.rails.set_rdma_ports(RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),)))
     assert watch.numbers() == {"eth0": "1"}
-    watch.rails.take_rdma(RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),)))
+    watch.rails.set_rdma_ports(RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),)))
     assert watch.numbers() == {"eth0": "3"}
 
 
@@ -221,7 +221,7 @@ def test_counters_that_cannot_be_read_are_one_line_and_so_is_their_return(
         deadline = time.monotonic() + 60
         while len(caplog.messages) < count:
             assert time.monotonic() < deadline, caplog.messages
-            watch.rails.tick(())
+            watch.rails.update(())
             time.sleep(0.01)
 
     caplog.set_level(logging.INFO)
@@ -243,9 +243,9 @@ def test_bytes_are_related_only_when_it_is_said_what_was_expected(
     watch.events.coming.append(MalformedNetlink("short"))
     watch.take()
     watch.events.coming.append([ADDED])
-    watch.rails.tick(None)
+    watch.rails.update(None)
     assert (related, watch.devices()) == ([], ["eth0", "eth1"])
-    watch.rails.tick([])
+    watch.rails.update([])
     assert len(related) == 1
 
 
@@ -260,7 +260,7 @@ def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(
     watch.rails = Watch(monkeypatch, awaits_connections=True).rails
     assert awaited() == [True]
     read = RailEthernet(NETNS, "0", "eth0", (), (), None, None)
-    watch.rails.take_ethernet([replace(read, awaited=True)])
+    watch.rails.set_ethernet([replace(read, awaited=True)])
     assert awaited() == [True]
-    watch.rails.take_ethernet([read])
+    watch.rails.set_ethernet([read])
     assert awaited() == [False], "they cannot be read"

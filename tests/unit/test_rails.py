@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.config.rail_patterns import rail_pattern
+from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_counters
@@ -69,7 +69,7 @@ def rails(
 ) -> dict[str, str]:
     """Rail number by device name."""
     decisions = decide_rails(
-        devices, patterns=[rail_pattern(text) for text in configured], socket_interfaces=jobs or {}, known=known
+        devices, patterns=[parse_rail_pattern(text) for text in configured], socket_interfaces=jobs or {}, known=known
     )
     return {decision.device.name: decision.rail for decision in decisions if decision.rail is not None}
 
@@ -185,7 +185,7 @@ def test_the_configuration_overrules_the_job_and_gives_numbers() -> None:
     devices = [device(f"eth{number}") for number in range(4)]
     numbers = rails(devices, configured=["eth3=0", "eth0", "eth2=7"], jobs={1: ["eth1"]})
     assert numbers == {"eth3": "0", "eth0": "1", "eth2": "7"}
-    decisions = decide_rails(devices, patterns=[rail_pattern("eth[02]")])
+    decisions = decide_rails(devices, patterns=[parse_rail_pattern("eth[02]")])
     assert reason("eth2", decisions) == "configured: eth[02]"
     assert reason("eth1", decisions) == "matches no configured rail"
 
@@ -194,7 +194,7 @@ def test_the_configuration_overrules_the_job_and_gives_numbers() -> None:
 def test_a_pattern_that_cannot_be_meant_is_refused_with_what_to_write(text: str) -> None:
     remedy = "(write a device name|give a rail number to one|a rail is a number|write each device)"
     with pytest.raises(ValueError, match=rf"^rail pattern '.*': {remedy}"):
-        rail_pattern(text)
+        parse_rail_pattern(text)
 
 
 def numbers(decisions: Sequence[RailDecision]) -> dict[str, str]:
@@ -228,7 +228,7 @@ def test_a_network_device_beside_rdma_rails_has_its_own_port_s_number_or_one_tha
         replace(device("ib1"), pci="0000:05:00.0"),
         replace(device("other"), pci="0000:05:00.0"),
     ]
-    assert numbers(decide_rails(devices, rdma=RDMA, home=[1], patterns=[rail_pattern("*")])) == {
+    assert numbers(decide_rails(devices, rdma=RDMA, home=[1], patterns=[parse_rail_pattern("*")])) == {
         "ens24np0": "0",
         "ens64np0": "3",
         "ib1": "5",
@@ -251,7 +251,7 @@ def test_a_configured_number_is_given_whatever_rdma_says() -> None:
         [device("ens24np0"), replace(device("eth0"), pci="")],
         rdma=RDMA,
         home=[1],
-        patterns=[rail_pattern("ens24np0=9"), rail_pattern("eth0")],
+        patterns=[parse_rail_pattern("ens24np0=9"), parse_rail_pattern("eth0")],
     )
     assert numbers(decisions) == {"ens24np0": "9", "eth0": "1"}
 

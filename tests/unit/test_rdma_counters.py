@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.netlink import RdmaNetlink
-from railscope.probes.rdma.port import COUNTERS_LIMIT, Wanted, everything, only_bytes
+from railscope.probes.rdma.port import COUNTERS_LIMIT, Wanted, choose_all, choose_byte_counters
 from railscope.probes.rdma.widths import Width
 from tests.trees import rdma
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree, break_kind, break_open
@@ -57,7 +57,7 @@ def opened(
     *,
     clock: SteppedClock | None = None,
     netlink: RdmaNetlink | None = None,
-    wanted: Wanted = everything,
+    wanted: Wanted = choose_all,
     excluded: tuple[str, ...] = (),
 ) -> Iterator[RdmaCounters]:
     """A source that must leave no descriptor behind."""
@@ -334,7 +334,7 @@ def test_excluded_devices_are_never_opened(tmp_path: Path) -> None:
 def test_bytes_alone_are_two_files_a_port(tmp_path: Path) -> None:
     tree = rdma.mlx5_roce_8rails(tmp_path)
     before = open_descriptors()
-    with opened(tree, wanted=only_bytes) as source:
+    with opened(tree, wanted=choose_byte_counters) as source:
         reading = source.read()
         assert open_descriptors() == before + 2 * 9
     assert reading.fields == ("tx_bytes", "rx_bytes")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.probes.netdev.bonds import BondMember
-from railscope.probes.netdev.sysfs import text_of
+from railscope.probes.netdev.sysfs import read_text
 from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, parse_rate, read_ports
 from tests.trees import rdma
 from tests.trees.rdma import RdmaTree, break_kind, break_open, write
@@ -166,7 +166,7 @@ def test_text_of_a_file_does_not_wait_and_leaves_nothing_open(tmp_path: Path) ->
     before = len(list(Path("/proc/self/fd").iterdir()))
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "file", " text ")
-    assert [text_of(tmp_path / name) for name in ("pipe", "file", "absent", "")] == ["", "text", "", ""]
+    assert [read_text(tmp_path / name) for name in ("pipe", "file", "absent", "")] == ["", "text", "", ""]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

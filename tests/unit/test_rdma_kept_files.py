@@ -40,9 +40,9 @@ def test_every_machine_shows_the_same_either_way(scenario: Scenario, tmp_path: P
     tree = scenario(tmp_path)
     with closing(RdmaCounters(tree.sysfs, SteppedClock())) as source:
         first = source.read()
-        answer = source.take()
+        answer = source.read_raw()
         assert answer is not None
-        (block,) = source.understand([answer])
+        (block,) = source.parse_raw([answer])
         later = block.reading(0)
     assert rows(later) == rows(first) == rows(at_once(tree))
     assert (later.generations, later.fields, later.failed) == (first.generations, first.fields, ())
@@ -58,11 +58,11 @@ def test_many_answers_are_understood_together_each_as_it_was(tmp_path: Path) -> 
         for turn in range(5):
             tree.set("rocep202s0/1", "hw_counters/ip4OutOctets", 1000 * turn)
             tree.set("rocep202s0/1", "hw_counters/ip6OutOctets", turn)
-            answer = source.take()
+            answer = source.read_raw()
             assert answer is not None
             answers.append(answer)
             expected.append(rows(at_once(tree)))
-        (block,) = source.understand(answers)
+        (block,) = source.parse_raw(answers)
     assert [rows(block.reading(number)) for number in range(5)] == expected
     assert block.times_ns == tuple((answer.before_ns, answer.after_ns) for answer in answers)
     assert len({one["rocep202s0/1"]["tx_bytes"] for one in expected}) == 5
@@ -76,9 +76,9 @@ def test_what_is_no_counter_is_looked_at_by_itself_until_it_is_one_again(text: s
     clock = SteppedClock()
     with closing(RdmaCounters(tree.sysfs, clock)) as source:
         whole = rows(source.read())
-        assert source.take() is not None
+        assert source.read_raw() is not None
         tree.counter(PORT, "counters/symbol_error").write_text(text)
-        assert source.take() is None
+        assert source.read_raw() is None
         broken = source.read()
         plain = text.strip().isdigit() and len(text) < 20  # without a line feed, but a number all the same
         assert [failure.device for failure in broken.failed] == ([] if plain else [PORT])
@@ -87,7 +87,7 @@ def test_what_is_no_counter_is_looked_at_by_itself_until_it_is_one_again(text: s
         write(tree.counter(PORT, "counters/symbol_error"), str(whole[PORT]["symbol_error"]))
         clock.now_ns += 3 * SECOND
         assert rows(source.read()) == whole
-        assert source.take() is not None
+        assert source.read_raw() is not None
 
 
 def test_a_device_that_comes_is_looked_for_as_often_as_ever(tmp_path: Path) -> None:
@@ -95,15 +95,15 @@ def test_a_device_that_comes_is_looked_for_as_often_as_ever(tmp_path: Path) -> N
     clock = SteppedClock()
     with closing(RdmaCounters(tree.sysfs, clock)) as source:
         before = source.read().names
-        assert source.take() is not None
+        assert source.read_raw() is not None
         device = tree.device("mlx5_77", pci="0000:77:00.0")
         tree.port(device, counters={"port_xmit_data": 1, "port_rcv_data": 2}, hw_counters={})
         clock.now_ns += SECOND
-        assert source.take() is None, "once a second it looks by itself"
+        assert source.read_raw() is None, "once a second it looks by itself"
         assert source.read().names == (*before, "mlx5_77/1")
-        answer = source.take()
+        answer = source.read_raw()
         assert answer is not None
-        assert source.understand([answer])[0].names == (*before, "mlx5_77/1")
+        assert source.parse_raw([answer])[0].names == (*before, "mlx5_77/1")
 
 
 def test_counters_that_come_after_their_port_are_found(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_counters_that_come_after_their_port_are_found(tmp_path: Path) -> None:
         expected = {"mlx5_0/1": {"tx_bytes": 8, "rx_bytes": 12, "symbol_error": 1}}
         assert rows(source.read()) == expected
         clock.now_ns += SECOND
-        answer = source.take()
+        answer = source.read_raw()
         assert answer is not None
-        assert rows(source.understand([answer])[0].reading(0)) == expected
+        assert rows(source.parse_raw([answer])[0].reading(0)) == expected
 
 
 contents = st.one_of(
@@ -141,9 +141,9 @@ def test_nothing_but_numbers_is_ever_taken_for_numbers(texts: list[bytes]) -> No
     shape = CounterShape(nothing, nothing.astype(np.uint64), nothing)
     with showing(texts) as descriptors:
         port = PortFiles(descriptors, tuple((field, 1, (number,)) for number, field in enumerate(fields)))
-        kept = KeptFiles.of([port], ("mlx5_0/1",), (1,), fields, shape)
+        kept = KeptFiles.from_files([port], ("mlx5_0/1",), (1,), fields, shape)
         assert kept is not None
         shown = kept.read()
         assert (shown is not None) == all(re.fullmatch(rb"[0-9]{1,19}\n", text) for text in texts)
         if shown is not None:
-            assert kept.values([shown]).tolist() == [[[int(text) for text in texts]]]
+            assert kept.parse([shown]).tolist() == [[[int(text) for text in texts]]]

@@ -92,11 +92,11 @@ class Watched:
             netlink=False,
             bytes_period_seconds=bytes_period_seconds,
         )
-        self.watch.tick()
+        self.watch.update()
 
     def beat(self, seconds: float = 1) -> None:
-        self.sampler.tick(self.clock.monotonic_ns())
-        self.watch.tick()
+        self.sampler.read_due(self.clock.monotonic_ns())
+        self.watch.update()
         self.clock.sleep(seconds)
 
     def port(self, name: str = "mlx5_0/1") -> PortFacts:

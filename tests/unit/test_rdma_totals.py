@@ -43,7 +43,7 @@ def reading(
 def totals_of(*readings: CounterReading) -> ShapedTotals:
     totals = ShapedTotals(readings[0].fields)
     for one in readings:
-        assert totals.widen(one.fields)
+        assert totals.add_columns(one.fields)
         totals.add(one, rates=True)
     return totals
 
@@ -181,14 +181,14 @@ def test_a_step_that_no_link_could_carry_is_no_traffic() -> None:
 def test_appended_columns_begin_with_a_baseline_of_their_own_and_others_are_refused() -> None:
     wider = (*FIELDS, "cmds_err")
     totals = totals_of(reading(1, of(1, 1, 0, 0, 0)))
-    assert totals.widen(wider)
+    assert totals.add_columns(wider)
     for second, value in ((2, 40), (3, 42)):
         row = {"a/1": dict(zip(FIELDS, (second, second, 0, 0, 0), strict=True)) | {"cmds_err": value}}
         totals.add(reading(second, row, fields=wider), rates=True)
     assert total(totals, "cmds_err") == 42
     assert total(totals, "tx_bytes") == 3
-    assert not totals.widen(FIELDS)
-    assert not totals.widen(("rx_bytes", *wider))
+    assert not totals.add_columns(FIELDS)
+    assert not totals.add_columns(("rx_bytes", *wider))
 
 
 @settings(deadline=None)
@@ -267,11 +267,11 @@ def sampled(*readings: CounterReading) -> DeviceTotals:
     sampler = Sampler(clock)
     sampler.add("rdma", 0, Scripted(*readings), 1.0)
     for _ in readings:
-        sampler.tick(clock.monotonic_ns())
+        sampler.read_due(clock.monotonic_ns())
         clock.sleep(1)
     state = sampler.state()
     sampler.stop()
-    found = state.of_source("rdma", "a/1")
+    found = state.device_of_source("rdma", "a/1")
     assert found is not None
     result = state.result("rdma")
     assert result is not None

@@ -28,7 +28,7 @@ def test_it_holds_the_last_records_in_their_order(capacity: int, sizes: list[int
         everything += batch["value"].tolist()
         ring.add(batch)
     held = everything[-capacity:]
-    found, oldest_ns = ring.since(since)
+    found, oldest_ns = ring.read_since(since)
     assert found["value"].tolist() == [value for value in held if value >= since]
     assert oldest_ns == (held[0] if len(everything) > capacity else None)
     assert ring.added == len(everything)
@@ -37,7 +37,7 @@ def test_it_holds_the_last_records_in_their_order(capacity: int, sizes: list[int
 def test_what_was_taken_out_does_not_change_with_the_ring() -> None:
     ring = RecordRing(RECORD, 2)
     ring.add(np.array([(1, 1, 0), (2, 2, 0)], RECORD))
-    found, _ = ring.since(0)
+    found, _ = ring.read_since(0)
     ring.add(np.array([(3, 3, 0), (4, 4, 0)], RECORD))
     assert found["value"].tolist() == [1, 2]
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from railscope.agent.node.recorder import store as recording_store
-from railscope.agent.node.recorder.store import RecordingStore, WriteResult, make_room, name_of, save
+from railscope.agent.node.recorder.store import RecordingStore, WriteResult, file_name, make_room, save
 from railscope.agent.recording import file as recording_file
 from railscope.agent.recording.file import Sink, read_recording, write_recording
 from railscope.agent.recording.format import Mark, Recording
@@ -61,7 +61,7 @@ def test_a_recording_is_written_whole_under_a_name_that_says_host_time_and_reaso
 
 @pytest.mark.parametrize(("host", "shown"), [("a/../b c", "a_.._b_c"), ("", "unknown"), ("x" * 300, "x" * 64)])
 def test_a_hosts_name_cannot_lead_elsewhere(host: str, shown: str) -> None:
-    assert name_of(replace(recording(), host=host)) == f"railscope-{shown}-20270115T081740.000Z-stall.npz"
+    assert file_name(replace(recording(), host=host)) == f"railscope-{shown}-20270115T081740.000Z-stall.npz"
 
 
 def test_the_oldest_go_first_when_there_is_no_room(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_oldest_go_first_when_there_is_no_room(tmp_path: Path) -> None:
         for number, name in enumerate(names(tmp_path)):
             os.utime(tmp_path / name, (number, number))
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= room_bytes
-    assert names(tmp_path) == [name_of(at(second)) for second in (3, 4, 5)]
+    assert names(tmp_path) == [file_name(at(second)) for second in (3, 4, 5)]
 
 
 def test_nothing_but_recordings_is_removed(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_recording_larger_than_all_may_be_is_not_kept_and_removes_nothing(
 ) -> None:
     assert write(RecordingStore(tmp_path, 1 << 20), at(0)) == [("stall", WriteResult.WRITTEN)]
     assert write(RecordingStore(tmp_path, 100), at(1)) == [("stall", WriteResult.FAILED)]
-    assert names(tmp_path) == [name_of(at(0))]
+    assert names(tmp_path) == [file_name(at(0))]
     assert "more than the 100 for all" in caplog.text
 
 
@@ -158,8 +158,8 @@ def large(what: Recording, marks: int) -> Recording:
 def aged(folder: Path, *whats: Recording) -> None:
     """Recordings that were written in this order."""
     for number, what in enumerate(whats):
-        save(what, folder / name_of(what))
-        os.utime(folder / name_of(what), (number, number))
+        save(what, folder / file_name(what))
+        os.utime(folder / file_name(what), (number, number))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -172,7 +172,7 @@ def test_a_disk_smaller_than_recordings_may_be_keeps_the_newest_that_it_has_room
     aged(tmp_path, oldest, at(1), at(2))
     SmallDisk(tmp_path, size_of(oldest) + 2 * size_of(at(1)) + 100, number).use(monkeypatch)
     assert write(RecordingStore(tmp_path, 1 << 30), at(3)) == [("stall", WriteResult.WRITTEN)]
-    assert names(tmp_path) == [name_of(at(second)) for second in (1, 2, 3)]
+    assert names(tmp_path) == [file_name(at(second)) for second in (1, 2, 3)]
     assert caplog.records[-1].getMessage().endswith("; 1 older removed")
 
 
@@ -183,7 +183,7 @@ def test_a_disk_that_others_have_filled_takes_no_recording_away(
     SmallDisk(tmp_path, 2 * size_of(recording())).use(monkeypatch)
     # Both of them together would not make room for it.
     assert write(RecordingStore(tmp_path, 1 << 30), large(at(2), 5_000)) == [("stall", WriteResult.FAILED)]
-    assert names(tmp_path) == [name_of(at(0)), name_of(at(1))]
+    assert names(tmp_path) == [file_name(at(0)), file_name(at(1))]
     assert "No space left on device" in caplog.text
 
 
@@ -195,7 +195,7 @@ def test_recordings_on_signal_make_room_before_those_of_stalls(tmp_path: Path) -
     for left in (4, 3, 2, 1):
         assert make_room(tmp_path, left * one_bytes + 200) == 1
         kept = [*asked[1:], *stalls] if left == 4 else [asked[2], *stalls] if left == 3 else stalls[-left:]
-        assert names(tmp_path) == sorted(map(name_of, kept))
+        assert names(tmp_path) == sorted(map(file_name, kept))
 
 
 REST = ".railscope-old.npz.1.partial"
@@ -224,7 +224,7 @@ def test_what_another_agent_removes_meanwhile_stops_nothing(
     aged(tmp_path, at(0), at(1), at(2))
     (tmp_path / REST).touch()
     os.utime(tmp_path / REST, (1, 1))
-    vanishing = {REST, name_of(at(0))}
+    vanishing = {REST, file_name(at(0))}
     listed = os.scandir
     monkeypatch.setattr(
         os,
@@ -234,7 +234,7 @@ def test_what_another_agent_removes_meanwhile_stops_nothing(
         ],
     )
     assert write(RecordingStore(tmp_path, 2 * size_of(at(0)) + 100), at(3)) == [("stall", WriteResult.WRITTEN)]
-    assert names(tmp_path) == [name_of(at(2)), name_of(at(3))]
+    assert names(tmp_path) == [file_name(at(2)), file_name(at(3))]
 
 
 class SlowDisk:
@@ -268,7 +268,7 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_agent_from_ending(
     assert [one.daemon for one in threading.enumerate() if one.name == "recording"] == [True]
     disk.answers.set()
     store.close()
-    assert names(tmp_path) == [name_of(recording())]
+    assert names(tmp_path) == [file_name(recording())]
 
 
 def test_a_disk_that_is_slow_is_waited_for_as_long_as_it_goes_on(
@@ -340,10 +340,10 @@ def test_it_is_said_how_far_back_calls_reach_whose_beginning_was_overwritten(
     write(RecordingStore(tmp_path, 1 << 20), replace(at(1), complete_from_ns={}))
     short, whole = [one.getMessage() for one in caplog.records]
     assert short == (
-        f"recorded 60 s (stall): {tmp_path / name_of(recording())}; "
+        f"recorded 60 s (stall): {tmp_path / file_name(recording())}; "
         "calls of the last 48.0 s only: more memory holds more (recordings.memory)"
     )
-    assert whole == f"recorded 60 s (stall): {tmp_path / name_of(at(1))}"
+    assert whole == f"recorded 60 s (stall): {tmp_path / file_name(at(1))}"
 
 
 def test_what_a_killed_agent_left_is_removed_and_what_another_one_writes_is_not(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_what_a_killed_agent_left_is_removed_and_what_another_one_writes_is_not(
         partial.write_bytes(b"half")
     os.utime(left, (1, 1))
     write(RecordingStore(tmp_path, 1 << 20), recording())
-    assert names(tmp_path) == [fresh.name, name_of(recording())]
+    assert names(tmp_path) == [fresh.name, file_name(recording())]
 
 
 def test_saving_over_a_file_keeps_the_old_one_until_the_new_one_is_whole(

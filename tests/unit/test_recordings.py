@@ -10,9 +10,9 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.stall import Blame, Stall
+from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
-from railscope.agent.node.recorder.triggers import Recordings, recorded_stall, settling_ns
+from railscope.agent.node.recorder.triggers import Recordings, make_recorded_stall, settling_ns
 from railscope.agent.recording.format import RecordedStall, Recording
 from tests.unit.recordings import SECOND_NS, recording, stall
 
@@ -67,7 +67,7 @@ class Bench:
     def after(self, seconds: float) -> list[tuple[str, list[str]]]:
         """What was made by a turn that comes so much later."""
         self.clock.sleep(seconds)
-        self.recordings.turn()
+        self.recordings.write_due()
         made, self.made = self.made, []
         return made
 
@@ -78,7 +78,7 @@ def bench() -> Bench:
 
 
 def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blamed_on(bench: Bench) -> None:
-    blame = Blame(Cause.RAIL_DOWN, ("rail 1 lost its carrier",), culprit=True, rail="1", device="mlx5_1")
+    diagnosis = Diagnosis(Cause.RAIL_DOWN, ("rail 1 lost its carrier",), culprit=True, rail="1", device="mlx5_1")
     found = Stall(
         instance=7,
         comm="00c0ffee",
@@ -91,9 +91,9 @@ def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blame
         flagged_ns=7 * SECOND_NS,
         realtime_offset_ns=1_000_000 * SECOND_NS,
         strength="strong",
-        blame=blame,
+        diagnosis=diagnosis,
     )
-    described = recorded_stall(found, ClockReading(9 * SECOND_NS, 1_000_009 * SECOND_NS, 1))
+    described = make_recorded_stall(found, ClockReading(9 * SECOND_NS, 1_000_009 * SECOND_NS, 1))
     assert described.since_realtime_ns == 1_000_005 * SECOND_NS
     assert described.seconds == 4.0
     assert (described.cause, described.rail, described.device, described.blamed_rank) == (
@@ -103,10 +103,10 @@ def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blame
         "",
     )
     assert described.evidence == ("rail 1 lost its carrier",)
-    assert bench.recordings.stall_began(found)
+    assert bench.recordings.request_for_stall(found)
     assert bench.after(0) == [("stall", ["00c0ffee"])]
-    behind = recorded_stall(
-        replace(found, blame=replace(blame, cause=Cause.RANK_BEHIND, blamed_rank=0)), ClockReading(1, 1, 1)
+    behind = make_recorded_stall(
+        replace(found, diagnosis=replace(diagnosis, cause=Cause.RANK_BEHIND, blamed_rank=0)), ClockReading(1, 1, 1)
     )
     assert (behind.cause, behind.blamed_rank, behind.seconds) == ("rank_behind", "0", 0.0)
 
@@ -148,8 +148,8 @@ def test_a_communicator_gets_one_recording_a_minute(bench: Bench) -> None:
 
 def test_a_signal_is_answered_at_once_every_time(bench: Bench) -> None:
     for _ in range(3):
-        bench.recordings.signal()
-        bench.recordings.signal()
+        bench.recordings.request_from_signal()
+        bench.recordings.request_from_signal()
         assert bench.after(0) == [("signal", [])]
         assert bench.after(1) == []
 
@@ -161,7 +161,7 @@ def test_a_recording_waits_until_ports_were_read_once_more(bench: Bench, asked: 
     bench.recordings = Recordings(clock, store, bench._freeze, bench._wake, settling_ns(period_ns))
     for _ in range(2):
         if asked == "signal":
-            bench.recordings.signal()
+            bench.recordings.request_from_signal()
         else:
             bench.recordings.request(stall(f"{clock.monotonic_ns()}"))
         asked_ns = clock.monotonic_ns()
@@ -191,7 +191,7 @@ def test_at_the_end_no_recording_waits(bench: Bench) -> None:
 def test_signals_within_a_second_of_a_recording_share_the_next_one(bench: Bench) -> None:
     made = []
     for _ in range(100):
-        bench.recordings.signal()
+        bench.recordings.request_from_signal()
         made += bench.after(0.025)
     # At the turns after 0.025 s, 1.025 s and 2.025 s; what came since waits, and is not forgotten.
     assert made == [("signal", [])] * 3
@@ -202,9 +202,9 @@ def test_signals_within_a_second_of_a_recording_share_the_next_one(bench: Bench)
 
 
 def test_a_stall_is_recorded_whatever_signals_come(bench: Bench) -> None:
-    bench.recordings.signal()
+    bench.recordings.request_from_signal()
     assert bench.after(0) == [("signal", [])]
-    bench.recordings.signal()
+    bench.recordings.request_from_signal()
     bench.recordings.request(stall("a"))
     assert bench.after(0.5) == [("stall", ["a"])]
     assert bench.after(0.5) == [("signal", [])]
@@ -212,7 +212,7 @@ def test_a_stall_is_recorded_whatever_signals_come(bench: Bench) -> None:
 
 def test_nothing_is_made_while_the_disk_is_busy_and_nothing_is_forgotten(bench: Bench) -> None:
     bench.store.slow = True
-    bench.recordings.signal()
+    bench.recordings.request_from_signal()
     bench.recordings.request(stall("a"))
     assert bench.after(1) == []
     bench.store.slow = False
@@ -230,7 +230,7 @@ def test_what_was_asked_for_is_made_before_the_end(bench: Bench) -> None:
 
 def test_what_was_asked_for_is_given_up_when_the_disk_does_not_answer_at_the_end(bench: Bench) -> None:
     bench.recordings.request(stall("a"))
-    bench.recordings.signal()
+    bench.recordings.request_from_signal()
     bench.store.slow = True
     bench.recordings.close()
     assert bench.made == []
@@ -241,7 +241,7 @@ def test_every_reason_and_result_is_counted_from_the_start(bench: Bench) -> None
     assert set(bench.recordings.counts()) == {
         (reason, result) for reason in ("stall", "signal") for result in ("written", "failed")
     }
-    bench.recordings.signal()
+    bench.recordings.request_from_signal()
     bench.after(0)
     assert bench.recordings.counts()["signal", "written"] == 1
 
@@ -263,9 +263,9 @@ def test_without_a_folder_requests_are_refused_and_a_signal_says_so(caplog: pyte
     bench = Bench()
     recordings = Recordings(bench.clock, None, bench._freeze, bench._wake)
     assert not recordings.request(stall())
-    recordings.signal()
-    recordings.turn()
-    recordings.turn()
+    recordings.request_from_signal()
+    recordings.write_due()
+    recordings.write_due()
     recordings.close()
     assert bench.made == []
     assert [one.getMessage() for one in caplog.records] == [

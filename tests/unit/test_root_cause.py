@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import CAUSES, Cause
-from railscope.agent.facts.stall import Blame
+from railscope.agent.facts.stall import Diagnosis
 from railscope.agent.node.stalls.evidence import Elsewhere, Evidence, GonePeer, ProcessFacts, RailSigns, RankFacts
-from railscope.agent.node.stalls.root_cause import blame_for
+from railscope.agent.node.stalls.root_cause import find_root_cause
 from tests.unit.stall_facts import (
     CALM,
     COMPUTES,
@@ -76,8 +76,8 @@ class Case:
     """Of the blame, by name."""
 
 
-def found(evidence: Evidence, rank: RankFacts = RANK) -> Blame:
-    return blame_for(rank, evidence, NOW_NS)
+def found(evidence: Evidence, rank: RankFacts = RANK) -> Diagnosis:
+    return find_root_cause(rank, evidence, NOW_NS)
 
 
 def each_rail(losses: tuple[int, ...], counter: str) -> Evidence:
@@ -511,16 +511,16 @@ CASES: Final[dict[Cause, list[Case]]] = {
     [pytest.param(cause, case, id=f"{cause}: {case.name}") for cause, cases in CASES.items() for case in cases],
 )
 def test_each_cause_is_found_by_its_signs_and_blamed_on_the_right_one(cause: Cause, case: Case) -> None:
-    blame = found(case.evidence, case.rank)
-    assert blame.cause is cause, blame.evidence
-    assert {name: getattr(blame, name) for name in case.found} == case.found
+    diagnosis = found(case.evidence, case.rank)
+    assert diagnosis.cause is cause, diagnosis.evidence
+    assert {name: getattr(diagnosis, name) for name in case.found} == case.found
     for words, sentences in (
-        *((words, blame.evidence) for words in case.says),
-        (case.first, blame.evidence[:1]),
-        (case.last, blame.evidence[-1:]),
+        *((words, diagnosis.evidence) for words in case.says),
+        (case.first, diagnosis.evidence[:1]),
+        (case.last, diagnosis.evidence[-1:]),
     ):
         assert any(_holds(sentence, words) for sentence in sentences), (words, sentences)
-    assert not any(_holds(sentence, words) for words in case.never for sentence in blame.evidence)
+    assert not any(_holds(sentence, words) for words in case.never for sentence in diagnosis.evidence)
 
 
 def _holds(sentence: str, words: str) -> bool:
@@ -583,9 +583,9 @@ def test_every_finding_has_evidence_and_names_only_what_was_looked_at(
     rank: RankFacts, process: ProcessFacts, signs: list[RailSigns], peers: list[RankFacts], peer_process: ProcessFacts
 ) -> None:
     others = tuple(replace(peer, pid=4712) for peer in peers)
-    blame = found(Evidence(process, tuple(signs), others, ((4712, peer_process),)), rank)
-    assert blame.evidence
-    assert all(blame.evidence)
-    assert blame.device in {"", *(one.device for one in signs)}
-    assert bool(blame.rail) == blame.cause.value.startswith("rail_")
-    assert not (blame.culprit and blame.excused)
+    diagnosis = found(Evidence(process, tuple(signs), others, ((4712, peer_process),)), rank)
+    assert diagnosis.evidence
+    assert all(diagnosis.evidence)
+    assert diagnosis.device in {"", *(one.device for one in signs)}
+    assert bool(diagnosis.rail) == diagnosis.cause.value.startswith("rail_")
+    assert not (diagnosis.culprit and diagnosis.excused)

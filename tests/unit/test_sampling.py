@@ -76,7 +76,7 @@ class Bench:
     def tick(self, *, after_ms: float = 0, **rows: tuple[int, int, int]) -> int:
         self.clock.now_ns += round(after_ms * MILLISECOND)
         self.source.rows.update(rows)
-        due_ns = self.sampler.tick(self.clock.now_ns)
+        due_ns = self.sampler.read_due(self.clock.now_ns)
         assert due_ns is not None
         return due_ns
 
@@ -119,7 +119,7 @@ def test_sources_that_came_at_different_moments_are_read_together() -> None:
     bench.tick()
     reads = bench.source.reads - late.reads
     for _ in range(5):
-        bench.clock.now_ns = bench.sampler.tick(bench.clock.now_ns) or 0
+        bench.clock.now_ns = bench.sampler.read_due(bench.clock.now_ns) or 0
         assert bench.source.reads - late.reads == reads
     assert late.reads == 5
 
@@ -325,7 +325,7 @@ def test_a_slow_source_is_read_less_often_on_its_own_beat() -> None:
     start_ns = bench.clock.now_ns
     bench.source.cost_ns = 8 * MILLISECOND
     for _ in range(40):
-        due_ns = bench.sampler.tick(bench.clock.now_ns)
+        due_ns = bench.sampler.read_due(bench.clock.now_ns)
         assert due_ns is not None
         assert (due_ns - start_ns) % (10 * MILLISECOND) == 0
         bench.clock.now_ns = due_ns
@@ -373,7 +373,7 @@ def test_a_removed_source_is_closed_and_its_devices_go() -> None:
     bench.sampler.remove("netdev")
     bench.sampler.remove("netdev")
     assert bench.source.closed
-    assert bench.sampler.tick(bench.clock.now_ns) is None
+    assert bench.sampler.read_due(bench.clock.now_ns) is None
     assert bench.sampler.state().devices() == ()
 
 

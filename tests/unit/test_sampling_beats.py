@@ -282,7 +282,7 @@ def test_a_source_that_hangs_is_said_to_and_keeps_no_other_waiting(tree: RdmaTre
 
 
 def test_without_the_compiled_library_python_reads(tree: RdmaTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beats, "start", lambda: None)
+    monkeypatch.setattr(beats, "start_thread", lambda: None)
     watched = Watched(RdmaCounters(tree.sysfs, SystemClock()))
     try:
         watched.until(lambda: watched.result().reads > 20, "readings")

@@ -61,13 +61,13 @@ class Deferring(Prompt):
     nonsense: bool = False
     must_be_read: bool = False
 
-    def take(self) -> Answer | None:
+    def read_raw(self) -> Answer | None:
         return None if self.must_be_read else self.ask()
 
     def question(self) -> None:
         return None
 
-    def understand(self, answers: Sequence[Answer]) -> list[CounterBlock]:
+    def parse_raw(self, answers: Sequence[Answer]) -> list[CounterBlock]:
         self.understood.append(len(answers))
         if self.nonsense:
             raise ValueError("this makes no sense")
@@ -98,7 +98,7 @@ class Sampled:
     def beat(self, *sent: int) -> None:
         for value in sent:
             self.source.sent = value
-            self.sampler.tick(self.clock.now_ns)
+            self.sampler.read_due(self.clock.now_ns)
             self.clock.now_ns += MILLISECOND
 
     def device(self) -> DeviceTotals:
@@ -132,7 +132,7 @@ def test_a_source_that_is_read_once_a_second_or_less_is_understood_at_once() -> 
     slow = Deferring(sampled.clock)
     sampled.sampler.add("slow", 8, slow, 2.0)
     for _ in range(8):
-        sampled.sampler.tick(sampled.clock.now_ns)
+        sampled.sampler.read_due(sampled.clock.now_ns)
         sampled.clock.now_ns += 1_000_000_000
     assert len(slow.understood) >= 3
     assert set(slow.understood) == {1}
@@ -214,7 +214,7 @@ def test_a_removed_source_is_closed_and_its_answers_are_forgotten() -> None:
     sampled.sampler.remove("netdev")
     assert sampled.source.closed
     assert sampled.sampler.state().devices() == ()
-    assert sampled.sampler.tick(sampled.clock.now_ns) is None
+    assert sampled.sampler.read_due(sampled.clock.now_ns) is None
     assert sampled.understood == []
 
 

@@ -15,19 +15,19 @@ SECOND_NS = 1_000_000_000
 
 def test_all_is_calm_when_nothing_happened_for_long_enough() -> None:
     pace = Pace(7 * SECOND_NS)
-    assert not pace.calm(7 * SECOND_NS)
-    assert not pace.calm(7 * SECOND_NS + STEADY_NS - 1)
-    assert pace.calm(7 * SECOND_NS + STEADY_NS)
+    assert not pace.is_calm(7 * SECOND_NS)
+    assert not pace.is_calm(7 * SECOND_NS + STEADY_NS - 1)
+    assert pace.is_calm(7 * SECOND_NS + STEADY_NS)
 
 
 @given(st.lists(st.integers(0, 100 * SECOND_NS), min_size=1))
 def test_whatever_happens_ends_the_calm_for_as_long_as_ever(moments: list[int]) -> None:
     pace = Pace(0)
     for at_ns in sorted(moments):
-        pace.disturb(at_ns, "news")
-        assert not pace.calm(at_ns)
-        assert not pace.calm(at_ns + STEADY_NS - 1)
-        assert pace.calm(at_ns + STEADY_NS)
+        pace.record_change(at_ns, "news")
+        assert not pace.is_calm(at_ns)
+        assert not pace.is_calm(at_ns + STEADY_NS - 1)
+        assert pace.is_calm(at_ns + STEADY_NS)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_whatever_happens_ends_the_calm_for_as_long_as_ever(moments: list[int]) 
 def test_whoever_asks_again_soon_follows_what_happens(every_ns: int, calm: bool) -> None:
     pace = Pace(0)
     for at_ns in range(0, 60 * SECOND_NS, every_ns):
-        pace.asked(at_ns)
-    assert pace.calm(60 * SECOND_NS) is calm
-    assert pace.calm(60 * SECOND_NS + STEADY_NS)
+        pace.record_request(at_ns)
+    assert pace.is_calm(60 * SECOND_NS) is calm
+    assert pace.is_calm(60 * SECOND_NS + STEADY_NS)
 
 
 @pytest.mark.parametrize("every_s", [5, 15])
@@ -46,9 +46,9 @@ def test_whoever_asks_again_soon_follows_what_happens(every_ns: int, calm: bool)
 def test_two_servers_that_scrape_one_right_after_the_other_follow_nothing(every_s: int, apart_ns: int) -> None:
     pace = Pace(0)
     for at_ns in range(0, 60 * SECOND_NS, every_s * SECOND_NS):
-        pace.asked(at_ns)
-        pace.asked(at_ns + apart_ns)
-        assert at_ns < STEADY_NS or pace.calm(at_ns + apart_ns)
+        pace.record_request(at_ns)
+        pace.record_request(at_ns + apart_ns)
+        assert at_ns < STEADY_NS or pace.is_calm(at_ns + apart_ns)
 
 
 MS = 1_000_000
@@ -59,7 +59,7 @@ def in_use(now_ns: int = 0, *, shown: bool = True) -> Schedule:
     """A loop that has begun, beside a communicator."""
     schedule = Schedule(now_ns, scan_interval_ns=SCAN_NS, shown=shown)
     schedule.begin(now_ns)
-    schedule.use(now_ns, used=True)
+    schedule.set_in_use(now_ns, used=True)
     return schedule
 
 
@@ -74,7 +74,7 @@ def test_everything_but_a_scan_is_due_when_the_loop_begins() -> None:
 def test_what_is_due_at_about_one_moment_is_due_at_the_later_one() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.looked(0, BRISK_NS - 20 * MS, None)
+    schedule.stalls_evaluated(0, BRISK_NS - 20 * MS, None)
     schedule.drained(0, BRISK_NS - 100 * MS)
     plan = schedule.plan(drained_ns=0)
     assert plan.tick_ns == plan.look_ns == plan.drain_ns == BRISK_NS
@@ -83,7 +83,7 @@ def test_what_is_due_at_about_one_moment_is_due_at_the_later_one() -> None:
 def test_rings_are_read_before_a_look_however_long_they_could_wait() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.looked(0, 300 * MS, None)
+    schedule.stalls_evaluated(0, 300 * MS, None)
     schedule.drained(0, 900 * MS)
     assert schedule.plan(drained_ns=0).drain_ns == 300 * MS
 
@@ -91,7 +91,7 @@ def test_rings_are_read_before_a_look_however_long_they_could_wait() -> None:
 def test_a_look_that_has_time_goes_with_the_tick_before_it() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.looked(0, 3 * BRISK_NS, None)
+    schedule.stalls_evaluated(0, 3 * BRISK_NS, None)
     plan = schedule.plan(drained_ns=0)
     assert plan.look_ns == plan.tick_ns == BRISK_NS
 
@@ -105,20 +105,20 @@ def test_ticks_rest_once_all_has_been_as_it_was_and_go_on_at_the_first_news() ->
     assert schedule.resting
     assert schedule.plan(0).tick_ns == now_ns + CALM_NS
     soon_ns = now_ns + 10 * MS
-    schedule.disturb(soon_ns, "a link has changed")
+    schedule.record_change(soon_ns, "a link has changed")
     assert not schedule.tick_is_due(soon_ns, schedule.plan(0)), "ticks are never closer than a second"
     assert not schedule.resting
     assert schedule.plan(0).tick_ns == now_ns + BRISK_NS
-    assert schedule.why == "a link has changed"
+    assert schedule.last_change == "a link has changed"
 
 
 @pytest.mark.parametrize("ends", ["nobody uses it", "it streams", "a tick found something"])
 def test_ticks_do_not_rest_where_somebody_waits_for_them(ends: str) -> None:
     schedule = in_use()
     if ends == "nobody uses it":
-        schedule.use(1, used=False)
+        schedule.set_in_use(1, used=False)
     if ends == "it streams":
-        schedule.stream()
+        schedule.keep_pace()
     schedule.tick_is_due(STEADY_NS, schedule.plan(0))
     schedule.tick_begins(STEADY_NS)
     schedule.tick_ended(STEADY_NS, "bytes do not settle" if ends == "a tick found something" else None)
@@ -129,9 +129,9 @@ def test_without_a_communicator_looks_and_ticks_are_seldom_and_come_at_once_with
     schedule = Schedule(0, scan_interval_ns=SCAN_NS)
     schedule.begin(0)
     schedule.tick_begins(0)
-    schedule.looked(0, LOOK_NS, None)
+    schedule.stalls_evaluated(0, LOOK_NS, None)
     assert schedule.plan(0).tick_ns == schedule.plan(0).look_ns == UNUSED_NS
-    schedule.use(5 * MS, used=True)
+    schedule.set_in_use(5 * MS, used=True)
     plan = schedule.plan(0)
     assert plan.tick_ns == plan.look_ns == plan.drain_ns == 5 * MS
 
@@ -140,10 +140,10 @@ def test_looks_are_no_closer_than_is_of_use_to_whoever_waits() -> None:
     for shown, least_ns in ((True, LOOK_NS), (False, REST_NS)):
         schedule = in_use(shown=shown)
         schedule.tick_begins(0)
-        schedule.looked(0, 1, None)
+        schedule.stalls_evaluated(0, 1, None)
         assert schedule._next_look_ns == least_ns
-        schedule.looked(0, 10 * REST_NS, None)
-        schedule.look_soon(SECOND_NS)
+        schedule.stalls_evaluated(0, 10 * REST_NS, None)
+        schedule.evaluate_soon(SECOND_NS)
         assert schedule._next_look_ns == SECOND_NS + least_ns
 
 
@@ -170,10 +170,10 @@ def test_whatever_is_due_the_loop_wakes_for_it(drain_ns: int, look_ns: int, now_
     schedule = in_use()
     schedule.tick_begins(0)
     schedule.drained(0, drain_ns)
-    schedule.looked(0, look_ns, None)
+    schedule.stalls_evaluated(0, look_ns, None)
     plan = schedule.plan(min(drained_ns, drain_ns))
     assert plan.wake_ns <= min(plan.drain_ns, plan.look_ns, plan.tick_ns, plan.scan_ns)
     assert plan.tick_ns >= BRISK_NS, "a tick never comes early"
     assert plan.drain_ns <= plan.look_ns
-    schedule.drain_at_once(now_ns, drained_ns=0)
+    schedule.drain_now(now_ns, drained_ns=0)
     assert schedule.plan(0).drain_ns <= 0

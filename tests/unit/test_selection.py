@@ -16,7 +16,7 @@ from railscope.agent.facts.snapshot import Histogram, NodeGpus, NvlinkFacts, Rai
 from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.dashboards.typical_node import DRIVER_COUNTERS, RDMA_COUNTERS
-from railscope.exporters.series.families import families
+from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import ALL, DETAILS, Selection
 from tests.unit.exporters_snapshots import rail
@@ -46,18 +46,20 @@ def node(*given: Counter) -> Snapshot:
 
 
 def test_a_counter_of_which_any_increase_matters_is_there_before_it_rises() -> None:
-    assert counters(families(node(("link_downed", "page", 0)))) == {"link_downed"}
+    assert counters(make_families(node(("link_downed", "page", 0)))) == {"link_downed"}
 
 
 def test_other_errors_are_shown_once_they_counted() -> None:
-    assert counters(families(node(("symbol_error", "warn", 0), ("port_rcv_errors", "warn", 1)))) == {"port_rcv_errors"}
+    assert counters(make_families(node(("symbol_error", "warn", 0), ("port_rcv_errors", "warn", 1)))) == {
+        "port_rcv_errors"
+    }
 
 
 def test_of_context_what_tells_of_congestion_is_shown_and_traffic_on_request() -> None:
     traffic, congestion = ("unicast_rcv_packets", "context", 9), ("np_cnp_sent", "context", 9)
     silent = ("rp_cnp_handled", "context", 0)
-    assert counters(families(node(traffic, congestion, silent))) == {"np_cnp_sent"}
-    detailed = families(node(traffic, congestion, silent), selection=Selection(["counters"]))
+    assert counters(make_families(node(traffic, congestion, silent))) == {"np_cnp_sent"}
+    detailed = make_families(node(traffic, congestion, silent), selection=Selection(["counters"]))
     assert counters(detailed) == {"unicast_rcv_packets", "np_cnp_sent", "rp_cnp_handled"}
 
 
@@ -75,7 +77,7 @@ def kinds() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "kind"), list(kinds()))
 def test_names_of_congestion_are_those_that_the_agent_has_rules_for(name: str, kind: str) -> None:
-    shown = counters(families(node((name, "context", 1)))) == {name}
+    shown = counters(make_families(node((name, "context", 1)))) == {name}
     if kind in ("congestion", "pause", "ecn"):
         assert shown
     if kind in ("packets", "bytes", "port_bytes", "rdma_bytes", "rdma_packets"):
@@ -86,7 +88,7 @@ def test_the_sum_of_a_severity_moves_with_a_counter_that_was_not_shown() -> None
     selection = Selection()
 
     def summed(*given: Counter) -> dict[str, float]:
-        return values(families(node(*given), selection=selection), "rail_events_by_severity_total", "severity")
+        return values(make_families(node(*given), selection=selection), "rail_events_by_severity_total", "severity")
 
     assert summed(("a", "warn", 0), ("b", "warn", 700), ("c", "page", 3), ("d", "context", 5)) == {"page": 0, "warn": 0}
     assert summed(("a", "warn", 2), ("b", "warn", 701), ("c", "page", 3), ("d", "context", 6)) == {"page": 0, "warn": 3}
@@ -96,7 +98,7 @@ def test_the_sum_of_a_severity_moves_with_a_counter_that_was_not_shown() -> None
 def test_a_counter_that_comes_late_or_is_away_for_a_while_does_not_lift_the_sum() -> None:
     selection = Selection()
     seen = [
-        selection.risen(("0",), given)
+        selection.total_increase(("0",), given)
         for given in (
             [("a", 5)],
             [("a", 6), ("late", 1_000)],
@@ -111,7 +113,7 @@ def test_a_counter_that_comes_late_or_is_away_for_a_while_does_not_lift_the_sum(
 def test_counters_of_one_name_move_the_sum_by_what_they_rose_together() -> None:
     selection = Selection()
     readings = [[5, 100], [6, 100], [7, 101], [101, 9], [101], [102], [102, 9], [103, 9]]
-    assert [selection.risen(("0",), [("a", value) for value in reading]) for reading in readings] == [
+    assert [selection.total_increase(("0",), [("a", value) for value in reading]) for reading in readings] == [
         0,
         1,
         3,
@@ -128,7 +130,7 @@ def test_the_sum_of_rails_with_the_same_labels_is_told_once() -> None:
 
     def summed(*given: int) -> dict[str, float]:
         rails = tuple(replace(rail(), counters=(("x", "warn", value),)) for value in given)
-        shown = list(families(replace(EMPTY, rails=rails), selection=selection))
+        shown = list(make_families(replace(EMPTY, rails=rails), selection=selection))
         assert sum(len(one.samples) for one in shown if one.metric.name.endswith("events_by_severity_total")) == 1
         return values(shown, "rail_events_by_severity_total", "severity")
 
@@ -138,7 +140,7 @@ def test_the_sum_of_rails_with_the_same_labels_is_told_once() -> None:
 @given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=4), max_size=12))
 def test_a_sum_never_falls(readings: list[list[tuple[str, int]]]) -> None:
     selection = Selection()
-    seen = [selection.risen(("0",), reading) for reading in readings]
+    seen = [selection.total_increase(("0",), reading) for reading in readings]
     assert seen == sorted(seen)
 
 
@@ -146,10 +148,10 @@ def test_owners_that_went_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("railscope.exporters.series.selection._MOST_OWNERS", 3)
     selection = Selection()
     for container in range(5):
-        selection.risen((f"net:[{container}]",), [("a", 0)])
-        assert selection.risen(("eth0",), [("a", container)]) == container, "this one is always there"
-    assert selection.risen(("net:[4]",), [("a", 2)]) == 2
-    assert selection.risen(("net:[0]",), [("a", 2)]) == 0
+        selection.total_increase((f"net:[{container}]",), [("a", 0)])
+        assert selection.total_increase(("eth0",), [("a", container)]) == container, "this one is always there"
+    assert selection.total_increase(("net:[4]",), [("a", 2)]) == 2
+    assert selection.total_increase(("net:[0]",), [("a", 2)]) == 0
 
 
 def face(tcp: RailTcp | None, port: str = "") -> RailFacts:
@@ -182,9 +184,9 @@ def has_rates(shown: Iterable[Family], device: str) -> bool:
 )
 def test_rates_of_a_network_device_that_only_rdma_uses_are_left_out(rails: tuple[RailFacts, ...], shown: bool) -> None:
     snapshot = replace(EMPTY, rails=rails)
-    assert has_rates(families(snapshot), "ens0") is shown
-    assert has_rates(families(snapshot, selection=Selection(["devices"])), "ens0")
-    assert "ens0" in values(families(snapshot), "rail_transmit_bytes_total", "device")
+    assert has_rates(make_families(snapshot), "ens0") is shown
+    assert has_rates(make_families(snapshot, selection=Selection(["devices"])), "ens0")
+    assert "ens0" in values(make_families(snapshot), "rail_transmit_bytes_total", "device")
 
 
 def test_rates_that_were_shown_stay() -> None:
@@ -192,7 +194,7 @@ def test_rates_that_were_shown_stay() -> None:
     used = replace(NO_TCP, connections=1)
 
     def shown(device: RailFacts) -> bool:
-        return has_rates(families(replace(EMPTY, rails=(rail("0"), device)), selection=selection), "ens0")
+        return has_rates(make_families(replace(EMPTY, rails=(rail("0"), device)), selection=selection), "ens0")
 
     unread = replace(face(None), tcp_awaited=True)
     assert [shown(one) for one in (unread, face(NO_TCP), face(used), face(NO_TCP), unread)] == [
@@ -211,7 +213,7 @@ def test_devices_that_went_long_ago_are_not_remembered(monkeypatch: pytest.Monke
     used = replace(NO_TCP, connections=1)
 
     def rates(netns: str, tcp: RailTcp) -> bool:
-        (_, found) = selection.of_rails((rail("0"), replace(face(tcp), netns=netns)))
+        (_, found) = selection.select_rails((rail("0"), replace(face(tcp), netns=netns)))
         return bool(found.transmit_rate.counts)
 
     assert all(rates(netns, used) for netns in "abc")
@@ -230,15 +232,15 @@ def with_links(*links: NvlinkFacts) -> Snapshot:
 
 def test_of_nvlinks_errors_are_told_of_the_gpu_and_of_those_that_had_some() -> None:
     selection = Selection()
-    families(with_links(link(0), link(1, errors=7)), selection=selection)
-    shown = families(with_links(link(0, errors=2), link(1, errors=7)), selection=selection)
+    make_families(with_links(link(0), link(1, errors=7)), selection=selection)
+    shown = make_families(with_links(link(0, errors=2), link(1, errors=7)), selection=selection)
     assert values(shown, "gpu_nvlink_errors_total", "gpu", "kind") == {"0 crc": 2}
-    assert values(families(with_links(link(0), link(1, errors=7))), "nvlink_errors_total", "link") == {"1": 7}
+    assert values(make_families(with_links(link(0), link(1, errors=7))), "nvlink_errors_total", "link") == {"1": 7}
 
 
 def test_speed_and_utilization_are_told_of_the_gpu_and_of_links_on_request() -> None:
     snapshot = with_links(link(0, utilization=0.25), link(1, utilization=0.75), link(2, 0, None, None))
-    shown = families(snapshot)
+    shown = make_families(snapshot)
     assert values(shown, "gpu_nvlink_speed_bytes_per_second", "gpu") == {"0": 200}
     assert values(shown, "gpu_nvlink_utilization_ratio", "direction", "stat") == {
         "transmit mean": 0.5,
@@ -246,7 +248,7 @@ def test_speed_and_utilization_are_told_of_the_gpu_and_of_links_on_request() -> 
     }
     assert not values(shown, "nvlink_speed_bytes_per_second", "link")
     assert not values(shown, "nvlink_utilization_ratio", "link")
-    detailed = families(snapshot, selection=Selection(["nvlinks"]))
+    detailed = make_families(snapshot, selection=Selection(["nvlinks"]))
     assert values(detailed, "nvlink_speed_bytes_per_second", "link") == {"0": 100, "1": 100}
     assert values(detailed, "nvlink_utilization_ratio", "link", "direction") == {"0 transmit": 0.25, "1 transmit": 0.75}
     assert set(values(detailed, "nvlink_errors_total", "link")) == {"0", "1", "2"}

@@ -106,8 +106,8 @@ class Rank:
 
     def look(self) -> int | None:
         """What the agent says after two more looks, of which the second finds that it stands."""
-        self.sequences.look(self.table.read(), NOW_NS)
-        self.sequences.look(self.table.read(), NOW_NS)
+        self.sequences.read_changed(self.table.read(), NOW_NS)
+        self.sequences.read_changed(self.table.read(), NOW_NS)
         return self.position
 
     @property
@@ -231,11 +231,11 @@ def test_the_next_communicator_at_the_same_address_is_another(rank: Rank) -> Non
     running(rank)
     rank.write(ADDRESS + LAYOUT.comm_hash, HASH + 1)
     rank.call()
-    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS)
     assert rank.sequences.position(INSTANCE + 1, 3) is None
     row = next(iter(rank.table.rows.values()))
     row["instance"], row["sequence"] = INSTANCE + 1, 3
-    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS)
     assert rank.sequences.position(INSTANCE, 3) is None
     assert rank.sequences.position(INSTANCE + 1, 3) is None
 
@@ -267,7 +267,7 @@ def test_a_rank_that_moves_and_is_known_is_looked_at_now_and_then(rank: Rank, mo
     monkeypatch.setattr(os, "open", counting_open)
     for _ in range(24):
         rank.call()
-        rank.sequences.look(rank.table.read(), NOW_NS)
+        rank.sequences.read_changed(rank.table.read(), NOW_NS)
         assert rank.position == rank.entered
     assert len(opened) == 3
 
@@ -316,9 +316,9 @@ def test_what_is_said_of_a_rank_that_stands_is_how_many_collectives_it_entered(b
         elif step == "uncounted" and phase == "out":
             calls += 1
         elif step == "look" and phase == "out":
-            reckoning.learn(calls, launched)
+            reckoning.add_sample(calls, launched)
         elif step == "look":
-            reckoning.pass_over(calls)
+            reckoning.skip_sample(calls)
     said = reckoning.position(calls)
     assert said == (None if phase != "out" or said is None else entered)
 
@@ -331,7 +331,7 @@ def test_with_collectives_only_it_is_known_after_two_looks_and_one_in_a_first_mo
     wrong = data.draw(st.none() | st.integers(0, len(steps) - 1))
     for number, step in enumerate(steps):
         calls += step
-        reckoning.learn(calls, before + calls - (number == wrong))
+        reckoning.add_sample(calls, before + calls - (number == wrong))
     if wrong is None or wrong < len(steps) - 2:
         assert reckoning.position(calls) == before + calls
     else:
@@ -388,17 +388,17 @@ def test_a_rank_that_has_made_no_call_for_long_is_looked_at_in_the_next_round(ra
     running(rank)
     for _ in range(3):
         rank.call()
-    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS)
     rank.call(counted=counted)
-    rank.sequences.look(rank.table.read(), NOW_NS + 1_000_000_000)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS + 1_000_000_000)
     assert rank.position == (rank.entered if counted else None)
 
 
 def test_a_rank_that_stands_in_the_middle_of_a_call_is_not_taken_for_one_that_moves(rank: Rank) -> None:
     running(rank)
     rank.call()
-    rank.sequences.look(rank.table.read(), NOW_NS)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS)
     rank.enter()
     rank.join()
-    rank.sequences.look(rank.table.read(), NOW_NS + 1_000_000_000)
+    rank.sequences.read_changed(rank.table.read(), NOW_NS + 1_000_000_000)
     assert rank.position is None

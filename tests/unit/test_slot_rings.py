@@ -240,7 +240,7 @@ def test_the_agent_goes_on_reading_while_much_is_left(monkeypatch: pytest.Monkey
     with opened() as (writers, reader):
         for number in range(SLOTS):
             writers.write(0, number, number)
-        found = ring_drain.empty(
+        found = ring_drain.drain_ring(
             reader,
             lambda records: taken.extend(records["number"].tolist()),
             lambda records: recorded.extend(records["number"].tolist()),

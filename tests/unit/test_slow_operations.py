@@ -32,7 +32,7 @@ def test_a_rail_at_a_tenth_of_its_speed_is_named_though_bytes_move(seen: bool) -
     assert look <= 24, "three seconds of slowness, and up to three to begin with them"
     stall = world.stall
     assert stall is not None
-    assert (stall.blame.cause, stall.blame.device, stall.op) == (Cause.RAIL_SLOW, "rail1", "AllReduce")
+    assert (stall.diagnosis.cause, stall.diagnosis.device, stall.op) == (Cause.RAIL_SLOW, "rail1", "AllReduce")
     rank.rails = RAILS
     world.train(10)
     assert world.stall is None
@@ -56,7 +56,7 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_though_no_operation_tak
         world.step()
     stall = world.stall
     assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.slow) == (Cause.PROCESS_STOPPED, 0, True)
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank, stall.slow) == (Cause.PROCESS_STOPPED, 0, True)
     world.train(20)
     assert world.stall is None
     assert len(world.begun) == 1

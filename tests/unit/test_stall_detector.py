@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.stall import Blame, OwnHistory, Stall
-from railscope.agent.node.stalls.detector import StallLimits, Stalls
+from railscope.agent.facts.stall import Diagnosis, OwnHistory, Stall
+from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from tests.unit import stall_facts
 from tests.unit.stall_facts import PROCESS, SECOND_NS, STARVED, STOPPED, USUAL, with_process
@@ -24,8 +24,8 @@ CALM: Final = replace(stall_facts.CALM, rails=(RAIL,))
 DOWN: Final = replace(CALM, rails=(replace(RAIL, up=False),))
 
 
-def blame(cause: Cause, *, culprit: bool) -> Blame:
-    return Blame(cause, ("a sentence",), culprit=culprit)
+def diagnosis(cause: Cause, *, culprit: bool) -> Diagnosis:
+    return Diagnosis(cause, ("a sentence",), culprit=culprit)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def blame(cause: Cause, *, culprit: bool) -> Blame:
 def test_who_is_plainly_broken_has_little_time_who_is_suspect_his_own_history_and_a_wait_the_most(
     cause: Cause, culprit: bool, history: OwnHistory | None, seconds: float
 ) -> None:
-    assert LIMITS.limit_ns(replace(FLIGHT, history=history), blame(cause, culprit=culprit)) == seconds * SECOND_NS
+    assert LIMITS.limit_ns(replace(FLIGHT, history=history), diagnosis(cause, culprit=culprit)) == seconds * SECOND_NS
 
 
 @given(
@@ -60,7 +60,7 @@ def test_nothing_may_take_longer_than_the_absolute_limit(
     after_ns: int, factor: float, floor_ns: int, cause: Cause, culprit: bool, history: OwnHistory | None
 ) -> None:
     limits = StallLimits(after_ns, factor, floor_ns)
-    limit_ns = limits.limit_ns(replace(FLIGHT, history=history), blame(cause, culprit=culprit))
+    limit_ns = limits.limit_ns(replace(FLIGHT, history=history), diagnosis(cause, culprit=culprit))
     assert min(after_ns, floor_ns) <= limit_ns <= after_ns
     assert limits.suspicion_ns() <= limit_ns
 
@@ -69,40 +69,40 @@ def test_an_operation_below_suspicion_is_not_looked_at() -> None:
     def never(_rank: RankFacts) -> Evidence:
         raise AssertionError("nobody is suspected")
 
-    stalls = Stalls(LIMITS, lambda: 0)
-    assert stalls.look(SECOND_NS - 1, [RANK], never).begun == ()
-    assert stalls.look(10 * SECOND_NS, [replace(RANK, in_flight=None)], never).begun == ()
+    stalls = Detector(LIMITS, lambda: 0)
+    assert stalls.evaluate(SECOND_NS - 1, [RANK], never).begun == ()
+    assert stalls.evaluate(10 * SECOND_NS, [replace(RANK, in_flight=None)], never).begun == ()
 
 
 def test_a_stall_begins_once_goes_on_and_ends_with_its_operation() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    (begun,) = stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN).begun
+    stalls = Detector(LIMITS, lambda: 0)
+    (begun,) = stalls.evaluate(2 * SECOND_NS, [RANK], lambda _: DOWN).begun
     assert (begun.since_ns, begun.flagged_ns) == (0, 2 * SECOND_NS)
-    changes = stalls.look(3 * SECOND_NS, [RANK], lambda _: DOWN)
+    changes = stalls.evaluate(3 * SECOND_NS, [RANK], lambda _: DOWN)
     assert (changes.begun, changes.ended) == ((), ())
-    (ended,) = stalls.look(4 * SECOND_NS, [replace(RANK, in_flight=None)], lambda _: DOWN).ended
+    (ended,) = stalls.evaluate(4 * SECOND_NS, [replace(RANK, in_flight=None)], lambda _: DOWN).ended
     assert (ended.ended_ns, ended.length_ns(99 * SECOND_NS)) == (4 * SECOND_NS, 4 * SECOND_NS)
     assert stalls.current == ()
 
 
 def test_the_next_operation_that_stands_too_is_another_stall() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
+    stalls = Detector(LIMITS, lambda: 0)
+    stalls.evaluate(2 * SECOND_NS, [RANK], lambda _: DOWN)
     later = replace(RANK, in_flight=replace(FLIGHT, since_ns=10 * SECOND_NS))
-    changes = stalls.look(20 * SECOND_NS, [later], lambda _: DOWN)
+    changes = stalls.evaluate(20 * SECOND_NS, [later], lambda _: DOWN)
     assert [stall.since_ns for stall in changes.ended] == [0]
     assert [stall.since_ns for stall in changes.begun] == [10 * SECOND_NS]
 
 
 def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     other = replace(RANK, instance=8)
-    stalls.look(2 * SECOND_NS, [RANK, other], lambda _: DOWN)
+    stalls.evaluate(2 * SECOND_NS, [RANK, other], lambda _: DOWN)
     assert stalls.process_gone(3 * SECOND_NS, other, "process 4711 has ended") is None, "it was stalled already"
-    (ended,) = stalls.look(4 * SECOND_NS, [], lambda _: DOWN).ended
+    (ended,) = stalls.evaluate(4 * SECOND_NS, [], lambda _: DOWN).ended
     assert ended.instance == 7
     (left,) = stalls.current
-    assert (left.blame.cause, left.since_ns) == (Cause.PROCESS_GONE, 0)
+    assert (left.diagnosis.cause, left.since_ns) == (Cause.PROCESS_GONE, 0)
     assert stalls.process_gone(5 * SECOND_NS, other, "again") is None
     (forgotten,) = stalls.forget(6 * SECOND_NS, [8, 99])
     assert forgotten.ended_ns == 6 * SECOND_NS
@@ -110,28 +110,35 @@ def test_a_communicator_that_is_gone_ends_its_stall_unless_its_process_went() ->
 
 
 def test_the_rank_that_went_first_is_blamed_for_those_that_went_after_it() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     first, second = replace(RANK, rank=1, pid=4712, instance=8), RANK
     killed = stalls.process_gone(SECOND_NS, first, "process 4712 has ended: killed by signal 9")
     failed = stalls.process_gone(2 * SECOND_NS, second, "process 4711 has ended: exit status 1")
     assert killed is not None
     assert failed is not None
-    assert (killed.blame.blamed_rank, killed.blame.culprit) == (1, True)
-    assert (failed.blame.cause, failed.blame.blamed_rank, failed.blame.culprit) == (Cause.PROCESS_GONE, 1, False)
-    assert failed.blame.evidence == ("process 4711 has ended: exit status 1", "rank 1, process 4712, had ended before")
+    assert (killed.diagnosis.blamed_rank, killed.diagnosis.culprit) == (1, True)
+    assert (failed.diagnosis.cause, failed.diagnosis.blamed_rank, failed.diagnosis.culprit) == (
+        Cause.PROCESS_GONE,
+        1,
+        False,
+    )
+    assert failed.diagnosis.evidence == (
+        "process 4711 has ended: exit status 1",
+        "rank 1, process 4712, had ended before",
+    )
     elsewhere = stalls.process_gone(3 * SECOND_NS, replace(RANK, comm="cafe", instance=9), "process 4711 has ended")
     assert elsewhere is not None
-    assert elsewhere.blame.blamed_rank == RANK.rank, "of another communicator"
+    assert elsewhere.diagnosis.blamed_rank == RANK.rank, "of another communicator"
 
 
 def test_a_job_of_which_nobody_is_left_does_not_stall_for_ever() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     ranks = [replace(RANK, rank=number, nranks=2, instance=7 + number) for number in range(2)]
     stalls.process_gone(SECOND_NS, ranks[0], "process 4711 has ended")
-    assert stalls.look(100 * SECOND_NS, [], lambda _: DOWN).ended == (), "somebody on another host waits for it"
+    assert stalls.evaluate(100 * SECOND_NS, [], lambda _: DOWN).ended == (), "somebody on another host waits for it"
     stalls.process_gone(100 * SECOND_NS, ranks[1], "process 4712 has ended")
-    assert stalls.look(159 * SECOND_NS, [], lambda _: DOWN).ended == ()
-    assert [one.instance for one in stalls.look(160 * SECOND_NS, [], lambda _: DOWN).ended] == [7, 8]
+    assert stalls.evaluate(159 * SECOND_NS, [], lambda _: DOWN).ended == ()
+    assert [one.instance for one in stalls.evaluate(160 * SECOND_NS, [], lambda _: DOWN).ended] == [7, 8]
     assert stalls.current == ()
 
 
@@ -143,39 +150,39 @@ def test_a_rank_that_fails_when_the_others_have_left_does_not_stall_for_ever(lef
         asked.append(comm)
         return left
 
-    stalls = Stalls(LIMITS, lambda: 0, ended)
+    stalls = Detector(LIMITS, lambda: 0, ended)
     stalls.process_gone(SECOND_NS, replace(RANK, rank=3, nranks=4), "process 4711 has ended: exit status 1")
-    assert stalls.look(60 * SECOND_NS, [], lambda _: DOWN).ended == ()
+    assert stalls.evaluate(60 * SECOND_NS, [], lambda _: DOWN).ended == ()
     assert asked == []
-    assert bool(stalls.look(61 * SECOND_NS, [], lambda _: DOWN).ended) is over
+    assert bool(stalls.evaluate(61 * SECOND_NS, [], lambda _: DOWN).ended) is over
     assert asked == [RANK.comm]
 
 
 def test_a_worse_founded_cause_does_not_replace_a_better_one() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    stalls.look(2 * SECOND_NS, [RANK], lambda _: DOWN)
-    stalls.look(3 * SECOND_NS, [RANK], lambda _: CALM)
+    stalls = Detector(LIMITS, lambda: 0)
+    stalls.evaluate(2 * SECOND_NS, [RANK], lambda _: DOWN)
+    stalls.evaluate(3 * SECOND_NS, [RANK], lambda _: CALM)
     (stall,) = stalls.current
-    assert stall.blame.cause is Cause.RAIL_DOWN
-    stalls.look(4 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, DOWN))
+    assert stall.diagnosis.cause is Cause.RAIL_DOWN
+    stalls.evaluate(4 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, DOWN))
     (stall,) = stalls.current
-    assert stall.blame.cause is Cause.PROCESS_STOPPED
+    assert stall.diagnosis.cause is Cause.PROCESS_STOPPED
 
 
 def test_of_two_rails_with_the_same_trouble_the_first_that_was_found_stays_blamed() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     for second, down in ((2, RAIL), (3, replace(RAIL, rail="1", device="rail1"))):
         evidence = replace(CALM, rails=(replace(down, up=False),))
-        stalls.look(second * SECOND_NS, [RANK], lambda _, one=evidence: one)  # type: ignore[misc]
+        stalls.evaluate(second * SECOND_NS, [RANK], lambda _, one=evidence: one)  # type: ignore[misc]
     (stall,) = stalls.current
-    assert (stall.blame.cause, stall.blame.device) == (Cause.RAIL_DOWN, RAIL.device)
+    assert (stall.diagnosis.cause, stall.diagnosis.device) == (Cause.RAIL_DOWN, RAIL.device)
 
 
 def test_a_process_is_watched_before_it_is_called_idle() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     fresh = replace(CALM, process=replace(PROCESS, window_ns=0))
-    assert stalls.look(40 * SECOND_NS, [RANK], lambda _: fresh).begun == ()
-    assert len(stalls.look(41 * SECOND_NS, [RANK], lambda _: CALM).begun) == 1
+    assert stalls.evaluate(40 * SECOND_NS, [RANK], lambda _: fresh).begun == ()
+    assert len(stalls.evaluate(41 * SECOND_NS, [RANK], lambda _: CALM).begun) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,8 +209,8 @@ def test_a_process_is_watched_before_it_is_called_idle() -> None:
     ],
 )
 def test_an_operation_whose_process_moves_bytes_is_no_stall(evidence: Evidence, moves: bool) -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    assert bool(stalls.look(40 * SECOND_NS, [RANK], lambda _: evidence).begun) is not moves
+    stalls = Detector(LIMITS, lambda: 0)
+    assert bool(stalls.evaluate(40 * SECOND_NS, [RANK], lambda _: evidence).begun) is not moves
 
 
 BUSY_PORT = replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30, connections=0),))
@@ -211,19 +218,23 @@ BUSY_PORT = replace(CALM, rails=(replace(RAIL, port_bytes=1 << 30, connections=0
 
 
 def test_a_busy_port_does_not_excuse_for_ever_nor_what_is_plainly_broken() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
-    assert stalls.look(119 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun == ()
-    assert len(stalls.look(120 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun) == 1
-    (stall,) = Stalls(LIMITS, lambda: 0).look(3 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, BUSY_PORT)).begun
-    assert stall.blame.cause is Cause.PROCESS_STOPPED
-    (stall,) = Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [RANK], lambda _: with_process(STARVED, BUSY_PORT)).begun
-    assert (stall.blame.cause, stall.blame.culprit) == (Cause.RANK_BEHIND, True)
+    stalls = Detector(LIMITS, lambda: 0)
+    assert stalls.evaluate(119 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun == ()
+    assert len(stalls.evaluate(120 * SECOND_NS, [RANK], lambda _: BUSY_PORT).begun) == 1
+    (stall,) = (
+        Detector(LIMITS, lambda: 0).evaluate(3 * SECOND_NS, [RANK], lambda _: with_process(STOPPED, BUSY_PORT)).begun
+    )
+    assert stall.diagnosis.cause is Cause.PROCESS_STOPPED
+    (stall,) = (
+        Detector(LIMITS, lambda: 0).evaluate(40 * SECOND_NS, [RANK], lambda _: with_process(STARVED, BUSY_PORT)).begun
+    )
+    assert (stall.diagnosis.cause, stall.diagnosis.culprit) == (Cause.RANK_BEHIND, True)
 
 
 def test_who_receives_may_stand_beside_a_busy_port_without_sending() -> None:
     receiver = replace(RANK, in_flight=replace(FLIGHT, op="Recv"))
     evidence = replace(BUSY_PORT, sends=False)
-    assert Stalls(LIMITS, lambda: 0).look(40 * SECOND_NS, [receiver], lambda _: evidence).begun == ()
+    assert Detector(LIMITS, lambda: 0).evaluate(40 * SECOND_NS, [receiver], lambda _: evidence).begun == ()
 
 
 # Operations that are slow
@@ -273,9 +284,9 @@ def test_slow_operations_are_a_stall_beside_somebody_who_makes_them_slow(
     found: list[Evidence], rank: RankFacts, cause: Cause, words: str
 ) -> None:
     (stall,) = begun_in(found, rank)
-    assert (stall.blame.cause, stall.op, stall.slow) == (cause, "AllReduce", True)
-    assert words in stall.blame.evidence[-1]
-    assert cause is not Cause.PROCESS_STOPPED or stall.blame.blamed_rank == RANK.rank
+    assert (stall.diagnosis.cause, stall.op, stall.slow) == (cause, "AllReduce", True)
+    assert words in stall.diagnosis.evidence[-1]
+    assert cause is not Cause.PROCESS_STOPPED or stall.diagnosis.blamed_rank == RANK.rank
 
 
 @pytest.mark.parametrize(
@@ -297,24 +308,24 @@ def test_slow_operations_alone_are_no_stall(found: list[Evidence]) -> None:
 
 @pytest.mark.parametrize(("found", "cause"), [(QUEUE, Cause.RAIL_SLOW), (HELD, Cause.PROCESS_STOPPED)])
 def test_what_makes_operations_slow_is_so_until_they_are_fast_again(found: Evidence, cause: Cause) -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     for at in range(12):
-        stalls.look((160 + at) * SECOND_NS // 4, [SLOW], lambda _: found)
-    assert not stalls.look(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
-    (ended,) = stalls.look(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
-    assert ended.blame.cause is cause
+        stalls.evaluate((160 + at) * SECOND_NS // 4, [SLOW], lambda _: found)
+    assert not stalls.evaluate(44 * SECOND_NS, [SLOW], lambda _: MOVING).ended
+    (ended,) = stalls.evaluate(45 * SECOND_NS, [replace(SLOW, slow=None)], lambda _: MOVING).ended
+    assert ended.diagnosis.cause is cause
 
 
 def begun_in(evidences: list[Evidence], rank: RankFacts = SLOW) -> list[Stall]:
     """What begins while these are found, four times a second."""
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     begun: list[Stall] = []
     for at, evidence in enumerate(evidences):
-        begun += stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _, one=evidence: one).begun  # type: ignore[misc]
+        begun += stalls.evaluate((160 + at) * SECOND_NS // 4, [rank], lambda _, one=evidence: one).begun  # type: ignore[misc]
     return begun
 
 
 def test_looks_from_before_operations_became_slow_do_not_count() -> None:
-    stalls = Stalls(LIMITS, lambda: 0)
+    stalls = Detector(LIMITS, lambda: 0)
     for at, rank in enumerate([SLOW] * 7 + [replace(SLOW, slow=None)] + [SLOW] * 7):
-        assert not stalls.look((160 + at) * SECOND_NS // 4, [rank], lambda _: HELD).begun
+        assert not stalls.evaluate((160 + at) * SECOND_NS // 4, [rank], lambda _: HELD).begun

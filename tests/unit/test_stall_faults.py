@@ -181,10 +181,14 @@ def test_each_fault_is_found_in_time_and_over_when_it_goes_on(cause: Cause, faul
         assert (AFTER_S if seen else AFTER_S - LOOK_S) <= took_s <= AFTER_S + LOOK_S
     stall = world.stall
     assert stall is not None
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.blame.culprit) == (cause, fault.blamed, fault.culprit)
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank, stall.diagnosis.culprit) == (
+        cause,
+        fault.blamed,
+        fault.culprit,
+    )
     assert {name: getattr(stall, name) for name in fault.told} == fault.told
     rail = ("1", "rail1") if cause.startswith("rail_") else ("", "")
-    assert (stall.blame.rail, stall.blame.device) == rail
+    assert (stall.diagnosis.rail, stall.diagnosis.device) == rail
     (rank,) = world.ranks
     rank.rails, rank.process, rank.waits_in = RAILS, MOVING, ()
     if rank.posted is not None:
@@ -220,9 +224,9 @@ def test_whether_anything_was_sent_is_not_known_before_messages_are_counted_agai
     rank.begin()
     rank.sequence -= 1  # no call: a look finds what is in flight, and reads nothing else
     world.clock.now_ns += LOOK_NS
-    world.watch.look()
+    world.watch.evaluate()
     assert not world.watch._reader.learnt
-    (fact,) = world.watch._reader.every()
+    (fact,) = world.watch._reader.all_ranks()
     assert fact.in_flight is not None
     assert not fact.in_flight.nothing_sent
 
@@ -238,8 +242,8 @@ def test_of_two_ranks_on_a_host_the_one_that_sleeps_behind_is_named_by_both(seen
     second.begin()
     assert world.until_flagged(10) <= FLOOR_S + LOOK_S
     world.step()
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
-    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
+    assert {stall.diagnosis.blamed_rank for stall in world.watch.current} == {first.rank}
+    assert {stall.diagnosis.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
 
 
 @levels
@@ -255,9 +259,9 @@ def test_an_agent_that_came_late_names_the_rank_behind_by_the_numbers_of_nccl(se
     assert first.sequence == second.sequence
     assert world.until_flagged(10) <= FLOOR_S + LOOK_S
     world.step()
-    assert {stall.blame.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
-    assert {stall.blame.evidence[0] for stall in world.watch.current} == {
+    assert {stall.diagnosis.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
+    assert {stall.diagnosis.blamed_rank for stall in world.watch.current} == {first.rank}
+    assert {stall.diagnosis.evidence[0] for stall in world.watch.current} == {
         f"rank {first.rank} has made 1 call fewer than the others of this host"
     }
 
@@ -271,7 +275,7 @@ def test_an_agent_that_came_late_and_cannot_know_compares_nobody() -> None:
     steady(world)
     second.begin()
     world.until_flagged(120)
-    assert [stall.blame.blamed_rank for stall in world.watch.current] == [None]
+    assert [stall.diagnosis.blamed_rank for stall in world.watch.current] == [None]
 
 
 def test_a_rank_that_made_the_call_is_not_blamed_for_having_run_ahead_less() -> None:
@@ -283,7 +287,7 @@ def test_a_rank_that_made_the_call_is_not_blamed_for_having_run_ahead_less() -> 
     second.ahead = 3
     second.sequence += 3
     assert world.until_flagged(40) >= AFTER_S
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {None}
+    assert {stall.diagnosis.blamed_rank for stall in world.watch.current} == {None}
 
 
 def test_ranks_of_one_process_are_told_apart() -> None:
@@ -293,7 +297,7 @@ def test_ranks_of_one_process_are_told_apart() -> None:
     steady(world)
     second.begin()
     world.until_flagged(10)
-    assert {stall.blame.blamed_rank for stall in world.watch.current} == {first.rank}
+    assert {stall.diagnosis.blamed_rank for stall in world.watch.current} == {first.rank}
 
 
 # Processes that end
@@ -308,7 +312,7 @@ def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
     rank.gone = True
     ((at_ns, stall),) = world.begun
     assert at_ns == world.clock.now_ns
-    assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.PROCESS_GONE, 0)
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank) == (Cause.PROCESS_GONE, 0)
     world.step(40)
     assert world.stall == stall
     world.watch.forget([rank.instance])
@@ -336,7 +340,7 @@ def test_of_a_process_that_dies_long_after_the_last_look_it_is_known_what_it_was
     steady(world)
     (rank,) = world.ranks
     rank.work(8, 0.005)
-    world.watch.look()
+    world.watch.evaluate()
     world.clock.now_ns += LOOK_NS + LOOK_NS // 2
     rank.begin(Op.ReduceScatter)
     world.clock.now_ns += LOOK_NS

@@ -57,7 +57,7 @@ class Crowd(World):
     def step(self, looks: int = 1) -> None:
         for _ in range(looks):
             self.clock.now_ns += LOOK_NS
-            self.watch.look()
+            self.watch.evaluate()
 
     def _communicator(self, instance: int) -> Communicator | None:
         return self._made.get(instance)

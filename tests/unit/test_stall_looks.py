@@ -58,7 +58,7 @@ def test_what_is_usual_is_learnt_once_a_second_all_the_same(seen: bool) -> None:
         world.ranks[0].begin()
         world.ranks[0].waits_in = ("poll",)
         world.until_flagged(40)
-    (one,), (other,) = (world.watch._reader.every() for world in (seldom, always))
+    (one,), (other,) = (world.watch._reader.all_ranks() for world in (seldom, always))
     assert one.in_flight is not None
     assert other.in_flight is not None
     assert one.in_flight.history is not None
@@ -138,7 +138,7 @@ def test_calls_ahead_of_an_operation_do_not_hide_how_old_it_is() -> None:
     world.clock.now_ns += 3 * LOOK_NS
     rank.sequence, rank.last_ns, rank.ahead = rank.sequence + 1, world.clock.now_ns, 1
     # Suspect when it is a second old, and one look later at the latest.
-    assert world.watch.look() == 2 * LOOK_NS
+    assert world.watch.evaluate() == 2 * LOOK_NS
 
 
 @levels
@@ -181,7 +181,7 @@ def test_after_a_table_that_cannot_be_read_the_next_look_comes_soon(monkeypatch:
     world = World()
     steady(world)
     monkeypatch.setattr(world, "read", refuse)
-    assert world.watch.look() == LOOK_NS
+    assert world.watch.evaluate() == LOOK_NS
 
 
 @pytest.mark.parametrize("idle_s", [5.0, 5.25, 5.5, 5.75, 300.0, 305.0, 310.0, 320.0, 325.0])
@@ -214,5 +214,5 @@ def test_below_completion_no_table_of_what_was_followed_is_read(monkeypatch: pyt
     world.ranks[0].process = STOPPED
     world.until_flagged(10)
     reader = world.watch._reader
-    assert reader.sends(world.clock.now_ns, world.ranks[0].pid) is None
+    assert reader.sent_recently(world.clock.now_ns, world.ranks[0].pid) is None
     assert {one.op for one in reader.times.by_size()} == {Op.AllReduce.name}

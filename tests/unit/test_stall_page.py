@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeStalls
-from railscope.exporters.web.pages import communicators_json, stalls_json
+from railscope.exporters.web.pages import render_communicators, render_stalls
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import full_snapshot, with_communicators
@@ -17,7 +17,7 @@ from tests.unit.identities import named
 
 def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -> None:
     snapshot = full_snapshot()
-    page = json.loads(stalls_json(snapshot))
+    page = json.loads(render_stalls(snapshot))
     (stall,) = page["stalls"]
     assert stall["cause"] == "rail_down"
     assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", 1, 2, "AllReduce")
@@ -33,34 +33,34 @@ def test_times_do_not_change_from_one_reading_of_the_clocks_to_the_next() -> Non
     """The two clocks of a snapshot are read one after the other, and the time of day is set now and then."""
     snapshot = full_snapshot()
     later = replace(snapshot, realtime_ns=snapshot.realtime_ns + 100_000)
-    told = [json.loads(stalls_json(one)) for one in (snapshot, later)]
+    told = [json.loads(render_stalls(one)) for one in (snapshot, later)]
     for times in ("since_realtime_ns", "flagged_realtime_ns", "ended_realtime_ns"):
         assert len({stall[times] for page in told for stall in page["stalls"]}) == 1
         assert len({stall[times] for page in told for stall in page["ended"]}) == 1
 
 
 def test_what_ended_keeps_its_length() -> None:
-    (ended,) = json.loads(stalls_json(full_snapshot()))["ended"]
+    (ended,) = json.loads(render_stalls(full_snapshot()))["ended"]
     assert ended["seconds"] == 1.0
     assert ended["ended_realtime_ns"] - ended["since_realtime_ns"] == 1_000_000_000
 
 
 def test_a_host_without_stalls_says_so() -> None:
-    page = json.loads(stalls_json(replace(full_snapshot(), stalls=NodeStalls())))
+    page = json.loads(render_stalls(replace(full_snapshot(), stalls=NodeStalls())))
     assert (page["stalls"], page["ended"]) == ([], [])
 
 
 def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
     snapshot = full_snapshot()
-    blamed = replace(rail_stall(), blame=replace(rail_stall().blame, blamed_rank=0))
+    blamed = replace(rail_stall(), diagnosis=replace(rail_stall().diagnosis, blamed_rank=0))
     nameless = replace(rail_stall(), rank="unknown", nranks="unknown")
-    page = json.loads(stalls_json(replace(snapshot, stalls=NodeStalls(ended=(blamed, nameless)))))
+    page = json.loads(render_stalls(replace(snapshot, stalls=NodeStalls(ended=(blamed, nameless)))))
     known, unknown = page["ended"]
     assert (known["rank"], known["nranks"], known["blamed_rank"]) == (1, 2, 0)
     assert (unknown["rank"], unknown["nranks"], unknown["blamed_rank"]) == (None, None, None)
     end = snapshot.collectives.communicators[0]
     unnumbered = named(end, rank="unknown", nranks="unknown")
-    document = json.loads(communicators_json(with_communicators(snapshot, end, unnumbered)))
+    document = json.loads(render_communicators(with_communicators(snapshot, end, unnumbered)))
     assert [(one["rank"], one["nranks"]) for one in document["communicators"]] == [(0, 4), (None, None)]
 
 
@@ -79,18 +79,18 @@ def test_a_stall_tells_whose_its_process_is_and_while_that_lives_what_it_takes()
         "read_realtime_ns": 1_750_000_000_000_000_000,
     }
     whose = {"user": "ada", "program": "python3 train.py"}
-    page = json.loads(stalls_json(snapshot, [RankProcess(owner.identity, owner, usage)]))
+    page = json.loads(render_stalls(snapshot, [RankProcess(owner.identity, owner, usage)]))
     assert [one["process"] for one in page["stalls"] + page["ended"]] == [whose | taken, whose]
     # Another process has its pid now.
     later = RankProcess(ProcessIdentity(4712, 100), None, usage)
-    assert json.loads(stalls_json(snapshot, [later]))["stalls"][0]["process"] == whose
+    assert json.loads(render_stalls(snapshot, [later]))["stalls"][0]["process"] == whose
 
 
 def test_of_a_process_what_is_not_known_is_absent() -> None:
     unnamed = ProcessOwner(ProcessIdentity(4712, 99), "", "python3 train.py")
     ended = (rail_stall(), replace(rail_stall(), owner=unnamed))
     snapshot = replace(full_snapshot(), stalls=NodeStalls(ended=ended))
-    page = json.loads(stalls_json(snapshot))
+    page = json.loads(render_stalls(snapshot))
     assert [one["process"] for one in page["ended"]] == [{}, {"program": "python3 train.py"}]
     processes = [RankProcess(unnamed.identity, None, None)]
-    assert json.loads(communicators_json(snapshot, processes))["processes"] == [{"pid": 4712}]
+    assert json.loads(render_communicators(snapshot, processes))["processes"] == [{"pid": 4712}]

@@ -98,14 +98,14 @@ def stopped_in_t1(processes: Iterable[int] = range(4), *, entered: bool = True) 
 def test_the_stopped_rank_is_named_wherever_somebody_waits_for_it_and_nobody_else_is(entered: bool) -> None:
     job = stopped_in_t1(entered=entered)
     early = job.stalls(FLOOR_S + 1)
-    assert {place for place, stall in early.items() if stall.blame.cause is Cause.PROCESS_STOPPED} == {
+    assert {place for place, stall in early.items() if stall.diagnosis.cause is Cause.PROCESS_STOPPED} == {
         ("T1", 3),
         ("S1", 3),
     }
     late = job.stalls(AFTER_S)
     assert late.keys() == {("T1", 2), ("T1", 3), ("S1", 1), ("S1", 3), ("S0", 0)}
-    assert {late[place].blame.blamed_rank for place in late if place != ("S0", 0)} == {1}
-    waits = late["S0", 0].blame
+    assert {late[place].diagnosis.blamed_rank for place in late if place != ("S0", 0)} == {1}
+    waits = late["S0", 0].diagnosis
     assert (waits.cause, waits.blamed_rank, waits.culprit) == (Cause.RANK_BEHIND, None, False)
     assert waits.evidence[-1] == (
         f"rank 1 of this host is held up itself, in communicator {HASHES['T1']:016x}: "
@@ -132,16 +132,16 @@ def test_on_its_own_host_the_stopped_rank_is_named_where_its_peer_waits_and_nowh
     job = stopped_in_t1((2, 3))
     stalls = job.stalls(AFTER_S + 5)
     assert stalls.keys() == {("T1", 2), ("T1", 3)}
-    assert stalls["T1", 3].blame.cause is Cause.PROCESS_STOPPED
-    assert stalls["T1", 2].blame.blamed_rank == 1
+    assert stalls["T1", 3].diagnosis.cause is Cause.PROCESS_STOPPED
+    assert stalls["T1", 2].diagnosis.blamed_rank == 1
 
 
 def test_on_the_other_host_ranks_wait_and_name_nobody_because_their_peers_may_wait_too() -> None:
     stalls = stopped_in_t1((0, 1)).stalls(AFTER_S + 5)
     assert stalls.keys() == {("S0", 0), ("S1", 1)}
-    assert {(stall.blame.cause, stall.blame.blamed_rank, stall.blame.culprit) for stall in stalls.values()} == {
-        (Cause.RANK_BEHIND, None, False)
-    }
+    assert {
+        (stall.diagnosis.cause, stall.diagnosis.blamed_rank, stall.diagnosis.culprit) for stall in stalls.values()
+    } == {(Cause.RANK_BEHIND, None, False)}
 
 
 def test_of_a_stopped_process_for_which_nobody_is_seen_to_wait_the_last_call_counts_and_that_is_said() -> None:
@@ -149,9 +149,9 @@ def test_of_a_stopped_process_for_which_nobody_is_seen_to_wait_the_last_call_cou
     job.show(STOPPED, 3)
     stalls = job.stalls(FLOOR_S + 1)
     assert stalls.keys() == {("T1", 3)}
-    blame, op = stalls["T1", 3].blame, stalls["T1", 3].op
-    assert (blame.cause, blame.blamed_rank, op) == (Cause.PROCESS_STOPPED, 1, "unknown")
-    assert blame.evidence[-1] == "which of its 3 communicators waits for it cannot be told"
+    diagnosis, op = stalls["T1", 3].diagnosis, stalls["T1", 3].op
+    assert (diagnosis.cause, diagnosis.blamed_rank, op) == (Cause.PROCESS_STOPPED, 1, "unknown")
+    assert diagnosis.evidence[-1] == "which of its 3 communicators waits for it cannot be told"
 
 
 def test_what_all_ranks_have_left_behind_them_is_not_what_a_stopped_process_is_in() -> None:
@@ -170,7 +170,7 @@ def test_with_completion_seen_only_the_operation_in_flight_stalls_with_its_proce
     job.show(STOPPED, 3)
     stalls = job.stalls(AFTER_S + 5)
     assert stalls.keys() == {("T1", 2), ("T1", 3)}
-    assert (stalls["T1", 3].strength, stalls["T1", 3].blame.cause) == ("strong", Cause.PROCESS_STOPPED)
+    assert (stalls["T1", 3].strength, stalls["T1", 3].diagnosis.cause) == ("strong", Cause.PROCESS_STOPPED)
 
 
 def test_a_rank_is_not_behind_because_it_waits_in_another_communicator() -> None:
@@ -179,9 +179,9 @@ def test_a_rank_is_not_behind_because_it_waits_in_another_communicator() -> None
     job.call(("E0", 0))
     stalls = job.stalls(AFTER_S + 5)
     assert ("E0", 2) not in stalls
-    blame = stalls["E0", 0].blame
-    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
-    assert "held up itself" in blame.evidence[-1]
+    diagnosis = stalls["E0", 0].diagnosis
+    assert (diagnosis.cause, diagnosis.blamed_rank, diagnosis.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert "held up itself" in diagnosis.evidence[-1]
 
 
 def test_a_rank_that_skipped_a_collective_is_named_in_that_communicator_only() -> None:
@@ -192,11 +192,11 @@ def test_a_rank_that_skipped_a_collective_is_named_in_that_communicator_only() -
         job.connections(process, waits_in=WAITS)
     job.connections(3, UNREAD)
     early = job.stalls(FLOOR_S + 1)
-    assert {place: stall.blame.blamed_rank for place, stall in early.items()} == {("T1", 2): 1, ("T1", 3): 1}
+    assert {place: stall.diagnosis.blamed_rank for place, stall in early.items()} == {("T1", 2): 1, ("T1", 3): 1}
     late = job.stalls(AFTER_S)
     assert late.keys() == {("T1", 2), ("T1", 3), ("S0", 0), ("S1", 1)}
-    assert late["S0", 0].blame.blamed_rank is None
-    assert late["S1", 1].blame.blamed_rank is None
+    assert late["S0", 0].diagnosis.blamed_rank is None
+    assert late["S1", 1].diagnosis.blamed_rank is None
 
 
 def test_a_rank_that_skipped_a_collective_is_named_too_where_calls_cannot_be_compared() -> None:
@@ -209,11 +209,11 @@ def test_a_rank_that_skipped_a_collective_is_named_too_where_calls_cannot_be_com
         job.connections(process, waits_in=WAITS)
     job.connections(3, UNREAD)
     stalls = job.stalls(FLOOR_S + 1)
-    assert {place: stall.blame.blamed_rank for place, stall in stalls.items()} == {("T1", 2): 1, ("T1", 3): 1}
-    assert {(stall.blame.cause, stall.op) for stall in stalls.values()} == {(Cause.RANK_BEHIND, "AllReduce")}
+    assert {place: stall.diagnosis.blamed_rank for place, stall in stalls.items()} == {("T1", 2): 1, ("T1", 3): 1}
+    assert {(stall.diagnosis.cause, stall.op) for stall in stalls.values()} == {(Cause.RANK_BEHIND, "AllReduce")}
     late = job.stalls(AFTER_S)
     assert late.keys() == {("T1", 2), ("T1", 3), ("S0", 0)}
-    assert late["S0", 0].blame.blamed_rank is None
+    assert late["S0", 0].diagnosis.blamed_rank is None
 
 
 def test_who_is_missing_in_one_communicator_is_not_held_up_there() -> None:
@@ -231,8 +231,8 @@ def test_who_is_missing_in_one_communicator_is_not_held_up_there() -> None:
     job.connections(3, UNREAD)
     stalls = job.stalls(AFTER_S + 5)
     assert stalls.keys() == {("T1", 2), ("T1", 3), ("WORLD", 0), ("WORLD", 1)}
-    assert stalls["T1", 2].blame.blamed_rank == 1
-    assert not any("held up" in sentence for sentence in stalls["WORLD", 0].blame.evidence)
+    assert stalls["T1", 2].diagnosis.blamed_rank == 1
+    assert not any("held up" in sentence for sentence in stalls["WORLD", 0].diagnosis.evidence)
 
 
 def test_a_process_that_does_not_read_is_behind_somewhere_and_where_is_not_guessed() -> None:
@@ -242,8 +242,8 @@ def test_a_process_that_does_not_read_is_behind_somewhere_and_where_is_not_guess
     stalls = job.stalls(4)
     assert stalls.keys() == {("T1", 3)}
     stall = stalls["T1", 3]
-    assert (stall.blame.cause, stall.blame.blamed_rank, stall.strength) == (Cause.UNKNOWN, None, "weak")
-    assert "3 communicators" in stall.blame.evidence[0]
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank, stall.strength) == (Cause.UNKNOWN, None, "weak")
+    assert "3 communicators" in stall.diagnosis.evidence[0]
     assert stall.op == "unknown"
 
 
@@ -262,10 +262,10 @@ def test_of_a_killed_rank_survivors_name_it_and_those_whom_they_hold_up_name_nob
     job.connections(1, CLOSED, WAITS)
     job.connections(2, UNREAD)  # its call has failed
     stalls = job.stalls(FLOOR_S + 1)
-    gone = {place: stall.blame.blamed_rank for place, stall in stalls.items()}
+    gone = {place: stall.diagnosis.blamed_rank for place, stall in stalls.items()}
     assert gone == {("T1", 3): 1, ("S1", 3): 1, ("E1", 3): 1, ("T1", 2): 1, ("S1", 1): 1}
-    assert {stall.blame.cause for stall in stalls.values()} == {Cause.PROCESS_GONE}
-    waits = job.stalls(AFTER_S)["S0", 0].blame
+    assert {stall.diagnosis.cause for stall in stalls.values()} == {Cause.PROCESS_GONE}
+    waits = job.stalls(AFTER_S)["S0", 0].diagnosis
     assert (waits.cause, waits.blamed_rank) == (Cause.RANK_BEHIND, None)
     assert "process 4714 of rank 1 has ended" in waits.evidence[-1]
 
@@ -279,9 +279,9 @@ def test_whose_connections_were_closed_is_not_behind_in_another_communicator() -
     job.connections(1, CLOSED)
     stalls = job.stalls(AFTER_S + 5)
     assert stalls.keys() == {("T0", 0)}
-    blame = stalls["T0", 0].blame
-    assert (blame.cause, blame.blamed_rank, blame.culprit) == (Cause.RANK_BEHIND, None, False)
-    assert "a process at the other end of its connections has ended" in blame.evidence[-1]
+    diagnosis = stalls["T0", 0].diagnosis
+    assert (diagnosis.cause, diagnosis.blamed_rank, diagnosis.culprit) == (Cause.RANK_BEHIND, None, False)
+    assert "a process at the other end of its connections has ended" in diagnosis.evidence[-1]
 
 
 def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_s() -> None:
@@ -291,9 +291,9 @@ def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_
     assert job.stalls(FLOOR_S + 1) == {}, "somebody may have destroyed another one, and all is well"
     stalls = job.stalls(AFTER_S)
     assert stalls.keys() == {("S0", 0)}
-    blame = stalls["S0", 0].blame
-    assert (blame.cause, blame.culprit, blame.blamed_rank) == (Cause.RANK_BEHIND, False, None)
-    assert "has destroyed its end" in blame.evidence[-1]
+    diagnosis = stalls["S0", 0].diagnosis
+    assert (diagnosis.cause, diagnosis.culprit, diagnosis.blamed_rank) == (Cause.RANK_BEHIND, False, None)
+    assert "has destroyed its end" in diagnosis.evidence[-1]
 
 
 # Ways that cross

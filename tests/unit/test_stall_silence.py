@@ -303,7 +303,7 @@ def test_a_checkpoint_is_no_stall_nor_are_its_pauses_but_what_follows_it_is() ->
     assert world.begun == []
     world.step(4)
     _, stall = world.begun[0]
-    assert (stall.blame.cause, stall.blame.blamed_rank) == (Cause.RANK_BEHIND, writer.rank)
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank) == (Cause.RANK_BEHIND, writer.rank)
 
 
 @pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])

@@ -22,7 +22,7 @@ Call = tuple[int, int, int]
 
 
 def take_from(stragglers: Stragglers, batch: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
-    stragglers.take(batch, np.unique(batch["instance"]).tolist(), communicator_of)
+    stragglers.record(batch, np.unique(batch["instance"]).tolist(), communicator_of)
 
 
 def take(stragglers: Stragglers, batch: Records) -> None:

@@ -31,8 +31,8 @@ from railscope.probes.netdev.tcp_info import (
     NETLINK_SOCK_DIAG,
     TcpTable,
     local_addresses,
+    make_request,
     parse_table,
-    question,
     read_table,
 )
 from railscope.probes.processes.socket_owners import SocketOwners, socket_inodes
@@ -135,8 +135,8 @@ def test_a_socket_that_the_kernel_says_nothing_about_is_not_counted_and_said() -
     table = parse_table([listed(7, bytes(4), None) + listed(8, bytes(4), NOTHING.packed(), cookie=2)])
     assert {row: str(error) for row, error in table.untold.items()} == {0: "tcp_info of 0 bytes, expected at least 216"}
     accounts = ConnectionAccounts()
-    found = accounts.found(table, {7: 1, 8: 1}, {}, {bytes(4): "rail0"})
-    (failure,) = accounts.take(("rail0",), frozenset({1}), found)
+    found = accounts.find(table, {7: 1, 8: 1}, {}, {bytes(4): "rail0"})
+    (failure,) = accounts.add(("rail0",), frozenset({1}), found)
     assert (failure.device, failure.reason) == ("rail0", "tcp_info of 0 bytes, expected at least 216")
     assert accounts.last[0].connections == 1
 
@@ -171,14 +171,14 @@ def these(accounts: ConnectionAccounts, *found: Found) -> FoundConnections | Non
     table = parse_table([b"".join(data for _device, _pid, data in found)])
     rows = table.rows.copy()
     rows["inode"] = range(len(found))
-    devices = np.array([accounts.number(device) for device, _pid, _data in found])
+    devices = np.array([accounts.device_number(device) for device, _pid, _data in found])
     ipv4 = np.array([len(address) == 4 for address in local_addresses(rows)])
     pids = {inode: pid for inode, (_device, pid, _data) in enumerate(found)}
     return FoundConnections(rows, devices, ipv4, pids, table.untold)
 
 
 def taken(accounts: ConnectionAccounts, *found: Found, pids: tuple[int, ...] = (1,)) -> None:
-    assert accounts.take(("rail0", "rail1"), frozenset(pids), these(accounts, *found)) == []
+    assert accounts.add(("rail0", "rail1"), frozenset(pids), these(accounts, *found)) == []
 
 
 def test_what_a_connection_did_before_its_process_was_observed_is_left_out() -> None:
@@ -278,7 +278,7 @@ def test_round_trips_and_rates_are_those_of_connections_that_send() -> None:
 def test_too_many_connections_are_left_out_and_said() -> None:
     accounts = ConnectionAccounts()
     found = [("rail0", 1, connection(cookie, NOTHING)) for cookie in range(MAXIMUM_CONNECTIONS + 3)]
-    (failure,) = accounts.take(("rail0",), frozenset({1}), these(accounts, *found))
+    (failure,) = accounts.add(("rail0",), frozenset({1}), these(accounts, *found))
     assert failure.reason == f"3 beyond {MAXIMUM_CONNECTIONS} are not counted"
     assert accounts.last[0].connections == MAXIMUM_CONNECTIONS
 
@@ -408,7 +408,7 @@ def test_connections_of_both_families_are_listed_together(diag: NetlinkSocket) -
 
 
 def test_too_many_addresses_are_no_condition() -> None:
-    assert len(question([bytes(4)] * 257)) == len(question([]))
+    assert len(make_request([bytes(4)] * 257)) == len(make_request([]))
 
 
 @pytest.mark.usefixtures("diag")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.text_tables import printable_lines, table
+from railscope.agent.facts.text_tables import format_table, printable_lines
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert table([("name", "n"), ("a", "100")], "<>") == ["  name    n", "  a     100"]
+    assert format_table([("name", "n"), ("a", "100")], "<>") == ["  name    n", "  a     100"]
 
 
 def test_a_name_cannot_give_orders_to_the_terminal() -> None:
-    assert table([("a\x1b[2Jb", "1"), ("line\nbreak", "2")], "<>") == ["  a�[2Jb      1", "  line�break  2"]
+    assert format_table([("a\x1b[2Jb", "1"), ("line\nbreak", "2")], "<>") == ["  a�[2Jb      1", "  line�break  2"]
 
 
 @given(st.text())

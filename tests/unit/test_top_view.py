@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import NodeCollectives, Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS
-from railscope.exporters.top.node_view import NodeView, node_view
-from railscope.exporters.top.plain import plain_lines
-from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, frame
-from railscope.exporters.top.state import Order, Pane, ViewState, pressed
+from railscope.exporters.top.node_view import NodeView, make_node_view
+from railscope.exporters.top.plain import render_lines
+from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, render_frame
+from railscope.exporters.top.state import Order, Pane, ViewState, apply_key
 from railscope.exporters.top.terminal import Keys
-from railscope.exporters.top.words import amount, bar, length, percent
+from railscope.exporters.top.words import format_amount, format_length, format_percent, render_bar
 from tests.unit.exporters_snapshots import (
     communicator,
     full_snapshot,
@@ -35,7 +35,7 @@ COMM = "00c0ffee00c0ffee"
 def screen(
     view: NodeView | None, width: int = 80, height: int = 24, state: ViewState | None = None, status: Status = STATUS
 ) -> list[str]:
-    return [line.plain for line in frame(view, state or ViewState(), status, width, height).lines]
+    return [line.plain for line in render_frame(view, state or ViewState(), status, width, height).lines]
 
 
 def moving(snapshot: Snapshot) -> NodeView:
@@ -81,7 +81,7 @@ def test_errors_that_grow_are_on_their_rail_and_a_rail_that_is_down_says_so() ->
     first = replace(healthy(), rails=(rail("0"), rail("1", "mlx5_1")))
     now = later(first)
     lossy = replace(now.rails[0], counters=(("link_downed", "page", 3),))
-    made = frame(
+    made = render_frame(
         view_of(first, replace(now, rails=(lossy, replace(now.rails[1], up=False)))), ViewState(), STATUS, 80, 24
     )
     lines = [line.plain for line in made.lines]
@@ -93,7 +93,7 @@ def test_errors_that_grow_are_on_their_rail_and_a_rail_that_is_down_says_so() ->
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: int) -> None:
-    made = frame(moving(full_snapshot()), ViewState(), STATUS, width, 24)
+    made = render_frame(moving(full_snapshot()), ViewState(), STATUS, width, 24)
     text = " ".join(" ".join(line.plain for line in made.lines).split())
     assert f"STALL rail_down: AllReduce of rank 1/2 of {COMM} for 4.5s; blamed: rail 1 (rail1)" in text
     assert "rail 1 (rail1) has no carrier or is switched off" in text
@@ -108,9 +108,9 @@ def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_b
     (one,) = (stalled for stalled in snapshot.stalls.lengths if stalled.current is not None)
 
     def said(cause: Cause) -> str:
-        current = replace(stall(), strength="weak", blame=replace(stall().blame, cause=cause, netns="pod7"))
+        current = replace(stall(), strength="weak", diagnosis=replace(stall().diagnosis, cause=cause, netns="pod7"))
         stalls = replace(snapshot.stalls, lengths=(replace(one, current=current),))
-        view = node_view(None, scraped(replace(snapshot, stalls=stalls)))
+        view = make_node_view(None, scraped(replace(snapshot, stalls=stalls)))
         return " ".join(" ".join(screen(view)).split())
 
     assert "STALL rail_down, weak evidence: AllReduce" in said(Cause.RAIL_DOWN)
@@ -151,7 +151,7 @@ def test_an_agent_that_does_not_answer_is_one_line_over_what_was_known() -> None
 @given(st.integers(1, 200), st.integers(1, 60), st.booleans(), st.sampled_from(list(Pane)))
 def test_a_frame_fits_a_screen_of_any_size(width: int, height: int, alone: bool, focus: Pane) -> None:
     for state in (ViewState(focus=focus, alone=alone), ViewState(help=True), ViewState(typing=True, filter="x" * 90)):
-        made = frame(_MANY, state, STATUS, width, height)
+        made = render_frame(_MANY, state, STATUS, width, height)
         assert len(made.lines) == height if height >= 3 else len(made.lines) <= height
         assert all(line.cell_len <= width for line in made.lines)
 
@@ -170,14 +170,14 @@ def test_at_24_lines_every_pane_is_there_and_says_how_much_is_not_shown() -> Non
 
 def test_a_pane_alone_has_the_whole_screen_and_scrolls_to_its_last_row() -> None:
     state = ViewState(alone=True)
-    made = frame(_MANY, state, STATUS, 80, 24)
+    made = render_frame(_MANY, state, STATUS, 80, 24)
     assert (made.page, made.rows) == (19, 120)
     assert not any(line.plain.startswith("RAIL") for line in made.lines)
-    last = pressed(state, "end", COLUMN_COUNTS, made.page, made.rows)
+    last = apply_key(state, "end", COLUMN_COUNTS, made.page, made.rows)
     lines = screen(_MANY, state=last)
     assert line_with(lines, "000000000000000e 7/4")
     assert " 101 more above, 0 below" in lines
-    assert pressed(last, "home", COLUMN_COUNTS, made.page, made.rows).first_row == 0
+    assert apply_key(last, "home", COLUMN_COUNTS, made.page, made.rows).first_row == 0
 
 
 def test_names_that_could_steer_the_terminal_are_made_harmless() -> None:
@@ -257,7 +257,7 @@ def split_often(ended: int = 30) -> NodeView:
 
 def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_come_last() -> None:
     view = split_often()
-    made = frame(view, ViewState(orders=INITIAL_ORDERS), STATUS, 130, 60)
+    made = render_frame(view, ViewState(orders=INITIAL_ORDERS), STATUS, 130, 60)
     lines = [line.plain for line in made.lines]
     ranks = [line.split() for line in lines[lines.index(line_with(lines, "COMM")) + 1 :] if line.count("pretrain")]
     assert [(words[0][:2], words[-1]) for words in ranks[:7]] == [
@@ -276,7 +276,7 @@ def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_
 def test_ranks_that_have_ended_leave_room_for_what_goes_on(order: dict[Pane, Order]) -> None:
     view = split_often(200)
     view = replace(view, rails=tuple(replace(view.rails[0], rail=str(number)) for number in range(10)))
-    made = frame(view, ViewState(orders=order), STATUS, 130, 40)
+    made = render_frame(view, ViewState(orders=order), STATUS, 130, 40)
     lines = [line.plain for line in made.lines]
     assert [line.split()[0] for line in lines if " mlx5_0 " in line] == [str(number) for number in range(10)]
     assert sum(line.startswith(("AllReduce", "Send")) for line in lines) == 2
@@ -287,7 +287,7 @@ def test_ranks_that_have_ended_leave_room_for_what_goes_on(order: dict[Pane, Ord
 
 
 def test_plain_lines_tell_ended_ranks_from_living_ones() -> None:
-    lines = list(plain_lines(split_often(2)))
+    lines = list(render_lines(split_often(2)))
     assert " ranks=5 ended_ranks=3 " in lines[0]
     ended = [line for line in lines if line.endswith(" ended=1")]
     assert len(ended) == 3
@@ -315,7 +315,7 @@ def test_a_job_s_name_finds_its_ranks_on_narrow_screens_too() -> None:
 def after(*keys: str, state: ViewState | None = None) -> ViewState:
     state = state or ViewState()
     for key in keys:
-        state = pressed(state, key, COLUMN_COUNTS, 5, 20)
+        state = apply_key(state, key, COLUMN_COUNTS, 5, 20)
     return state
 
 
@@ -405,12 +405,12 @@ def test_no_bytes_upset_the_keys(pieces: list[bytes]) -> None:
     ],
 )
 def test_amounts_have_three_digits(value: float | None, unit: str, text: str) -> None:
-    assert amount(value, unit) == text
+    assert format_amount(value, unit) == text
 
 
 @given(st.floats(0, 1e18))
 def test_an_amount_below_1000_exabytes_fits_its_column(value: float) -> None:
-    assert len(amount(value, "B")) <= 7
+    assert len(format_amount(value, "B")) <= 7
 
 
 @pytest.mark.parametrize(
@@ -421,20 +421,20 @@ def test_an_amount_below_1000_exabytes_fits_its_column(value: float) -> None:
     ],
 )
 def test_lengths_of_time_choose_their_unit(seconds: float | None, text: str) -> None:
-    assert length(seconds) == text
+    assert format_length(seconds) == text
 
 
 def test_bars_are_as_wide_as_asked_and_never_more() -> None:
-    assert bar(0.5, 8) == "████    "
-    assert bar(7.0, 8) == "████████"
-    assert bar(None, 8) == " " * 8
-    assert bar(0.5, 8, ascii_only=True) == "####...."
-    assert (percent(0.911), percent(70.0), percent(None)) == ("91%", ">999%", "–")
+    assert render_bar(0.5, 8) == "████    "
+    assert render_bar(7.0, 8) == "████████"
+    assert render_bar(None, 8) == " " * 8
+    assert render_bar(0.5, 8, ascii_only=True) == "####...."
+    assert (format_percent(0.911), format_percent(70.0), format_percent(None)) == ("91%", ">999%", "–")
 
 
 def test_a_node_that_shows_nothing_yet_says_so() -> None:
     empty = replace(healthy(), collectives=NodeCollectives(), rails=())
-    lines = screen(node_view(None, scraped(empty)))
+    lines = screen(make_node_view(None, scraped(empty)))
     assert [line for line in lines if line.startswith(" no ")] == [
         " no ranks yet",
         " no rails yet",

@@ -34,7 +34,7 @@ from railscope.probes.topology.ib_hca import HcaEntry, parse_hca_list
     ],
 )
 def test_ports_are_admitted_as_nccl_admits_them(value: str, device: str, port: int | None, admitted: bool) -> None:
-    assert parse_hca_list(value).admits(device, port) is admitted
+    assert parse_hca_list(value).allows(device, port) is admitted
 
 
 def test_rail_and_plane_follow_the_port_and_may_be_empty() -> None:
@@ -56,8 +56,8 @@ def test_the_first_entry_that_matches_counts() -> None:
 
 def test_no_more_than_32_entries_are_read() -> None:
     value = "=" + ",".join(f"mlx5_{number}" for number in range(40))
-    assert parse_hca_list(value).admits("mlx5_31", 1)
-    assert not parse_hca_list(value).admits("mlx5_32", 1)
+    assert parse_hca_list(value).allows("mlx5_31", 1)
+    assert not parse_hca_list(value).allows("mlx5_32", 1)
 
 
 @settings(deadline=None)
@@ -65,7 +65,7 @@ def test_no_more_than_32_entries_are_read() -> None:
 def test_any_value_is_understood(value: str, device: str, port: int | None) -> None:
     hca_list = parse_hca_list(value)
     entry = hca_list.find(device, port)
-    assert hca_list.admits(device, port) is ((entry is not None or not hca_list.entries) != hca_list.exclude)
+    assert hca_list.allows(device, port) is ((entry is not None or not hca_list.entries) != hca_list.exclude)
     assert len(hca_list.entries) <= 32
 
 

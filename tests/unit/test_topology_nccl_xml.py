@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.probes.topology.machine import gpus_of_topology, nics_of_topology, placed, places_in
+from railscope.probes.topology.machine import described_places, find_described_place, gpus_of_topology, nics_of_topology
 from railscope.probes.topology.nccl_xml import (
     DEEPEST,
     MOST_BYTES,
@@ -99,11 +99,13 @@ def test_an_address_that_occurs_twice_counts_where_it_came_first() -> None:
 
 
 def test_what_the_machine_has_hangs_below_a_switch_that_the_file_names() -> None:
-    known = places_in(parse_topology(system('<pci busid="0000:45:00.0"><pci busid="0000:4e:00.0"/></pci>')))
+    known = described_places(parse_topology(system('<pci busid="0000:45:00.0"><pci busid="0000:4e:00.0"/></pci>')))
     below = Place("0000:4f:00.0", ("0000:40:00.0", "0000:4e:00.0", "0000:50:00.0"), 7, "pci0000:40")
-    assert placed(below, known) == Place("0000:4f:00.0", ("0000:45:00.0", "0000:4e:00.0", "0000:50:00.0"), 0)
-    assert placed(Place("0000:99:00.0", ("0000:98:00.0",), 1), known) is None
-    assert placed(below, {}) is None
+    assert find_described_place(below, known) == Place(
+        "0000:4f:00.0", ("0000:45:00.0", "0000:4e:00.0", "0000:50:00.0"), 0
+    )
+    assert find_described_place(Place("0000:99:00.0", ("0000:98:00.0",), 1), known) is None
+    assert find_described_place(below, {}) is None
 
 
 def test_the_azure_file_names_eight_gpus_and_eight_cards() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from railscope.agent.cluster.fleet.facts import Rank
 from railscope.agent.cluster.fleet.sequences import Position
-from railscope.agent.cluster.verdict.culprits import culprits_of
-from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text
-from railscope.agent.cluster.verdict.verdict import has_ended, is_idle, root_causes
-from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.cluster.verdict.culprits import find_culprits
+from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration, format_rank_numbers
+from railscope.agent.cluster.verdict.verdict import find_root_causes, has_ended, is_idle
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import COMM, Fleets, fleets_of_any_kind, only, stall
 
 
@@ -27,20 +27,22 @@ def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None
     ]
     shown = [
         comm
-        for cause in root_causes(fleet)
+        for cause in find_root_causes(fleet)
         for comm in (cause.stalled.comm, *(d.stalled.comm for d in cause.dependents))
     ]
     assert sorted(shown) == stalled
-    assert verdict_of(fleet).problem == bool(stalled)
+    assert make_verdict(fleet).problem == bool(stalled)
 
 
 @given(fleets_of_any_kind())
 def test_the_best_evidence_comes_first_and_the_order_of_series_does_not_matter(fleets: Fleets) -> None:
     fleet = fleets.made()
-    tiers = [one.stalled.culprit.tier for one in root_causes(fleet)]
+    tiers = [one.stalled.culprit.tier for one in find_root_causes(fleet)]
     assert tiers == sorted(tiers)
     turned = replace(fleet, ranks=tuple(reversed(fleet.ranks)), rails=tuple(reversed(fleet.rails)))
-    assert [one.stalled.comm for one in root_causes(turned)] == [one.stalled.comm for one in root_causes(fleet)]
+    assert [one.stalled.comm for one in find_root_causes(turned)] == [
+        one.stalled.comm for one in find_root_causes(fleet)
+    ]
 
 
 @given(st.permutations(["rank_behind", "unknown", "process_stopped", "rail_slow"]))
@@ -66,7 +68,7 @@ def test_only_ranks_that_entered_least_are_called_behind(lags: list[int]) -> Non
         )
         for number, lag in enumerate(lags)
     ]
-    culprit = culprits_of(ranks, Fleets().made())[0]
+    culprit = find_culprits(ranks, Fleets().made())[0]
     if max(lags) == 0 or len(set(lags)) == 1:
         assert culprit.cause == "unknown"
     else:
@@ -78,7 +80,7 @@ def test_only_ranks_that_entered_least_are_called_behind(lags: list[int]) -> Non
 
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_ranks_are_written_so_that_they_can_be_read_back(numbers: set[int]) -> None:
-    text = ranks_text(map(str, numbers)).split(" ", 1)[1]
+    text = format_rank_numbers(map(str, numbers)).split(" ", 1)[1]
     read: set[int] = set()
     for part in text.split(", "):
         first, _, last = part.partition("-")
@@ -88,15 +90,15 @@ def test_ranks_are_written_so_that_they_can_be_read_back(numbers: set[int]) -> N
 
 @given(st.lists(st.text(max_size=4) | st.just("²") | st.just("9" * 5000)))
 def test_whatever_ranks_are_called_they_can_be_written(names: list[str]) -> None:
-    assert ranks_text(names).startswith(("rank ", "ranks ", "an unknown rank"))
+    assert format_rank_numbers(names).startswith(("rank ", "ranks ", "an unknown rank"))
 
 
 def test_amounts_are_written_as_link_speeds_are() -> None:
-    assert [decimal_bytes(x) for x in (0, 999, 1e3, 1.25e9)] == ["0 B", "999 B", "1 kB", "1.25 GB"]
+    assert [format_decimal_bytes(x) for x in (0, 999, 1e3, 1.25e9)] == ["0 B", "999 B", "1 kB", "1.25 GB"]
 
 
 def test_lengths_of_time_are_short() -> None:
-    assert [duration(x) for x in (0.04, 9.96, 42.4, 185, 7800)] == [
+    assert [format_duration(x) for x in (0.04, 9.96, 42.4, 185, 7800)] == [
         "0.0 s",
         "10.0 s",
         "42 s",

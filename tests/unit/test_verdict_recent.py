@@ -11,8 +11,8 @@ import pytest
 from railscope.agent.cluster.command import as_text
 from railscope.agent.cluster.fleet.facts import BriefStall, Fleet
 from railscope.agent.cluster.verdict.advice import Step
-from railscope.agent.cluster.verdict.recent import next_moment, past
-from railscope.agent.cluster.verdict.words import Verdict, verdict_of
+from railscope.agent.cluster.verdict.recent import next_read_time, to_past_tense
+from railscope.agent.cluster.verdict.words import Verdict, make_verdict
 from tests.unit.fleets import COMM, NOW, OTHER, Fleets, checkpoint, stall
 
 SLOW = stall("rail_slow", rail="0", device="eth0")
@@ -34,7 +34,7 @@ def slow(ago: float, comm: str = COMM) -> Fleets:
 
 
 def judged(fleets: Fleets, *then: Fleets, comm: str | None = None) -> Verdict:
-    return verdict_of(fleets.made(), comm, [one.made() for one in then])
+    return make_verdict(fleets.made(), comm, [one.made() for one in then])
 
 
 def test_who_asks_a_moment_after_the_stall_gets_its_verdict() -> None:
@@ -76,7 +76,7 @@ def test_a_stall_that_is_on_again_says_how_often_it_was() -> None:
 @pytest.mark.parametrize(("ago", "problem"), [(59.0, True), (61.0, False), (120.0, False)])
 def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, problem: bool) -> None:
     fleets = going().was_stalled(ago=ago, by=SLOW)
-    then = [slow(ago)] if next_moment(fleets.made(), ()) is not None else []
+    then = [slow(ago)] if next_read_time(fleets.made(), ()) is not None else []
     verdict = judged(fleets, *then)
     assert verdict.problem is problem
     if not problem:
@@ -97,7 +97,7 @@ def test_that_a_stall_is_over_is_not_said_where_nobody_is_heard() -> None:
 
 def test_where_hosts_are_scraped_seldom_a_moment_is_longer() -> None:
     seldom = replace(going().was_stalled(ago=100.0, by=SLOW).made(), scrape_seconds=60.0, recent_seconds=120.0)
-    assert next_moment(seldom, ()) == NOW - 100.0
+    assert next_read_time(seldom, ()) == NOW - 100.0
 
 
 def test_stalls_of_now_come_first_and_those_of_a_moment_ago_after_them() -> None:
@@ -127,7 +127,7 @@ def test_a_job_that_has_ended_since_waits_no_more(said: object, told: bool) -> N
     fleets = going().was_stalled(ago=5.0, by=said)  # type: ignore[arg-type]
     for number in (0, 1):
         fleets.rank(number, present=False, enqueued=None, position=None)
-    assert next_moment(fleets.made(), ()) is None
+    assert next_read_time(fleets.made(), ()) is None
     verdict = judged(fleets)
     assert not verdict.problem
     assert any("its processes have ended since" in note for note in verdict.notes) == told
@@ -135,11 +135,11 @@ def test_a_job_that_has_ended_since_waits_no_more(said: object, told: bool) -> N
 
 def test_while_a_host_is_silent_nobody_knows_whether_the_job_has_ended() -> None:
     fleets = going().was_stalled(ago=5.0, by=SLOW).lose_host(1).rank(0, present=False)
-    assert next_moment(fleets.made(), ()) == NOW - 5.0
+    assert next_read_time(fleets.made(), ()) == NOW - 5.0
     # Nor does an agent that came after it.
     fleets = going().was_stalled(ago=5.0, by=SLOW).rank(0, present=False).rank(1, present=False)
     fleets.agents[1] = replace(fleets.agents[1], started=NOW - 3.0)
-    assert next_moment(fleets.made(), ()) == NOW - 5.0
+    assert next_read_time(fleets.made(), ()) == NOW - 5.0
 
 
 def test_a_stall_of_which_only_a_silent_host_told_may_still_be_on() -> None:
@@ -155,14 +155,14 @@ def test_every_recent_stall_is_looked_at_once_and_not_too_many() -> None:
     for number, comm in enumerate(comms):
         fleets.was_stalled(comm, ago=1.0 + number, by=SLOW)
     fleet, earlier = fleets.made(), list[Fleet]()
-    while (moment := next_moment(fleet, earlier)) is not None:
+    while (moment := next_read_time(fleet, earlier)) is not None:
         # At the first moment the first two are stalled, later one each.
         then = slow(NOW - moment, comms[len(earlier) + bool(earlier)])
         if not earlier:
             then.communicator(comms[1], pids=500).all_say("unknown", comms[1])
         earlier.append(then.made())
     assert [NOW - then.at for then in earlier] == [1.0, 3.0, 4.0]
-    verdict = verdict_of(fleet, None, earlier)
+    verdict = make_verdict(fleet, None, earlier)
     shown = {one.comm for one in verdict.findings} | {w.comm for one in verdict.findings for w in one.waiting}
     assert shown == set(comms[:4])
     assert sum("was stalled until" in note for note in verdict.notes) == 4
@@ -180,11 +180,11 @@ def test_a_stall_that_no_scrape_shows_is_a_line_beside_the_verdict() -> None:
 
 
 def test_what_was_so_is_told_as_past() -> None:
-    assert past("rank 1 did not enter the operation that the others wait in").endswith("the others waited in")
-    assert past("ranks 1-3 (on wait-1, is, b) keep the others waiting") == (
+    assert to_past_tense("rank 1 did not enter the operation that the others wait in").endswith("the others waited in")
+    assert to_past_tense("ranks 1-3 (on wait-1, is, b) keep the others waiting") == (
         "ranks 1-3 (on wait-1, is, b) kept the others waiting"
     )
-    assert past("packets on rail 1 are dropped on the way") == "packets on rail 1 were dropped on the way"
+    assert to_past_tense("packets on rail 1 are dropped on the way") == "packets on rail 1 were dropped on the way"
 
 
 # Checkpoints
@@ -192,7 +192,7 @@ def test_what_was_so_is_told_as_past() -> None:
 
 def test_a_checkpoint_that_has_just_ended_was_no_stall() -> None:
     now = Fleets().communicator().was_stalled(ago=1.2, by=stall("rank_behind"))
-    verdict = verdict_of(now.made(), None, [checkpoint(at=NOW - 1.2).made()])
+    verdict = make_verdict(now.made(), None, [checkpoint(at=NOW - 1.2).made()])
     assert not verdict.problem
     assert verdict.headline.startswith("No stall: no host calls the only")
     (note,) = verdict.notes
@@ -203,12 +203,12 @@ def test_a_checkpoint_that_has_just_ended_was_no_stall() -> None:
 
 def test_one_that_ended_minutes_ago_is_not_called_a_stall_in_the_notes() -> None:
     fleets = Fleets().communicator().was_stalled(ago=200.0, by=stall("rank_behind", blamed_rank="0"))
-    assert "was stalled until" in verdict_of(fleets.made()).notes[0]
+    assert "was stalled until" in make_verdict(fleets.made()).notes[0]
     fleets.wrote(COMM)
-    (note,) = verdict_of(fleets.made()).notes
+    (note,) = make_verdict(fleets.made()).notes
     assert note.startswith(f"communicator {COMM} waited, while one of its ranks wrote to storage, until ")
     broken = Fleets().communicator().was_stalled(ago=200.0, by=stall("rail_down", device="eth0")).wrote(COMM)
-    assert "was stalled until" in verdict_of(broken.made()).notes[0]
+    assert "was stalled until" in make_verdict(broken.made()).notes[0]
 
 
 # What to look at
@@ -235,7 +235,7 @@ def judged_for(cause: str, *, times: int = 1, silent: bool = False) -> Verdict:
         now.rank(number, inflight_seconds=0.01, calls_per_second=9.5, moving=True)
     if silent:
         now.lose_host(1)
-    return verdict_of(now.made(), None, [world_of(cause).made()])
+    return make_verdict(now.made(), None, [world_of(cause).made()])
 
 
 def steps(cause: str) -> tuple[Step, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 
 
@@ -61,7 +61,7 @@ def test_two_independent_faults_are_two_root_causes() -> None:
     fleets = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
     fleets.all_say("rank_behind", COMM).rank(1, COMM, stall=stall("process_stopped", blamed_rank="1"))
     fleets.all_say("rank_behind", OTHER).behind(0, OTHER)
-    verdict = verdict_of(fleets.made())
+    verdict = make_verdict(fleets.made())
     assert [(one.comm, one.cause) for one in verdict.findings] == [(COMM, "process_stopped"), (OTHER, "rank_behind")]
     assert "1 more root cause below" in verdict.headline
 
@@ -70,7 +70,7 @@ def test_a_rank_behind_for_its_own_reasons_is_not_excused_by_a_sick_rail_of_anot
     fleets = Fleets().communicator(COMM).communicator(OTHER, pids=500)
     fleets.all_say("rail_slow", COMM, rail="0", device="eth0")
     fleets.all_say("rank_behind", OTHER).behind(1, OTHER)
-    assert {one.cause for one in verdict_of(fleets.made()).findings} == {"rail_slow", "rank_behind"}
+    assert {one.cause for one in make_verdict(fleets.made()).findings} == {"rail_slow", "rank_behind"}
 
 
 def test_a_circle_of_waiting_is_called_a_deadlock() -> None:
@@ -129,7 +129,7 @@ def test_a_stall_without_a_cause_is_put_under_that_of_its_job_though_what_joins_
     assert [one.comm for one in finding.waiting] == [OTHER]
     apart = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
     apart.all_say("rank_behind", COMM).rank(0, COMM, stall=stall("process_stopped", blamed_rank="0"))
-    assert len(verdict_of(apart.all_say("unknown", OTHER).made()).findings) == 2, "another job"
+    assert len(make_verdict(apart.all_say("unknown", OTHER).made()).findings) == 2, "another job"
 
 
 def test_of_ranks_one_of_which_is_gone_no_process_is_said_to_hold_up_another_communicator() -> None:
@@ -140,7 +140,7 @@ def test_of_ranks_one_of_which_is_gone_no_process_is_said_to_hold_up_another_com
     assert finding.ranks == ("1", "2")
     assert [one.why for one in finding.waiting] == ["a process of the same job ended then, or soon after"]
     fleets.rank(0, OTHER, stall=stall("rank_behind"))
-    assert all("to blame" not in one.why for found in verdict_of(fleets.made()).findings for one in found.waiting)
+    assert all("to blame" not in one.why for found in make_verdict(fleets.made()).findings for one in found.waiting)
 
 
 def test_processes_that_end_after_the_first_of_their_job_are_no_causes_of_their_own() -> None:
@@ -163,7 +163,7 @@ def test_asked_for_a_waiting_communicator_the_root_is_shown_and_others_are_not()
     for comm in (COMM, OTHER):
         fleets.all_say("rank_behind", comm).rank(1, comm, stall=stall("process_stopped", blamed_rank="1"))
     fleets.rank(0, "cc", pid="9").rank(1, "cc", pid="8").all_say("unknown", "cc")
-    assert [one.comm for one in verdict_of(fleets.made(), OTHER).findings] == [COMM]
+    assert [one.comm for one in make_verdict(fleets.made(), OTHER).findings] == [COMM]
 
 
 # Notes

@@ -13,7 +13,7 @@ import pytest
 from railscope.agent.cluster.fleet.facts import Agent, LongWait, Rank
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.verdict import has_ended, is_idle
-from railscope.agent.cluster.verdict.words import verdict_of
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import (
     COMM,
     NOW,
@@ -169,11 +169,11 @@ def test_asked_for_the_communicator_the_same_is_said(case: Case) -> None:
 
 
 def test_asked_for_what_waits_because_of_a_checkpoint_there_is_no_stall() -> None:
-    assert not verdict_of(crossing_groups().made(), OTHER).problem
+    assert not make_verdict(crossing_groups().made(), OTHER).problem
 
 
 def test_a_communicator_asked_for_that_is_not_stalled_is_described() -> None:
-    verdict = verdict_of(Fleets().communicator().made(), COMM)
+    verdict = make_verdict(Fleets().communicator().made(), COMM)
     assert not verdict.problem
     assert any("ranks 0-1 entered 1,205 operations" in line for line in verdict.asked)
 
@@ -189,11 +189,11 @@ def test_of_what_has_no_name_or_number_nobody_knows_that_all_have_ended_or_are_i
 
 def test_a_stall_elsewhere_comes_first_and_the_checkpoint_is_a_note() -> None:
     fleets = checkpoint().communicator(OTHER, pids=300).all_say("rank_behind", OTHER)
-    verdict = verdict_of(fleets.rank(1, OTHER, stall=stall("process_stopped", blamed_rank="1")).made())
+    verdict = make_verdict(fleets.rank(1, OTHER, stall=stall("process_stopped", blamed_rank="1")).made())
     assert [one.comm for one in verdict.findings] == [OTHER]
     assert WRITER in verdict.notes
 
 
 def test_who_shares_a_group_with_a_writer_and_did_not_come_there_either_is_not_excused() -> None:
     fleets = crossing_groups().behind(1)
-    assert [(one.comm, one.cause) for one in verdict_of(fleets.made()).findings] == [(OTHER, "rank_behind")]
+    assert [(one.comm, one.cause) for one in make_verdict(fleets.made()).findings] == [(OTHER, "rank_behind")]

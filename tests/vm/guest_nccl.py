@@ -109,7 +109,7 @@ def observe(pattern: str) -> dict[str, Any]:
         processes = {pid: process_facts(pid) for pid in pids}
         observed = Observed(programs, internals, arrays)
         rails = RailBytes(processes.get, lambda tgid, _: observed.devices(tgid))
-        rails.take(internals.sent())
+        rails.add_readings(internals.sent())
         completed = sorted(each.completed for each in internals.progress().values())
         totals = rails.totals()
         packets = {device: count - packets[device] for device, count in sent_packets().items()}

@@ -1,4 +1,4 @@
-"""The burst calendar: when each rail and each job sends, and how jobs that share links get into each other's way.
+"""The burst calendar: when each rail and each job sends, and which jobs collide on a shared link.
 
 Training communicates in bursts at regular distances (paper B: on-off regularity), so that the next ones can be told:
 
@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.agent.analysis.bursts.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
-from railscope.agent.analysis.facts.quantities import numbers
+from railscope.agent.analysis.facts.quantities import format_numbers
 from railscope.agent.analysis.tables.gpu_rows import Integers, read_series
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals
-from railscope.agent.analysis.timing.iterations import communicating, find_iterations
+from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations
 from railscope.agent.dataset.reader import Dataset
 
 OF_OPERATIONS: Final = "times of operations"
@@ -173,14 +173,14 @@ def jobs_of(dataset: Dataset, gpus: Gpus) -> list[tuple[str, Gpus]]:
         own = frozenset(number for number in root if find(number) == least)
         found.append((" and ".join(sorted(names[least])) or "job", own))
     repeated = {name for name, _ in found if name == "job" or [other for other, _ in found].count(name) > 1}
-    return [(f"{name} ({_gpu_range(own)})" if name in repeated else name, gpus.of_one_job(own)) for name, own in found]
+    return [(f"{name} ({_gpu_range(own)})" if name in repeated else name, gpus.select_job(own)) for name, own in found]
 
 
 def _gpu_range(own: frozenset[int]) -> str:
     low, high = min(own), max(own)
     if low == high:
         return f"GPU {low}"
-    return f"GPUs {low}–{high}" if high - low + 1 == len(own) else f"GPUs {numbers(sorted(own))}"
+    return f"GPUs {low}–{high}" if high - low + 1 == len(own) else f"GPUs {format_numbers(sorted(own))}"
 
 
 def _untimed(dataset: Dataset) -> frozenset[int]:
@@ -255,7 +255,7 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     if not len(series):
         series = read_series(dataset, gpus, regularity.gpu, "operations")
     period_ns = regularity.period_seconds * 1e9
-    sending = communicating(dataset, gpus, regularity.gpu, period_ns)
+    sending = communication_intervals(dataset, gpus, regularity.gpu, period_ns)
     begins_ns = np.array([round(one.start * 1e9) for one in iterations], np.int64)
     window = (series.time_ns >= iterations[0].from_ns) & (series.time_ns < iterations[-1].to_ns)
     time_ns, payload = series.time_ns[window], series.payload_bytes[window]

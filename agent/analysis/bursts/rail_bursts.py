@@ -108,11 +108,11 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
         period_ns = _period_slots(slot_bytes, coarser) * slot_ns
         if not period_ns:
             continue
-        bursts = raw.bridged(max(1, round(period_ns / BURST_GAP)))
-        period_ns, kept, asked = confirmed(bursts.begin_ns, period_ns)
+        bursts = raw.fill_gaps(max(1, round(period_ns / BURST_GAP)))
+        period_ns, kept, asked = confirm_period(bursts.begin_ns, period_ns)
         if not asked or kept < LEAST_REGULARITY * asked or span_ns <= LEAST_PERIODS * period_ns:
             continue
-        if by_chance(kept, asked, len(bursts.begin_ns) * period_ns / span_ns) < _LEVEL:
+        if chance_probability(kept, asked, len(bursts.begin_ns) * period_ns / span_ns) < _LEVEL:
             whole = _whole_periods(bursts.begin_ns, period_ns, cut_off=bool(on[0]))
             silence_ns = float(np.median(bursts.begin_ns[1:] - bursts.end_ns[:-1]))
             distance_ns = period_ns / whole.bursts_each
@@ -194,7 +194,7 @@ def _sent_slots(slot_bytes: Rates, on: NDArray[np.bool_], bursts: Intervals, fro
     return sent
 
 
-def by_chance(kept: int, asked: int, bursts_per_period: float) -> float:
+def chance_probability(kept: int, asked: int, bursts_per_period: float) -> float:
     """How probably at least `kept` of `asked` bursts at random are followed by another one a period later."""
     missed = bursts_per_period * log(1 - 2 * NEAR)
     followed = log1p(-exp(missed))
@@ -204,7 +204,7 @@ def by_chance(kept: int, asked: int, bursts_per_period: float) -> float:
     )
 
 
-def confirmed(begins_ns: Integers, period_ns: float) -> tuple[float, int, int]:
+def confirm_period(begins_ns: Integers, period_ns: float) -> tuple[float, int, int]:
     """The period as bursts keep it, how many bursts are followed by another one a period later, and of how many."""
     if len(begins_ns) < 2:
         return period_ns, 0, 0

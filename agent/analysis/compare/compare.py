@@ -121,7 +121,7 @@ class Side:
 
     @property
     def has_calls(self) -> bool:
-        """Without any recorded call nobody knows what the job sent, and that is no zero."""
+        """Whether calls were recorded; if not, the job's traffic is unknown and not 0."""
         return bool(self.ops)
 
 
@@ -259,7 +259,7 @@ def _latencies(dataset: Dataset, report: Report) -> dict[Kind, NDArray[Any]]:
     timed = operations.filter(took >= 0).select(
         "begin_ns",
         op=operations["op"].fill_null(""),
-        payload=find_size_classes(dataset).of(operations["op"], operations["payload_bytes"]).fill_null(-1),
+        payload=find_size_classes(dataset).class_of(operations["op"], operations["payload_bytes"]).fill_null(-1),
         source=operations["source"].fill_null(""),
         took_ns=took,
     )

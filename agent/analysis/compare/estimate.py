@@ -1,4 +1,4 @@
-"""A recording held against the model: how well it predicts what was measured (accuracy of the model).
+"""Compares a recording with the model: the model's accuracy against measured values.
 
 | Figure            | Measured (A)                                               | Predicted (B)               |
 |-------------------|------------------------------------------------------------|-----------------------------|

@@ -1,4 +1,4 @@
-"""The figures of one recording, as `compare` holds them against another's: every row that it knows, by name."""
+"""Computes the figures of one recording that `compare` compares with another's, by row and name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from railscope.agent.analysis.compare.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
 from railscope.agent.analysis.facts.options import STRONG, WEAK
-from railscope.agent.analysis.facts.quantities import counted, size, size_class
+from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_size_class
 from railscope.agent.analysis.facts.report import Iteration
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
-from railscope.agent.analysis.report.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable
 from railscope.agent.analysis.traffic.sizes import cdf
 
 _WITHIN: Final = (
@@ -69,7 +69,7 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
 
 def _name(runs: Sequence[Side]) -> str:
     again = len(runs) - 1
-    return runs[0].name if not again else f"{runs[0].name}, and {counted(again, 'recording')} more"
+    return runs[0].name if not again else f"{runs[0].name}, and {format_count(again, 'recording')} more"
 
 
 def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
@@ -81,7 +81,7 @@ def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
     found = find_scaling(runs)
     if len(found) < 2 or found[0].gpus == found[1].gpus:
         return [], ""
-    reason = unlike(*runs)
+    reason = why_not_comparable(*runs)
     if reason:
         return [], (
             f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on {runs[1].gpus:,} GPUs, and these "
@@ -146,7 +146,10 @@ def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
         kind = (row.op, row.payload_bytes, row.source)
         if kind in kinds:
             payload = row.payload_bytes
-            name = f"{row.op}{'' if payload is None else f' of {_of(shown, payload, row.over_bytes)}'} ({row.source})"
+            name = (
+                f"{row.op}{'' if payload is None else f' of {_format_class(shown, payload, row.over_bytes)}'} "
+                f"({row.source})"
+            )
             yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind), payload)
             yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds, payload_bytes=payload)
     if side.report.latency.rows:
@@ -183,7 +186,7 @@ def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
     for row in side.report.bandwidth:
         if (row.op, row.payload_bytes) not in compared:
             continue
-        name = f"{row.op} of {_of(shown, row.payload_bytes, row.over_bytes)}"
+        name = f"{row.op} of {_format_class(shown, row.payload_bytes, row.over_bytes)}"
         yield Value(
             13,
             f"bus bandwidth of {name}",
@@ -220,13 +223,16 @@ def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
     yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
 
 
-def _of(shown: Mapping[int, str], payload: int, over: int | None) -> str:
+def _format_class(shown: Mapping[int, str], payload: int, over: int | None) -> str:
     """A size, or sizes that are put together."""
-    return shown[payload] if over is None else size_class(payload, over)
+    return shown[payload] if over is None else format_size_class(payload, over)
 
 
 def _shown_sizes(kinds: set[Kind]) -> dict[int, str]:
     """How each size of both sides is shown: to the byte where another one would look the same."""
     payloads = {payload for _, payload, _ in kinds if payload is not None}
-    alike = Counter(map(size, payloads))
-    return {payload: size(payload) if alike[size(payload)] == 1 else f"{payload:,} B" for payload in payloads}
+    alike = Counter(map(format_bytes, payloads))
+    return {
+        payload: format_bytes(payload) if alike[format_bytes(payload)] == 1 else f"{payload:,} B"
+        for payload in payloads
+    }

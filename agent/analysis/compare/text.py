@@ -14,18 +14,18 @@ from railscope.agent.analysis.compare.significance import FEWEST
 from railscope.agent.analysis.facts import quantities
 from railscope.agent.analysis.facts.quantities import UNKNOWN
 from railscope.agent.analysis.report.measurements import BY_NUMBER
-from railscope.agent.facts.text_tables import printable_lines, table
+from railscope.agent.facts.text_tables import format_table, printable_lines
 
 _COLUMNS: Final = 100
 _MOST_SENTENCES: Final = 12
 _NOTEWORTHY: Final = 0.01
 """Smaller differences make no sentence, however sure they are."""
 _SHOWN: Final = {
-    Unit.COUNT: quantities.whole,
-    Unit.BYTES: quantities.size,
-    Unit.SECONDS: quantities.span,
-    Unit.RATE: quantities.rate,
-    Unit.SHARE: quantities.share,
+    Unit.COUNT: quantities.format_integer,
+    Unit.BYTES: quantities.format_bytes,
+    Unit.SECONDS: quantities.format_seconds,
+    Unit.RATE: quantities.format_rate,
+    Unit.SHARE: quantities.format_share,
 }
 _MORE_LESS: Final = {
     Unit.COUNT: ("more", "less"),
@@ -50,13 +50,13 @@ def as_text(compared: Compared) -> str:
         lines.append("simulated hardware: times are not those of real machines")
     if compared.caveats:
         lines += ["", "Before comparing", *_bullets(compared.caveats)]
-    lines += ["", *_bullets(words(compared))]
+    lines += ["", *_bullets(warnings_of(compared))]
     known = [figure for figure in compared.figures if figure.a is not None or figure.b is not None]
     for row, figures in groupby(known, key=lambda figure: figure.row):
         lines += ["", BY_NUMBER[row].name[:1].upper() + BY_NUMBER[row].name[1:]]
         last = "accuracy" if compared.predicted else "sure"
         header = ("", "A", "B", "difference", "B / A", last)
-        lines += table([header, *(_row(figure, predicted=compared.predicted) for figure in figures)], "<>>>><")
+        lines += format_table([header, *(_row(figure, predicted=compared.predicted) for figure in figures)], "<>>>><")
     if compared.notes:
         lines += ["", "Notes", *_bullets(compared.notes)]
     return printable_lines("\n".join(lines) + "\n")
@@ -76,7 +76,7 @@ def as_json_text(compared: Compared) -> str:
         "simulated": compared.simulated,
         "p_is_of_the_spread": "between recordings" if compared.between_runs else "within recordings",
         "caveats": list(compared.caveats),
-        "words": list(words(compared)),
+        "words": list(warnings_of(compared)),
         "figures": [
             {
                 "row": figure.row,
@@ -99,12 +99,13 @@ def as_json_text(compared: Compared) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def words(compared: Compared) -> Iterator[str]:
+def warnings_of(compared: Compared) -> Iterator[str]:
     """What a reader should know first."""
     gpus = next((figure for figure in compared.figures if (figure.row, figure.name) == (1, "GPUs")), None)
     if gpus is not None and gpus.difference:
         yield (
-            f"The numbers of GPUs differ: {quantities.whole(gpus.a)} in A, {quantities.whole(gpus.b)} in B; figures "
+            f"The numbers of GPUs differ: {quantities.format_integer(gpus.a)} in A, "
+            f"{quantities.format_integer(gpus.b)} in B; figures "
             "that are of the whole job grow with them."
         )
     yield from _prediction(compared) if compared.predicted else _differences(compared)
@@ -120,7 +121,7 @@ def _prediction(compared: Compared) -> Iterator[str]:
             shown = _SHOWN[figure.unit]
             yield (
                 f"{figure.name}: measured {shown(figure.a)}, predicted {shown(figure.b)}, accuracy "
-                f"{quantities.share(figure.accuracy)}."
+                f"{quantities.format_share(figure.accuracy)}."
             )
     wrong = sorted(
         (figure for figure in known if figure.row != 17 and figure.a != figure.b), key=lambda one: one.accuracy or 0.0
@@ -162,14 +163,14 @@ def _sentence(figure: Figure) -> str:
     if ratio is None:
         return f"B's {figure.name}: {instead}"
     if ratio >= 2 and figure.unit is not Unit.SHARE:
-        return f"B's {figure.name} {verb} {quantities.digits(ratio)} times A's: {instead}"
-    by = quantities.share(abs(ratio - 1)) if figure.unit is not Unit.SHARE else _points(figure.difference)
+        return f"B's {figure.name} {verb} {quantities.format_digits(ratio)} times A's: {instead}"
+    by = quantities.format_share(abs(ratio - 1)) if figure.unit is not Unit.SHARE else _points(figure.difference)
     return f"B's {figure.name} {verb} {by} {more if ratio > 1 else less}: {instead}"
 
 
 def _points(difference: float | None) -> str:
     """Of shares: per cent of per cent would be read wrong."""
-    return f"{quantities.digits(abs(100 * (difference or 0.0)))} points"
+    return f"{quantities.format_digits(abs(100 * (difference or 0.0)))} points"
 
 
 def _both(figure: Figure) -> str:
@@ -202,7 +203,7 @@ def _row(figure: Figure, *, predicted: bool) -> tuple[str, ...]:
 def _accuracy(figure: Figure) -> str:
     if figure.accuracy is None:
         return UNKNOWN
-    return "exact" if figure.a == figure.b else quantities.share(figure.accuracy)
+    return "exact" if figure.a == figure.b else quantities.format_share(figure.accuracy)
 
 
 def _sure(figure: Figure) -> str:

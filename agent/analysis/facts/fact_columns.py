@@ -92,7 +92,7 @@ class Pairs(Columns[PairTraffic]):
         self.wire_bytes = wire_bytes.astype(np.int64, copy=False)
 
     @classmethod
-    def of(cls, pairs: Iterable[PairTraffic]) -> Pairs:
+    def from_pairs(cls, pairs: Iterable[PairTraffic]) -> Pairs:
         """These pairs, which are in order."""
         rows = [(pair.source, pair.destination, pair.wire_bytes) for pair in pairs]
         return cls(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
@@ -111,7 +111,7 @@ class Pairs(Columns[PairTraffic]):
 
     def _apart(self, gpus: int, ends: NDArray[np.int32], places: tuple[NDArray[np.int32], ...]) -> NDArray[np.int64]:
         found = np.zeros(gpus, dtype=np.int64)
-        for part in in_parts(len(self)):
+        for part in chunk_slices(len(self)):
             apart = np.ones(len(ends[part]), dtype=np.bool_)
             for place in places:
                 apart &= place[self.source[part]] != place[self.destination[part]]
@@ -120,7 +120,7 @@ class Pairs(Columns[PairTraffic]):
 
     def busiest(self, most: int) -> list[PairTraffic]:
         """So many pairs at most, those with most bytes first; of equal ones those that come first."""
-        return [self[place] for place in largest_places(self.wire_bytes, most)]
+        return [self[place] for place in largest_indices(self.wire_bytes, most)]
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.source, self.destination, self.wire_bytes
@@ -142,7 +142,7 @@ class Sizes(Columns[SizeUse]):
         self.calls = calls.astype(np.int64, copy=False)
 
     @classmethod
-    def of(cls, uses: Iterable[SizeUse]) -> Sizes:
+    def from_uses(cls, uses: Iterable[SizeUse]) -> Sizes:
         """These sizes, in whatever order they come."""
         uses = sorted(uses, key=lambda use: (use.op, use.bytes))
         names = sorted({use.op for use in uses})
@@ -156,14 +156,14 @@ class Sizes(Columns[SizeUse]):
 
     def most_frequent(self, most: int) -> list[SizeUse]:
         """So many sizes at most, those of most calls first; of equal ones those that come first."""
-        return [self[place] for place in largest_places(self.calls, most)]
+        return [self[place] for place in largest_indices(self.calls, most)]
 
-    def of_op(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sizes_of_op(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The sizes of an operation, rising, and their calls."""
         low, high = np.searchsorted(self.op, (number, number + 1)).tolist()
         return self.bytes[low:high], self.calls[low:high]
 
-    def together(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sum_over_ops(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The sizes of all operations, rising and each once, and their calls."""
         if len(self.op_names) == 1:
             return self.bytes, self.calls
@@ -182,12 +182,12 @@ class Sizes(Columns[SizeUse]):
         ]
 
 
-def in_parts(count: int) -> Iterator[slice]:
+def chunk_slices(count: int) -> Iterator[slice]:
     """Long columns part by part, so that what is made of them on the way stays small."""
     return (slice(first, first + _PART) for first in range(0, count, _PART))
 
 
-def largest_places(values: NDArray[np.int64], most: int) -> list[int]:
+def largest_indices(values: NDArray[np.int64], most: int) -> list[int]:
     """Places of the largest values, the largest first, of equal ones the first; without putting all in order."""
     if len(values) > most:
         bound = np.partition(values, len(values) - most)[len(values) - most]

@@ -1,4 +1,4 @@
-"""Numbers of a report as people read them: three digits that count, with their unit.
+"""Formats the numbers of a report: three significant digits with a unit.
 
 Bytes are shown in KiB, MiB, … (1024), as the papers mean them, and rates in kB/s, MB/s, … (1000), as links are sold.
 """
@@ -19,26 +19,26 @@ UNKNOWN: Final = "–"
 """Where a figure is not known."""
 
 
-def size(count: float | None) -> str:
+def format_bytes(count: float | None) -> str:
     """`125 MiB`, `83 GiB`, `96.2 MiB`, `512 B`."""
     if count is None:
         return UNKNOWN
     return _scaled(count, 1024.0, _BINARY)
 
 
-def size_class(count: float | None, over: float | None) -> str:
-    """As `size`; of sizes that are put together `64 MiB–128 MiB`."""
-    return size(count) if over is None else f"{size(over)}–{size(count)}"
+def format_size_class(count: float | None, over: float | None) -> str:
+    """As `format_bytes`; of sizes that are put together `64 MiB–128 MiB`."""
+    return format_bytes(count) if over is None else f"{format_bytes(over)}–{format_bytes(count)}"
 
 
-def rate(bytes_per_second: float | None) -> str:
+def format_rate(bytes_per_second: float | None) -> str:
     """`45 GB/s`."""
     if bytes_per_second is None:
         return UNKNOWN
     return _scaled(bytes_per_second, 1000.0, _DECIMAL)
 
 
-def span(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """`12.5 ms`, `3.1 µs`, `42 s`, `3 min 5 s`, `2 h 10 min`, `3 days 4 h`."""
     if seconds is None:
         return UNKNOWN
@@ -46,7 +46,7 @@ def span(seconds: float | None) -> str:
         return "0 s"
     if abs(seconds) < 119.5:
         factor, unit = next((step for step in _SECONDS if abs(seconds) >= 0.9995 * step[0]), _SECONDS[-1])
-        return f"{digits(seconds / factor)} {unit}"
+        return f"{format_digits(seconds / factor)} {unit}"
     whole = round(seconds)
     if abs(whole) < 7200:
         return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
@@ -55,7 +55,7 @@ def span(seconds: float | None) -> str:
     return f"{whole // 86_400:,} days {whole % 86_400 // 3600} h".removesuffix(" 0 h")
 
 
-def share(part: float | None) -> str:
+def format_share(part: float | None) -> str:
     """`12.5 %`; less than a thousandth keeps two digits."""
     if part is None:
         return UNKNOWN
@@ -64,14 +64,14 @@ def share(part: float | None) -> str:
     return f"{text.removesuffix('.0')} %"
 
 
-def whole(count: float | None) -> str:
+def format_integer(count: float | None) -> str:
     """`600,000`."""
     if count is None:
         return UNKNOWN
-    return f"{count:,.0f}" if float(count).is_integer() or abs(count) >= 1000 else digits(count)
+    return f"{count:,.0f}" if float(count).is_integer() or abs(count) >= 1000 else format_digits(count)
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """`2026-11-21 14:15:36 UTC`, of seconds since 1970."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -79,7 +79,7 @@ def moment(seconds: float) -> str:
         return UNKNOWN
 
 
-def digits(value: float) -> str:
+def format_digits(value: float) -> str:
     """Three digits that count, without an exponent and without trailing zeros after the point."""
     if not math.isfinite(value) or not value:
         return "0" if not value else str(value)
@@ -88,12 +88,12 @@ def digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def counted(number: int, noun: str, plural: str = "s") -> str:
+def format_count(number: int, noun: str, plural: str = "s") -> str:
     """`1 GPU`, `32 GPUs`; `plural` is what is added."""
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
-def numbers(ascending: Sequence[int]) -> str:
+def format_numbers(ascending: Sequence[int]) -> str:
     """`0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
     if len(ascending) > 2 and ascending[-1] - ascending[0] + 1 == len(ascending):
         return f"{ascending[0]}–{ascending[-1]}"
@@ -102,7 +102,7 @@ def numbers(ascending: Sequence[int]) -> str:
     return ", ".join(map(str, ascending))
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """At most this many characters, all of them printable; of a long text both ends, as names of hosts differ there."""
     clean = printable(text)
     if len(clean) <= most:
@@ -116,4 +116,4 @@ def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
     while abs(value) >= 0.9995 * step and power < len(units) - 1:
         value /= step
         power += 1
-    return f"{digits(value)} {units[power]}"
+    return f"{format_digits(value)} {units[power]}"

@@ -1,4 +1,4 @@
-"""What a report says, part by part: plain facts, which text, JSON and HTML only show.
+"""The facts of a report, part by part; text, JSON and HTML render them.
 
 Bytes are wire bytes where a name says `wire`, and payload (count × size of the data type) otherwise; times are
 seconds; a GPU is named by its number in `Gpus`.  None is "not known", and `Report.unknown` says why.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.facts.fact_columns import Columns, in_parts
+from railscope.agent.analysis.facts.fact_columns import Columns, chunk_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class ComparedPairs(Columns[PairBytes]):
         self.predicted = predicted.astype(np.int64, copy=False)
 
     @classmethod
-    def of(cls, pairs: Iterable[PairBytes]) -> ComparedPairs:
+    def from_pairs(cls, pairs: Iterable[PairBytes]) -> ComparedPairs:
         """These pairs, in their order."""
         rows = [(pair.source, pair.destination, pair.observed, pair.predicted) for pair in pairs]
         return cls(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
-    def where(self, chosen: NDArray[Any]) -> ComparedPairs:
+    def select(self, chosen: NDArray[Any]) -> ComparedPairs:
         """The chosen ones, by a flag for each or by their places."""
         return ComparedPairs(*(column[chosen] for column in self._columns()))
 
@@ -60,7 +60,7 @@ class ComparedPairs(Columns[PairBytes]):
 
     def most_different_first(self) -> ComparedPairs:
         """Of equally different ones those that come first."""
-        return self.where(np.argsort(-np.abs(self.observed - self.predicted), kind="stable"))
+        return self.select(np.argsort(-np.abs(self.observed - self.predicted), kind="stable"))
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.source, self.destination, self.observed, self.predicted
@@ -95,7 +95,7 @@ def compared_pairs(
 def _exact_sum(column: NDArray[np.int64]) -> int:
     """Also where it passes 63 bits: months of iterations of a large job do."""
     total = 0
-    for part in in_parts(len(column)):
+    for part in chunk_slices(len(column)):
         # A part has a million values at most, so that neither half's sum passes 63 bits.
         total += (int((column[part] >> 32).sum()) << 32) + int((column[part] & 0xFFFFFFFF).sum())
     return total

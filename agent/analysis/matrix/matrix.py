@@ -46,16 +46,16 @@ class Comparison:
 
     @property
     def only_observed(self) -> ComparedPairs:
-        return self.pairs.where(self.pairs.predicted == 0)
+        return self.pairs.select(self.pairs.predicted == 0)
 
     @property
     def only_predicted(self) -> ComparedPairs:
-        return self.pairs.where(self.pairs.observed == 0)
+        return self.pairs.select(self.pairs.observed == 0)
 
     @property
     def different(self) -> ComparedPairs:
         """Pairs whose bytes are not equal, the most different first."""
-        return self.pairs.where(self.pairs.observed != self.pairs.predicted).most_different_first()
+        return self.pairs.select(self.pairs.observed != self.pairs.predicted).most_different_first()
 
     @property
     def accuracy(self) -> float | None:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from railscope.agent.analysis.facts.quantities import UNKNOWN, counted, share, size
+from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_count, format_share
 from railscope.agent.analysis.matrix.compared_pairs import PairBytes
 from railscope.agent.analysis.matrix.matrix import Comparison, Matrix
 from railscope.agent.analysis.pictures.heat import (
@@ -24,9 +24,9 @@ from railscope.agent.analysis.pictures.heat import (
     heat_map,
     heat_map_of,
 )
-from railscope.agent.analysis.pictures.parts import Picture, beside
+from railscope.agent.analysis.pictures.parts import Picture, join_horizontally
 from railscope.agent.analysis.report.column_json import column_parts
-from railscope.agent.facts.text_tables import printable_lines, table
+from railscope.agent.facts.text_tables import format_table, printable_lines
 
 _COLUMNS: Final = 80
 _MOST_CELLS: Final = 36
@@ -39,7 +39,7 @@ _SHADES: Final = "·░▒▓█"
 def as_text(matrix: Matrix, *, maps: bool = True) -> str:
     """Heat maps if wanted, sums, and the differences; at most 80 columns wide."""
     told = "simulated hardware: " if matrix.simulated else ""
-    lines = [f"{told}{counted(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)", ""]
+    lines = [f"{told}{format_count(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)", ""]
     if maps:
         lines += [*_maps(matrix), ""]
     lines += _pattern(matrix)
@@ -112,8 +112,8 @@ def as_picture(matrix: Matrix) -> Picture:
         return draw_heat_map(observed, f"Wire bytes from GPU to GPU{simulated}")
     limits = byte_limits([observed, predicted])
     number = matrix.comparison.iterations
-    of = "one iteration" if number is None else counted(number, "iteration")
-    return beside(
+    of = "one iteration" if number is None else format_count(number, "iteration")
+    return join_horizontally(
         [
             draw_heat_map(observed, f"Observed{simulated}", limits),
             draw_heat_map(predicted, f"Predicted, {of}", limits),
@@ -158,20 +158,23 @@ def _map(title: str, heat: HeatMap, low: int, high: int) -> list[str]:
 def _key(low: int, high: int) -> list[str]:
     """From how many bytes on each shade is."""
     if high <= low:
-        return [f"  {_SHADES[-1] * 2} {size(high)}"]
+        return [f"  {_SHADES[-1] * 2} {format_bytes(high)}"]
     steps = [low * (high / low) ** (level / len(_SHADES)) for level in range(len(_SHADES))]
-    return ["  " + "  ".join(f"{shade * 2} {size(step)}" for shade, step in zip(_SHADES, steps, strict=True))
-            + f"  up to {size(high)}"]  # fmt: skip
+    return ["  " + "  ".join(f"{shade * 2} {format_bytes(step)}" for shade, step in zip(_SHADES, steps, strict=True))
+            + f"  up to {format_bytes(high)}"]  # fmt: skip
 
 
 def _pattern(matrix: Matrix) -> list[str]:
     traffic = matrix.traffic
     total = traffic.pairs.total_bytes
     possible = traffic.gpus * (traffic.gpus - 1)
-    lines = [f"pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"]
+    lines = [f"pairs that talk: {len(traffic.pairs):,} of {possible:,} ({format_share(traffic.sparsity)})"]
     if total:
         leaving = traffic.between_servers_wire_bytes
-        lines.append(f"wire bytes: {size(total)}, between servers {size(leaving)} ({share(leaving / total)})")
+        lines.append(
+            f"wire bytes: {format_bytes(total)}, between servers {format_bytes(leaving)} "
+            f"({format_share(leaving / total)})"
+        )
     return lines + textwrap.wrap(traffic.basis, _COLUMNS)
 
 
@@ -179,7 +182,7 @@ def _differences(comparison: Comparison) -> list[str]:
     number = comparison.iterations
     only_seen, only_predicted = comparison.only_observed, comparison.only_predicted
     both = len(comparison.pairs) - len(only_seen) - len(only_predicted)
-    of = "one iteration" if number is None else counted(number, "iteration")
+    of = "one iteration" if number is None else format_count(number, "iteration")
     rows = [
         ("pairs in both", f"{both:,}"),
         ("pairs only observed", f"{len(only_seen):,}"),
@@ -192,7 +195,7 @@ def _differences(comparison: Comparison) -> list[str]:
             ("accuracy of all bytes", _accuracy(comparison.accuracy)),
             ("accuracy by pairs", _accuracy(comparison.pair_accuracy)),
         ]
-    lines = [f"Against the prediction of {of}", *table(rows, "<<")]
+    lines = [f"Against the prediction of {of}", *format_table(rows, "<<")]
     shown = comparison.different if number is not None else [*only_seen[:_MOST_ROWS], *only_predicted[:_MOST_ROWS]]
     count = len(shown) if number is not None else len(only_seen) + len(only_predicted)
     if not count:
@@ -200,11 +203,11 @@ def _differences(comparison: Comparison) -> list[str]:
     title = "Largest differences" if number is not None else "Pairs on one side only"
     cells = [("from", "to", "observed", "predicted", "difference"), *(_row(pair) for pair in shown[:_MOST_ROWS])]
     more = [f"  … and {count - _MOST_ROWS:,} more: see --json"] if count > _MOST_ROWS else []
-    return [*lines, "", title, *table(cells, ">>>>>"), *more]
+    return [*lines, "", title, *format_table(cells, ">>>>>"), *more]
 
 
 def _both(count: int) -> str:
-    return f"{size(count)} = {count:,} B"
+    return f"{format_bytes(count)} = {count:,} B"
 
 
 def _row(pair: PairBytes) -> tuple[str, ...]:
@@ -213,9 +216,9 @@ def _row(pair: PairBytes) -> tuple[str, ...]:
     return (
         str(pair.source),
         str(pair.destination),
-        size(pair.observed) if pair.observed else UNKNOWN,
-        size(pair.predicted) if pair.predicted else UNKNOWN,
-        f"{sign}{size(abs(more))}",
+        format_bytes(pair.observed) if pair.observed else UNKNOWN,
+        format_bytes(pair.predicted) if pair.predicted else UNKNOWN,
+        f"{sign}{format_bytes(abs(more))}",
     )
 
 

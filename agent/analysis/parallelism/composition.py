@@ -1,4 +1,4 @@
-"""What a job's communication is made of: tensor, pipeline, data and expert parallelism, embedding synchronisation.
+"""Splits a job's communication into tensor, pipeline, data and expert parallelism and embedding synchronisation.
 
 The measurement composition, paper B's table 3.  Each communicator is of one kind (`groups` says how that shows), and
 all its calls count for it.  Calls are NCCL calls as they were recorded, over the whole recording: divide by its
@@ -20,7 +20,7 @@ from railscope.agent.analysis.facts.report import Composition, RankUse, Role, Un
 from railscope.agent.analysis.parallelism.groups import ROLES, UNKNOWN, Groups, find_groups
 from railscope.agent.analysis.tables.calls import CountedCalls, count_calls
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.grouping import grouped
+from railscope.agent.analysis.tables.grouping import sum_by_group
 from railscope.agent.dataset.reader import Dataset
 
 _ROW = 7
@@ -65,7 +65,7 @@ def _rank_uses(counted: CountedCalls, gpus: Gpus, groups: Groups) -> tuple[RankU
     gpu = np.array(gpu_of_end, dtype=np.int64)[kinds.end]
     role = np.array(role_of_end, dtype=np.int64)[kinds.end]
     known = gpu >= 0
-    keys, (calls, payload) = grouped(
+    keys, (calls, payload) = sum_by_group(
         (gpu[known], role[known], kinds.op[known]), kinds.calls[known], kinds.moved_bytes[known]
     )
     return tuple(

@@ -1,4 +1,4 @@
-"""What each communicator carried, in the few numbers that tell one kind of parallelism from another.
+"""Computes for each communicator the few numbers that distinguish the kinds of parallelism.
 
 Messages of up to a KiB are control messages: barriers, losses, norms, flags.  They say nothing of a group's purpose
 and are left out of the evidence, unless a job sends nothing larger.  Broadcasts, Reduces and other rooted operations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus
-from railscope.agent.analysis.tables.grouping import Integers, grouped, sums
+from railscope.agent.analysis.tables.grouping import Integers, sum_by_group, sum_by_index
 
 CONTROL_BYTES: Final = 1024
 """Largest payload of a control message."""
@@ -99,7 +99,7 @@ def find_evidence(counted: CountedCalls, gpus: Gpus) -> tuple[CommEvidence, ...]
     counts = (comm >= 0) & (counted.payload_bytes > (CONTROL_BYTES if largest > CONTROL_BYTES else 0))
     ops = _op_evidence(counted, comm, np.flatnonzero(counts))
     links = _links(counted, comm_of_end, rank_of_end, counts)
-    control = sums(comm[(comm >= 0) & ~counts], counted.calls[(comm >= 0) & ~counts], len(wanted))
+    control = sum_by_index(comm[(comm >= 0) & ~counts], counted.calls[(comm >= 0) & ~counts], len(wanted))
     callers = np.bincount(comm_of_end[comm_of_end >= 0], minlength=len(wanted))
     return tuple(
         CommEvidence(
@@ -125,7 +125,7 @@ def _op_evidence(
     wide_types = np.array([name in _WIDE for name in counted.type_names], dtype=bool)
     own_calls = counted.calls[rows]
     op, wide_kind = counted.kinds.op.astype(np.int32), wide_types[counted.kinds.data_type]
-    (numbers, ops, payloads), (calls, wide) = grouped(
+    (numbers, ops, payloads), (calls, wide) = sum_by_group(
         (comm[rows], counted.by_row(op)[rows], counted.payload_bytes[rows]),
         own_calls,
         own_calls * counted.by_row(wide_kind)[rows],
@@ -163,7 +163,9 @@ def _links(
         rank = rank_of_end[kinds.end]
         own = np.flatnonzero((kinds.op == counted.op_names.index(name)) & (calls > 0) & (rank >= 0) & (kinds.peer >= 0))
         ends = (rank[own], kinds.peer[own])
-        keys, (many,) = grouped((comm_of_end[kinds.end[own]], *(ends if name == "Send" else ends[::-1])), calls[own])
+        keys, (many,) = sum_by_group(
+            (comm_of_end[kinds.end[own]], *(ends if name == "Send" else ends[::-1])), calls[own]
+        )
         for number, source, destination, count in zip(*(column.tolist() for column in (*keys, many)), strict=True):
             links = found[number]
             links[source, destination] = max(links.get((source, destination), 0), count)

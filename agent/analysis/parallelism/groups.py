@@ -1,4 +1,4 @@
-"""Which communicators are which kind of parallelism, and what (p, t, d) the job has: composition, without hints.
+"""Classifies communicators by kind of parallelism and infers the job's (p, t, d), without hints (composition).
 
 What is looked at, in this order:
 
@@ -32,7 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.analysis.facts.quantities import counted
+from railscope.agent.analysis.facts.quantities import format_count
 from railscope.agent.analysis.facts.report import Parallelism
 from railscope.agent.analysis.parallelism.group_evidence import CommEvidence, find_evidence
 from railscope.agent.analysis.parallelism.pipelines import (
@@ -98,7 +98,7 @@ class Groups:
     pipelines: Pipelines
     evidence: tuple[CommEvidence, ...]
 
-    def of_role(self, role: str) -> tuple[CommEvidence, ...]:
+    def with_role(self, role: str) -> tuple[CommEvidence, ...]:
         """The communicators of a role, the largest first."""
         return tuple(one for one in self.evidence if self.roles[one.comm] == role)
 
@@ -156,7 +156,7 @@ def _plain_role(one: CommEvidence, pipelines: Pipelines, total: int) -> str | No
         return PP if on_chains else UNKNOWN
     if not one.collective_calls:
         return WORLD if one.size == total and one.control_calls else UNKNOWN
-    chain = pipelines.holds(one.gpus)
+    chain = pipelines.chain_of(one.gpus)
     if chain is not None and len(one.gpus) > 1:
         ends = {chain[0], chain[-1]} <= one.gpus
         return EMBEDDING if ends and one.size <= MOST_OF_AN_EMBEDDING else UNKNOWN
@@ -304,7 +304,7 @@ def _parallelism(
     if alternatives:
         doubts.append(
             "collectives of one group could be of activations or of gradients, so it could also be "
-            + _said(alternatives)
+            + _format_shapes(alternatives)
         )
     other_length, doubt = _other_length(evidence, by_role, pipelines)
     if other_length:
@@ -314,12 +314,12 @@ def _parallelism(
             if total % (other_length * tensor) == 0
         )
         alternatives += others
-        doubts.append(f"{doubt}, so it could also be {_said(others)}" if others else doubt)
+        doubts.append(f"{doubt}, so it could also be {_format_shapes(others)}" if others else doubt)
     reason = "; ".join(doubts) if doubts else _reason(by_role, pipelines)
     return Parallelism(*shapes[0], expert, certain=not doubts, reason=reason, alternatives=alternatives)
 
 
-def _said(shapes: Iterable[tuple[int, int, int]]) -> str:
+def _format_shapes(shapes: Iterable[tuple[int, int, int]]) -> str:
     return " or ".join(f"p={p}, t={t}, d={d}" for p, t, d in shapes)
 
 
@@ -366,7 +366,7 @@ def _doubts(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines, tot
         yield f"pipelines hold {sum(len(chain) for chain in pipelines.chains)} of {total} GPUs"
     partly = sum(bool(one.ops) and not one.communicator.complete for group in by_role.values() for one in group)
     if partly:
-        yield f"not all ranks of {counted(partly, 'communicator')} were recorded"
+        yield f"not all ranks of {format_count(partly, 'communicator')} were recorded"
     tensor_sizes = sorted({one.size for one in by_role.get(TP, ())})
     if len(tensor_sizes) > 1:
         yield f"tensor groups have {' and '.join(map(str, tensor_sizes))} ranks"
@@ -397,7 +397,7 @@ def _with_doubt_of_several_jobs(found: Parallelism, gpus: Gpus) -> Parallelism:
 def _reason(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines) -> str:
     said = []
     if pipelines.chains:
-        chains = counted(len(pipelines.chains), "chain")
+        chains = format_count(len(pipelines.chains), "chain")
         said.append(f"Sends and Receives run along {chains} of {len(pipelines.chains[0])} GPUs")
     for role, what in (
         (TP, "activations are reduced, or gathered and scattered, by"),
@@ -405,7 +405,7 @@ def _reason(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines) -> 
         (EP, "everyone sends to everyone in"),
     ):
         sizes = Counter(one.size for one in by_role.get(role, ()))
-        groups = [f"{counted(number, 'group')} of {size}" for size, number in sorted(sizes.items(), reverse=True)]
+        groups = [f"{format_count(number, 'group')} of {size}" for size, number in sorted(sizes.items(), reverse=True)]
         if groups:
             said.append(f"{what} {' and '.join(groups)}")
     if not by_role.get(DP):

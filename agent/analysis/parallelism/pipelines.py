@@ -1,4 +1,4 @@
-"""Pipelines, from who sends to whom: chains of GPUs that hand activations on and gradients back.
+"""Finds pipelines: chains of GPUs that send activations forward and gradients back.
 
 Frameworks run these Sends and Receives in a communicator of the whole pipeline, in communicators of two ranks, or in
 that of all ranks; the chain is the same.  Where stages are interleaved (virtual pipelines), the last one also sends to
@@ -47,7 +47,7 @@ class Pipelines:
     denied: tuple[tuple[int, ...], ...] = ()
     """What would be chains if their GPUs did not reduce gradients together; then there are no `chains`."""
 
-    def holds(self, gpus: frozenset[int]) -> tuple[int, ...] | None:
+    def chain_of(self, gpus: frozenset[int]) -> tuple[int, ...] | None:
         """The chain that all these GPUs are on."""
         return next((chain for chain in self.chains if gpus <= set(chain)), None)
 

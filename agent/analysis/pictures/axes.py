@@ -1,4 +1,4 @@
-"""Scales of pictures: where a value lies, and at which round values an axis says its number."""
+"""Scales of charts: the pixel of a value, and the tick values of an axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scale:
     logarithmic: bool = False
     """Then `low` is above 0, and what is below it lies where `low` does."""
 
-    def place(self, value: float) -> float:
+    def pixel_of(self, value: float) -> float:
         """The pixel of a value; values outside lie on the nearest end."""
         value = min(max(value, self.low), self.high)
         if self.high <= self.low:
@@ -75,19 +75,19 @@ def log_ticks(low: float, high: float, base: float, most: int = 8) -> tuple[floa
     return tuple(base**power for power in range(first, last + 1) if power % every == 0)
 
 
-def around(values: list[float], base: float) -> tuple[float, float]:
+def enclosing_powers(values: list[float], base: float) -> tuple[float, float]:
     """The powers of `base` that enclose positive values, with at least one step between."""
     low = base ** math.floor(math.log(min(values), base) + 1e-9)
     high = base ** math.ceil(math.log(max(values), base) - 1e-9)
     return low, high if high > low * 1.0001 else low * base
 
 
-def horizontal(axis: Axis, top: float, bottom: float) -> list[Part]:
+def draw_horizontal_axis(axis: Axis, top: float, bottom: float) -> list[Part]:
     """Grid lines, numbers below and the title below those; a number that would touch the one before is left out."""
     parts: list[Part] = []
     end_of_last = -math.inf
     for tick in axis.ticks:
-        x, text = axis.scale.place(tick), axis.text(tick)
+        x, text = axis.scale.pixel_of(tick), axis.text(tick)
         parts.append(Line(((x, top), (x, bottom)), "grid"))
         half = text_width(text, 11) / 2
         if x - half > end_of_last + 6:
@@ -98,12 +98,12 @@ def horizontal(axis: Axis, top: float, bottom: float) -> list[Part]:
     return parts
 
 
-def vertical(axis: Axis, left: float, right: float) -> list[Part]:
+def draw_vertical_axis(axis: Axis, left: float, right: float) -> list[Part]:
     """Grid lines, numbers at the left and the title above them."""
     parts: list[Part] = []
     last = math.inf
     for tick in axis.ticks:
-        y = axis.scale.place(tick)
+        y = axis.scale.pixel_of(tick)
         parts.append(Line(((left, y), (right, y)), "grid"))
         if abs(last - y) >= 13:
             parts.append(Words(left - 6, y + 4, axis.text(tick), "end", "muted", 11))
@@ -113,7 +113,7 @@ def vertical(axis: Axis, left: float, right: float) -> list[Part]:
     return parts
 
 
-def legend(entries: list[tuple[str, str]], left: float, top: float, width: float) -> tuple[list[Part], float]:
+def draw_legend(entries: list[tuple[str, str]], left: float, top: float, width: float) -> tuple[list[Part], float]:
     """Swatches with words, in as many rows as they need; the parts, and how high they are."""
     parts: list[Part] = []
     x, y = left, top

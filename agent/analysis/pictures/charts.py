@@ -1,4 +1,4 @@
-"""Two kinds of chart that all others are made of: lines over an axis, and stacked bars."""
+"""The two chart types that all others use: line charts and stacked bars."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.analysis.facts import quantities
-from railscope.agent.analysis.pictures.axes import Axis, horizontal, legend, vertical
+from railscope.agent.analysis.pictures.axes import Axis, draw_horizontal_axis, draw_legend, draw_vertical_axis
 from railscope.agent.analysis.pictures.parts import Box, Line, Part, Picture, Words, text_width
 
 WIDTH: Final = 720.0
@@ -52,16 +52,16 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, height: f
     """Lines with a legend; the axes' scales are given without pixels, which are set here."""
     parts: list[Part] = [Words(0, 14, title, bold=True, points=13)]
     entries = [(one.paint, one.name) for one in series]
-    more, legend_height = legend(entries, 0.0, 26.0, WIDTH) if len(entries) > 1 else ([], 0.0)
+    more, legend_height = draw_legend(entries, 0.0, 26.0, WIDTH) if len(entries) > 1 else ([], 0.0)
     parts += more
     top = 26.0 + legend_height + 24.0
     bottom = top + height
     x = replace(x, scale=replace(x.scale, first=_LEFT, last=WIDTH - _RIGHT))
     y = replace(y, scale=replace(y.scale, first=bottom, last=top))
-    parts += vertical(y, _LEFT, WIDTH - _RIGHT)
-    parts += horizontal(x, top, bottom)
+    parts += draw_vertical_axis(y, _LEFT, WIDTH - _RIGHT)
+    parts += draw_horizontal_axis(x, top, bottom)
     for one in series:
-        places = tuple((x.scale.place(right), y.scale.place(up)) for right, up in one.points)
+        places = tuple((x.scale.pixel_of(right), y.scale.pixel_of(up)) for right, up in one.points)
         if len(places) > 1:
             parts.append(Line(places, one.paint, 1.8, title=one.name))
         if one.marked or len(places) == 1:
@@ -78,9 +78,9 @@ def stacked_bars(
 ) -> Picture:
     """Bars below each other; `whole` is the value of the full width, by default the longest bar's."""
     parts: list[Part] = [Words(0, 14, title, bold=True, points=13)]
-    more, legend_height = legend(list(entries), 0.0, 26.0, WIDTH)
+    more, legend_height = draw_legend(list(entries), 0.0, 26.0, WIDTH)
     parts += more
-    labels = [quantities.shortened(bar.label, _LABEL_LETTERS) for bar in bars]
+    labels = [quantities.shorten(bar.label, _LABEL_LETTERS) for bar in bars]
     left = max((text_width(label) for label in labels), default=0.0) + 12
     behind = max((text_width(bar.total, 11) for bar in bars), default=0.0) + 10
     most = whole or max((sum(piece.value for piece in bar.pieces) for bar in bars), default=0.0) or 1.0

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.agent.analysis.facts import quantities
-from railscope.agent.analysis.facts.fact_columns import in_parts
+from railscope.agent.analysis.facts.fact_columns import chunk_slices
 from railscope.agent.analysis.facts.report import Traffic
 from railscope.agent.analysis.pictures.parts import HEAT_LEVELS, Box, Cells, Line, Part, Picture, Words, text_width
 
@@ -43,7 +43,7 @@ class HeatMap:
     numbers: tuple[int, ...] = ()
     """Of each GPU, rising; empty: from 0 on without gaps."""
 
-    def number(self, place: int) -> int:
+    def gpu_number(self, place: int) -> int:
         """Of the GPU at a place."""
         return self.numbers[place] if self.numbers else place
 
@@ -72,7 +72,7 @@ def heat_map(
     each = max(1, -(-gpus // most_cells))
     side = -(-gpus // each)
     cells = np.zeros((side, side), dtype=np.int64)
-    for part in in_parts(len(moved)):
+    for part in chunk_slices(len(moved)):
         np.add.at(cells, (sources[part] // each, destinations[part] // each), moved[part])
     return HeatMap(gpus, each, cells, tuple(servers) if len(servers) == gpus else ())
 
@@ -93,7 +93,7 @@ def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = No
     low, high = limits or byte_limits([heat])
     side = min(max(_SIDE / max(heat.side, 1), 1.0), 28.0)
     runs = _server_runs(heat, side)
-    longest = max((len(quantities.shortened(name, _NAME_LETTERS)) for name, _, _ in runs), default=0)
+    longest = max((len(quantities.shorten(name, _NAME_LETTERS)) for name, _, _ in runs), default=0)
     left = 40.0 + (text_width("m" * longest) + 4 if runs else 0.0)
     top = 62.0
     size = side * heat.side
@@ -110,7 +110,7 @@ def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = No
     if heat.note:
         parts.append(Words(left, height - 2, heat.note, paint="muted", points=11))
         height += 8
-    return Picture(width, height, f"{title}: heat map of {quantities.counted(heat.gpus, 'GPU')}", tuple(parts))
+    return Picture(width, height, f"{title}: heat map of {quantities.format_count(heat.gpus, 'GPU')}", tuple(parts))
 
 
 def byte_limits(heats: Sequence[HeatMap]) -> tuple[int, int]:
@@ -140,7 +140,7 @@ def _squares(heat: HeatMap, left: float, top: float, side: float, low: int, high
                 side - gap,
                 side - gap,
                 f"heat{levels[row, column]}",
-                f"{_gpus(heat, row)} → {_gpus(heat, column)}: {quantities.size(int(heat.bytes[row, column]))}",
+                f"{_gpus(heat, row)} → {_gpus(heat, column)}: {quantities.format_bytes(int(heat.bytes[row, column]))}",
             )
             for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
         ]
@@ -158,10 +158,10 @@ def _squares(heat: HeatMap, left: float, top: float, side: float, low: int, high
 def _gpus(heat: HeatMap, cell: int) -> str:
     first = cell * heat.gpus_a_cell
     last = min(first + heat.gpus_a_cell, heat.gpus) - 1
-    server = f" ({quantities.shortened(heat.servers[first], 40)})" if heat.servers else ""
+    server = f" ({quantities.shorten(heat.servers[first], 40)})" if heat.servers else ""
     if first == last:
-        return f"GPU {heat.number(first)}{server}"
-    return f"GPUs {heat.number(first)}–{heat.number(last)}"
+        return f"GPU {heat.gpu_number(first)}{server}"
+    return f"GPUs {heat.gpu_number(first)}–{heat.gpu_number(last)}"
 
 
 def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: float, side: float) -> list[Part]:
@@ -171,7 +171,7 @@ def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: fl
     step = _number_step(heat, side)
     for gpu in range(0, heat.gpus, step):
         place = (gpu // heat.gpus_a_cell + 0.5) * side
-        name = str(heat.number(gpu))
+        name = str(heat.gpu_number(gpu))
         parts.append(Words(left + place, top - 5, name, "middle", "muted", 10))
         parts.append(Words(left - 5, top + place + 3.5, name, "end", "muted", 10))
     for name, first, count in runs:
@@ -179,7 +179,7 @@ def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: fl
         if first:
             parts.append(Line(((left, top + begin), (left + size, top + begin)), "grid"))
             parts.append(Line(((left + begin, top), (left + begin, top + size)), "grid"))
-        parts.append(Words(left - 32, top + (begin + end) / 2 + 4, quantities.shortened(name, _NAME_LETTERS), "end"))
+        parts.append(Words(left - 32, top + (begin + end) / 2 + 4, quantities.shorten(name, _NAME_LETTERS), "end"))
     corners = ((left, top), (left + size, top), (left + size, top + size), (left, top + size), (left, top))
     parts.append(Line(corners, "muted", 0.75))
     return parts
@@ -187,7 +187,7 @@ def _frame(heat: HeatMap, runs: list[tuple[str, int, int]], left: float, top: fl
 
 def _number_step(heat: HeatMap, side: float) -> int:
     """How many GPUs apart numbers are, so that none touches the next."""
-    wide = text_width(str(heat.number(heat.gpus - 1)), 10) + 5
+    wide = text_width(str(heat.gpu_number(heat.gpus - 1)), 10) + 5
     fewest = max(1, math.ceil(wide / side * heat.gpus_a_cell))
     step = 1
     while step < fewest:
@@ -210,10 +210,13 @@ def _server_runs(heat: HeatMap, side: float) -> list[tuple[str, int, int]]:
 def _scale(left: float, top: float, width: float, low: int, high: int) -> list[Part]:
     """What the colours mean."""
     if high <= low:
-        return [Box(left, top, 24, 10, f"heat{HEAT_LEVELS - 1}"), Words(left + 30, top + 9, quantities.size(high))]
+        return [
+            Box(left, top, 24, 10, f"heat{HEAT_LEVELS - 1}"),
+            Words(left + 30, top + 9, quantities.format_bytes(high)),
+        ]
     step = width / HEAT_LEVELS
     parts: list[Part] = [Box(left + level * step, top, step + 0.5, 10, f"heat{level}") for level in range(HEAT_LEVELS)]
     middle = round(math.sqrt(low * high))
     for place, anchor, count in ((0.0, "start", low), (0.5, "middle", middle), (1.0, "end", high)):
-        parts.append(Words(left + place * width, top + 24, quantities.size(count), anchor, "muted", 11))
+        parts.append(Words(left + place * width, top + 24, quantities.format_bytes(count), anchor, "muted", 11))
     return parts

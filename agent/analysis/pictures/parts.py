@@ -1,4 +1,4 @@
-"""What pictures are made of: boxes, lines and words at places, in named colours.
+"""The elements of charts: boxes, lines and text at positions, in named colours.
 
 A picture is only a list of parts, so that one description becomes SVG, in which text stays text and colours follow
 the reader's light or dark theme, and PNG, which needs no browser.  Places are in pixels from the upper left corner.
@@ -113,7 +113,7 @@ class Picture:
     parts: tuple[Part, ...]
 
 
-def paints() -> tuple[dict[str, str], dict[str, str]]:
+def paint_colours() -> tuple[dict[str, str], dict[str, str]]:
     """Every paint's colour as `#rrggbb`, on light and on dark ground."""
     levels = range(HEAT_LEVELS)
     return (
@@ -122,19 +122,19 @@ def paints() -> tuple[dict[str, str], dict[str, str]]:
     )
 
 
-def moved(part: Part, right: float, down: float) -> Part:
+def translate(part: Part, right: float, down: float) -> Part:
     """The same part elsewhere."""
     if isinstance(part, Line):
         return replace(part, points=tuple((x + right, y + down) for x, y in part.points))
     return replace(part, x=part.x + right, y=part.y + down)
 
 
-def beside(pictures: Sequence[Picture], gap: float = 16.0) -> Picture:
+def join_horizontally(pictures: Sequence[Picture], gap: float = 16.0) -> Picture:
     """Pictures from left to right in one."""
     parts: list[Part] = []
     right = 0.0
     for picture in pictures:
-        parts += [moved(part, right, 0.0) for part in picture.parts]
+        parts += [translate(part, right, 0.0) for part in picture.parts]
         right += picture.width + gap
     return Picture(
         width=max(right - gap, 0.0),

@@ -1,4 +1,4 @@
-"""The pictures of a report: each takes a part of it and says how that looks, or None where there is nothing to see.
+"""The charts of a report: each function draws one part of it, or returns None if that part is empty.
 
 Pictures are lists of boxes, lines and words of our own (picture_parts), because one description then gives SVG whose
 text can be searched and whose colours follow the reader's theme, and PNG; a plotting library would bring tens of
@@ -27,16 +27,16 @@ from railscope.agent.analysis.facts.report import (
 from railscope.agent.analysis.pictures.axes import (
     Axis,
     Scale,
-    around,
-    horizontal,
+    draw_horizontal_axis,
+    draw_vertical_axis,
+    enclosing_powers,
     linear_ticks,
     log_ticks,
     time_ticks,
-    vertical,
 )
 from railscope.agent.analysis.pictures.charts import WIDTH, Bar, Piece, Series, line_chart, stacked_bars
 from railscope.agent.analysis.pictures.parts import SERIES, Box, Line, Part, Picture, Words, text_width
-from railscope.agent.analysis.traffic.sizes import shares
+from railscope.agent.analysis.traffic.sizes import cumulative_shares
 
 _MOST_POINTS: Final = 360
 """Columns of a picture over time; more iterations are put together."""
@@ -55,13 +55,13 @@ ROLE_NAMES: Final = {
 
 def size_cdf(sizes: Sizes) -> Picture | None:
     """Which part of an operation's calls is at most so large (transfer sizes)."""
-    by_op = {op: sizes.of_op(number) for number, op in enumerate(sizes.op_names)}
+    by_op = {op: sizes.sizes_of_op(number) for number, op in enumerate(sizes.op_names)}
     by_op = {op: found for op, found in by_op.items() if len(found[0])}
     if not by_op:
         return None
     ops = _most_frequent({op: int(calls.sum()) for op, (_, calls) in by_op.items()})
     ends = [float(max(size, 1)) for op in ops for size in (by_op[op][0][0], by_op[op][0][-1])]
-    low, high = around(ends, 2.0)
+    low, high = enclosing_powers(ends, 2.0)
     low, high = low / 2, high * 2
     series = []
     for place, op in enumerate(ops):
@@ -116,8 +116,8 @@ def composition_bars(composition: Composition) -> Picture | None:
     paints = {role.role: f"series{place % SERIES}" for place, role in enumerate(roles)}
     bars = []
     quantities_of: tuple[tuple[str, Callable[[int], str], list[int]], ...] = (
-        ("payload", quantities.size, [role.payload_bytes for role in roles]),
-        ("calls", quantities.whole, [role.calls for role in roles]),
+        ("payload", quantities.format_bytes, [role.payload_bytes for role in roles]),
+        ("calls", quantities.format_integer, [role.calls for role in roles]),
     )
     for label, shown, values in quantities_of:
         total = sum(values)
@@ -125,7 +125,7 @@ def composition_bars(composition: Composition) -> Picture | None:
             Piece(
                 paints[role.role],
                 value / total if total else 0.0,
-                quantities.share(value / total if total else 0.0),
+                quantities.format_share(value / total if total else 0.0),
                 f"{ROLE_NAMES.get(role.role, role.role)}: {shown(value)}",
             )
             for role, value in zip(roles, values, strict=True)
@@ -142,7 +142,7 @@ def server_bars(traffic: Traffic) -> Picture | None:
         return None
     shown = sorted(servers, key=lambda row: -row[1])[:_MOST_BARS] if len(servers) > _MOST_BARS else servers
     bars = [
-        Bar(name, (Piece("series0", float(count), "", quantities.size(count)),), quantities.size(count))
+        Bar(name, (Piece("series0", float(count), "", quantities.format_bytes(count)),), quantities.format_bytes(count))
         for name, count in shown
     ]
     title = "Wire bytes that left each server"
@@ -159,9 +159,11 @@ def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
     title = "How long operations take"
     if len(shown) < len(usable):
         title += f": the {len(shown)} most frequent of {len(usable)} operations and sizes"
-    low, high = around([max(value, 1e-9) for row in shown for value in (row.p50_seconds, row.max_seconds)], 10.0)
+    low, high = enclosing_powers(
+        [max(value, 1e-9) for row in shown for value in (row.p50_seconds, row.max_seconds)], 10.0
+    )
     labels = [
-        f"{_short(row.op)}, {quantities.size_class(row.payload_bytes, row.over_bytes)} ({_short(row.source)})"
+        f"{_short(row.op)}, {quantities.format_size_class(row.payload_bytes, row.over_bytes)} ({_short(row.source)})"
         for row in shown
     ]
     left = max(text_width(label) for label in labels) + 12
@@ -173,16 +175,19 @@ def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
     for paint, words in (("series0", "median"), ("series5", "90 %"), ("series4", "to 99 %"), ("muted", "longest")):
         parts += [Box(x_at, 28, 11, 11, paint), Words(x_at + 16, 38, words)]
         x_at += 34 + text_width(words)
-    parts += horizontal(Axis(scale, log_ticks(low, high, 10.0), quantities.span, "begin to completion"), top, bottom)
+    parts += draw_horizontal_axis(
+        Axis(scale, log_ticks(low, high, 10.0), quantities.format_seconds, "begin to completion"), top, bottom
+    )
     for place, (row, label) in enumerate(zip(shown, labels, strict=True)):
         y = top + 8 + 22 * place
         p50, p90, p99, longest = (
-            scale.place(value) for value in (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)
+            scale.pixel_of(value) for value in (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)
         )
         words = (
-            f"{label}: {row.count:,} operations, median {quantities.span(row.p50_seconds)}, 90 % within "
-            f"{quantities.span(row.p90_seconds)}, 99 % within {quantities.span(row.p99_seconds)}, longest "
-            f"{quantities.span(row.max_seconds)}"
+            f"{label}: {row.count:,} operations, median {quantities.format_seconds(row.p50_seconds)}, 90 % within "
+            f"{quantities.format_seconds(row.p90_seconds)}, 99 % within {quantities.format_seconds(row.p99_seconds)}, "
+            "longest "
+            f"{quantities.format_seconds(row.max_seconds)}"
         )
         parts += [
             Words(left - 8, y + 9, label, "end"),
@@ -203,7 +208,7 @@ def bandwidth_lines(rows: Sequence[BandwidthRow]) -> Picture | None:
     if not by_op:
         return None
     ops = _most_frequent({op: sum(row.count for row in found) for op, found in by_op.items()})
-    low, high = around([float(max(row.payload_bytes, 1)) for op in ops for row in by_op[op]], 2.0)
+    low, high = enclosing_powers([float(max(row.payload_bytes, 1)) for op in ops for row in by_op[op]], 2.0)
     fastest = max(row.busbw_bytes_per_second for op in ops for row in by_op[op]) or 1.0
     series = []
     for place, op in enumerate(ops):
@@ -215,16 +220,16 @@ def bandwidth_lines(rows: Sequence[BandwidthRow]) -> Picture | None:
                 tuple((float(max(row.payload_bytes, 1)), row.busbw_bytes_per_second) for row in found),
                 marked=len(found) <= 64,
                 titles=tuple(
-                    f"{op}, {quantities.size_class(row.payload_bytes, row.over_bytes)}: "
-                    f"{quantities.rate(row.busbw_bytes_per_second)}, "
-                    f"{quantities.share(row.utilisation)} of the link"
+                    f"{op}, {quantities.format_size_class(row.payload_bytes, row.over_bytes)}: "
+                    f"{quantities.format_rate(row.busbw_bytes_per_second)}, "
+                    f"{quantities.format_share(row.utilisation)} of the link"
                     for row in found
                 )
                 if len(found) <= 64
                 else (),
             )
         )
-    y = Axis(Scale(0.0, fastest, 0, 0), linear_ticks(0.0, fastest), quantities.rate, "bus bandwidth, median")
+    y = Axis(Scale(0.0, fastest, 0, 0), linear_ticks(0.0, fastest), quantities.format_rate, "bus bandwidth, median")
     return line_chart("Bandwidth by size", series, _size_axis(low, high, "payload of an operation"), y)
 
 
@@ -244,8 +249,8 @@ def non_uniformity_lines(iterations: Sequence[Iteration]) -> Picture | None:
     return line_chart(
         title if every == 1 else f"{title} (each point: the mean of up to {every} iterations)",
         [Series("(max − min) / mean", "series0", tuple(means))],
-        Axis(Scale(0.0, last, 0, 0), _whole_ticks(last), quantities.whole, "iteration"),
-        Axis(Scale(0.0, most, 0, 0), linear_ticks(0.0, most), quantities.digits, "(max − min) / mean"),
+        Axis(Scale(0.0, last, 0, 0), _whole_ticks(last), quantities.format_integer, "iteration"),
+        Axis(Scale(0.0, most, 0, 0), linear_ticks(0.0, most), quantities.format_digits, "(max − min) / mean"),
         180.0,
     )
 
@@ -259,10 +264,10 @@ def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
         Bar(
             f"GPU {use.gpu}",
             (
-                Piece("series2", use.active_seconds, "", f"transfers: {quantities.span(use.active_seconds)}"),
-                Piece("series1", use.idle_seconds, "", f"waits: {quantities.span(use.idle_seconds)}"),
+                Piece("series2", use.active_seconds, "", f"transfers: {quantities.format_seconds(use.active_seconds)}"),
+                Piece("series1", use.idle_seconds, "", f"waits: {quantities.format_seconds(use.idle_seconds)}"),
             ),
-            quantities.span(use.active_seconds + use.idle_seconds),
+            quantities.format_seconds(use.active_seconds + use.idle_seconds),
         )
         for use in sorted(busy, key=lambda use: use.gpu)
     ]
@@ -274,7 +279,7 @@ def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
 
 def _short(name: str) -> str:
     """Of an operation, a source or a role: only imported data has names that do not fit."""
-    return quantities.shortened(name, 18)
+    return quantities.shorten(name, 18)
 
 
 def _most_frequent(calls: dict[str, int]) -> list[str]:
@@ -286,15 +291,15 @@ def _cumulative(sizes: NDArray[np.int64], calls: NDArray[np.int64]) -> list[tupl
     """Size and the part of calls up to it; of sizes that would lie on one pixel only the last."""
     columns = np.floor(np.log2(np.maximum(sizes, 1)) * 16)
     last = np.append(np.diff(columns) > 0, True)
-    return list(zip(sizes[last].tolist(), shares(calls)[last].tolist(), strict=True))
+    return list(zip(sizes[last].tolist(), cumulative_shares(calls)[last].tolist(), strict=True))
 
 
 def _size_axis(low: float, high: float, title: str) -> Axis:
-    return Axis(Scale(low, high, 0, 0, logarithmic=True), log_ticks(low, high, 2.0), quantities.size, title)
+    return Axis(Scale(low, high, 0, 0, logarithmic=True), log_ticks(low, high, 2.0), quantities.format_bytes, title)
 
 
 def _share_axis(title: str) -> Axis:
-    return Axis(Scale(0.0, 1.0, 0, 0), (0.0, 0.25, 0.5, 0.75, 1.0), quantities.share, title)
+    return Axis(Scale(0.0, 1.0, 0, 0), (0.0, 0.25, 0.5, 0.75, 1.0), quantities.format_share, title)
 
 
 def _whole_ticks(last: float) -> tuple[float, ...]:
@@ -308,20 +313,20 @@ def _grouped(iterations: Sequence[Iteration]) -> list[Sequence[Iteration]]:
 
 def _column(group: Sequence[Iteration], x: Scale, y: Scale) -> list[Part]:
     """The group's mean iteration: a box each for communication alone, other communication, and the rest."""
-    left = x.place(group[0].start)
-    right = x.place(group[-1].start + group[-1].period_seconds)
+    left = x.pixel_of(group[0].start)
+    right = x.pixel_of(group[-1].start + group[-1].period_seconds)
     period = float(np.mean([one.period_seconds for one in group]))
     comm = _mean([one.comm_seconds for one in group])
     alone = _mean([one.non_overlapped_seconds for one in group])
-    words = f"{quantities.moment(group[0].start)}: {quantities.span(period)}"
+    words = f"{quantities.format_time(group[0].start)}: {quantities.format_seconds(period)}"
     if comm is not None:
-        words += f", of it communication {quantities.span(comm)}"
+        words += f", of it communication {quantities.format_seconds(comm)}"
     if alone is not None:
-        words += f", not overlapped {quantities.span(alone)}"
+        words += f", not overlapped {quantities.format_seconds(alone)}"
     gap = 1.0 if right - left > 4 else 0.0
     steps = [(0.0, alone or 0.0, "series5"), (alone or 0.0, comm or 0.0, "series4"), (comm or 0.0, period, "grid")]
     return [
-        Box(left, y.place(high), max(right - left - gap, 0.5), y.place(low) - y.place(high), paint, words)
+        Box(left, y.pixel_of(high), max(right - left - gap, 0.5), y.pixel_of(low) - y.pixel_of(high), paint, words)
         for low, high, paint in steps
         if high > low
     ]
@@ -329,9 +334,11 @@ def _column(group: Sequence[Iteration], x: Scale, y: Scale) -> list[Part]:
 
 def _time_axes(x: Scale, y: Scale, begin: float, top: float, bottom: float) -> list[Part]:
     seconds = x.high - begin
-    elapsed = Axis(Scale(0.0, seconds, x.first, x.last), time_ticks(seconds), quantities.span, "time since the first")
-    length = Axis(y, linear_ticks(0.0, y.high), quantities.span, "length of an iteration")
-    return [*vertical(length, x.first, x.last), *horizontal(elapsed, top, bottom)]
+    elapsed = Axis(
+        Scale(0.0, seconds, x.first, x.last), time_ticks(seconds), quantities.format_seconds, "time since the first"
+    )
+    length = Axis(y, linear_ticks(0.0, y.high), quantities.format_seconds, "length of an iteration")
+    return [*draw_vertical_axis(length, x.first, x.last), *draw_horizontal_axis(elapsed, top, bottom)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

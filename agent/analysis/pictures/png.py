@@ -11,7 +11,7 @@ from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
-from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Picture, Words, paints
+from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Picture, Words, paint_colours
 
 _SPELLED: Final = str.maketrans(
     {"µ": "u", "×": "x", "–": "-", "−": "-", "…": "...", "→": "->", "≥": ">=", "≤": "<=", "·": ",", "½": "1/2"}
@@ -24,7 +24,7 @@ def png_bytes(picture: Picture, scale: float = 2.0) -> bytes:
     """The picture as a PNG file of `scale` pixels for each of the picture's, fewer where it would be huge."""
     area = max(picture.width, 1) * max(picture.height, 1)
     scale = min(scale, (_MOST_PIXELS / area) ** 0.5)
-    colours = paints()[0]
+    colours = paint_colours()[0]
     image = Image.new(
         "RGB", (round(picture.width * scale) or 1, round(picture.height * scale) or 1), colours["surface"]
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 from xml.etree import ElementTree
 
-from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Part, Picture, Words, paints
+from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Part, Picture, Words, paint_colours
 
 _SVG: Final = "http://www.w3.org/2000/svg"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
@@ -22,7 +22,7 @@ def svg_element(picture: Picture) -> ElementTree.Element:
     svg = ElementTree.Element(
         "svg", {"class": "picture", "viewBox": f"0 0 {width} {height}", "width": width, "height": height, "role": "img"}
     )
-    ElementTree.SubElement(svg, "title").text = clean(picture.title)
+    ElementTree.SubElement(svg, "title").text = strip_control_characters(picture.title)
     for part in picture.parts:
         _draw(svg, part)
     return svg
@@ -35,8 +35,8 @@ def svg_file(picture: Picture) -> str:
     style = ElementTree.Element("style")
     style.text = (
         svg_style()
-        + f" svg {{ background: {paints()[0]['surface']}; }} "
-        + _dark(f"svg {{ background: {paints()[1]['surface']}; }}")
+        + f" svg {{ background: {paint_colours()[0]['surface']}; }} "
+        + _dark(f"svg {{ background: {paint_colours()[1]['surface']}; }}")
     )
     svg.insert(1, style)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(svg, encoding="unicode") + "\n"
@@ -44,14 +44,14 @@ def svg_file(picture: Picture) -> str:
 
 def svg_style() -> str:
     """The CSS that pictures need."""
-    light, dark = paints()
+    light, dark = paint_colours()
     # Only screens are dark: paper is white whatever the reader prefers.
     # Boxes that touch must not let the ground shine through between them.
     sharp = ".picture rect, .picture path { shape-rendering: crispEdges; }"
     return f".picture {{ font-family: {_FONT}; }} {sharp} {_rules(light)} {_dark(_rules(dark))}"
 
 
-def clean(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Without the control characters that neither XML nor HTML may hold."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
@@ -113,7 +113,7 @@ def _draw(svg: ElementTree.Element, part: Part) -> None:
             )
             if part.bold:
                 element.set("font-weight", "600")
-            element.text = clean(part.text)
+            element.text = strip_control_characters(part.text)
         case Cells():
             side = _number(part.side)
             path = "".join(
@@ -126,7 +126,7 @@ def _draw(svg: ElementTree.Element, part: Part) -> None:
 
 def _title(element: ElementTree.Element, text: str) -> None:
     if text:
-        ElementTree.SubElement(element, "title").text = clean(text)
+        ElementTree.SubElement(element, "title").text = strip_control_characters(text)
 
 
 def _number(value: float) -> str:

@@ -20,7 +20,7 @@ from railscope.agent.dataset.reader import Dataset
 
 
 class PlacementError(ValueError):
-    """Nothing can be said of placing this job; one line that says what to do."""
+    """This job cannot be placed; one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
 
 
 def _no_links(gpus: Gpus, rails: Rails, any_link: bool) -> str:
-    """Why nothing can be said of links; empty: something can."""
+    """Why links cannot be analysed; empty: they can."""
     if len({gpu.server for gpu in gpus.gpus}) < 2:
         return "the recording is of one server only, and what its links carry elsewhere is not known"
     if rails.of_gpu is None:

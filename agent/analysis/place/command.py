@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final, TextIO
 
 from railscope.agent.analysis.tables.missing import not_installed
-from railscope.agent.facts.text_tables import table
+from railscope.agent.facts.text_tables import format_table
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -60,7 +60,8 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
         "gpus_per_server": answer.gpus_per_server,
         "rates": asdict(answer.rates),
         "mappings": [
-            asdict(one) | ({} if answer.rails_known else {"cross_rail_bytes": None}) for one in _shown(answer, top)
+            asdict(one) | ({} if answer.rails_known else {"cross_rail_bytes": None})
+            for one in _select_mappings(answer, top)
         ],
         "links": None if answer.links is None else {**asdict(answer.links), "doubts": list(answer.link_doubts)},
         "no_links": answer.no_links,
@@ -69,7 +70,7 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
 
 def as_text(answer: Any, top: int) -> Iterator[str]:
     """Tables for people."""
-    from railscope.agent.analysis.facts.quantities import UNKNOWN, size, span
+    from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_seconds
 
     shape = answer.parallelism
     if shape is not None:
@@ -82,18 +83,22 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
         yield from _wrapped(f"Ambiguous: {doubt}.")
     yield ""
     yield f"Mappings to servers of {answer.gpus_per_server} GPUs, the best first; bytes of the whole recording:"
-    shown = _shown(answer, top)
+    shown = _select_mappings(answer, top)
     rows = [("", "counted, fastest first", "busiest NIC", "busiest server", "between servers", "across rails", "time")]
     rows += [
         (
             "→" if one.current else "",
             one.name,
-            *(size(one.busiest_nic_bytes), size(one.busiest_server_bytes), size(one.between_servers_bytes)),
-            *(size(one.cross_rail_bytes) if answer.rails_known else UNKNOWN, span(one.seconds)),
+            *(
+                format_bytes(one.busiest_nic_bytes),
+                format_bytes(one.busiest_server_bytes),
+                format_bytes(one.between_servers_bytes),
+            ),
+            *(format_bytes(one.cross_rail_bytes) if answer.rails_known else UNKNOWN, format_seconds(one.seconds)),
         )
         for one in shown
     ]
-    yield from table(rows, "<<>>>>>")
+    yield from format_table(rows, "<<>>>>>")
     yield "  → is how the job runs."
     if shown and shown[0].seconds is None:
         yield "  No time without the rates of links: give --c-nic and --c-nvlink."
@@ -110,35 +115,41 @@ def _wrapped(text: str, indent: str = "  ") -> list[str]:
     return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _shown(answer: Any, top: int) -> list[Any]:
+def _select_mappings(answer: Any, top: int) -> list[Any]:
     """The best ones, and in any case the one that runs."""
     return [one for place, one in enumerate(answer.mappings) if place < top or one.current]
 
 
 def _links_text(links: Any) -> Iterator[str]:
-    from railscope.agent.analysis.facts.quantities import share, size
+    from railscope.agent.analysis.facts.quantities import format_bytes, format_share
 
     yield (
         f"Links: {links.removable} of {len(links.links)} rail links could go while the spine stays, and an iteration "
-        f"would grow by {share(links.inflation)} (allowed: {share(links.epsilon)})."
+        f"would grow by {format_share(links.inflation)} (allowed: {format_share(links.epsilon)})."
     )
     if links.removable_without_spine is None:
         yield "  The spine is needed."
     else:
         yield (
             f"  All spine links could go together with {links.removable_without_spine} rail links (growth "
-            f"{share(links.inflation_without_spine)}); between rails go {size(links.spine_bytes)} now."
+            f"{format_share(links.inflation_without_spine)}); between rails go {format_bytes(links.spine_bytes)} now."
         )
     rows = [("server", "rail", "sends", "receives", "needed", "then carries", "without spine")]
     shown = links.links[:_MOST_LINKS]
     rows += [
         (
-            *(one.server, one.rail, size(one.transmit_bytes), size(one.receive_bytes), "yes" if one.needed else "no"),
-            *(size(one.busier_bytes_after), "yes" if one.needed_without_spine else "no"),
+            *(
+                one.server,
+                one.rail,
+                format_bytes(one.transmit_bytes),
+                format_bytes(one.receive_bytes),
+                "yes" if one.needed else "no",
+            ),
+            *(format_bytes(one.busier_bytes_after), "yes" if one.needed_without_spine else "no"),
         )
         for one in shown
     ]
-    yield from table(rows, "<<>><><")
+    yield from format_table(rows, "<<>><><")
     if len(shown) < len(links.links):
         yield f"  … and {len(links.links) - len(shown)} more: --json has all."
     yield (
@@ -146,6 +157,7 @@ def _links_text(links: Any) -> Iterator[str]:
         "rates;"
     )
     yield (
-        f"  the network takes {share(links.network_share)} of an iteration, hidden behind nothing, and as long as its "
+        f"  the network takes {format_share(links.network_share)} of an iteration, hidden behind nothing, and as long "
+        "as its "
         "busiest link."
     )

@@ -1,4 +1,4 @@
-"""What a job's groups send, apart from where their members run: the demand that a placement has to carry.
+"""Computes the traffic demand of a job's groups, independent of where their members run.
 
 A group's collectives are a ring, and what each member sends to the next is that of `traffic`; Sends, AllToAlls and
 rooted scatters go straight.  Where other servers are given to the members, the ring visits the servers one after the
@@ -21,7 +21,7 @@ from railscope.agent.analysis.facts.fact_columns import PairTraffic
 from railscope.agent.analysis.parallelism.groups import DP, EMBEDDING, ROLES, TP, Groups
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.grouping import Integers, grouped
+from railscope.agent.analysis.tables.grouping import Integers, sum_by_group
 from railscope.agent.model.mapping import Mapping as RankMapping
 from railscope.agent.model.ring import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
 from railscope.agent.model.traffic import ring_edge_bytes
@@ -52,7 +52,7 @@ class Flows:
     wire_bytes: Integers
 
     @classmethod
-    def together(cls, parts: Sequence[Flows]) -> Flows:
+    def concatenate(cls, parts: Sequence[Flows]) -> Flows:
         """All of them."""
         names = cls.__slots__
         empty = np.empty(0, dtype=np.int64)
@@ -83,7 +83,7 @@ class Demands:
         following = np.arange(1, len(place) + 1)
         following[np.append(starts[1:], len(place))[: len(starts)] - 1] = starts
         around = Flows(role, source, source[following] if len(source) else source, sent)
-        return Flows.together([self.pairs, around])
+        return Flows.concatenate([self.pairs, around])
 
     @cached_property
     def _members(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
@@ -126,7 +126,7 @@ def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
         source, destination, count = _direct(counted, rows, ranks, len(members))
         gpu = np.array(members, dtype=np.int64)
         pairs.append(Flows(np.full(len(count), ROLES.index(role)), gpu[source], gpu[destination], count))
-    return Demands(tuple(rings), Flows.together(pairs))
+    return Demands(tuple(rings), Flows.concatenate(pairs))
 
 
 def _number(gpus: Gpus, numbers: Mapping[str, int], end: tuple[int, int]) -> int:
@@ -155,7 +155,7 @@ def _direct(
     counted: CountedCalls, rows: Integers, ranks: Integers, members: int
 ) -> tuple[Integers, Integers, Integers]:
     """Source, destination (ranks) and bytes of what does not go around a ring; each pair once."""
-    (op, rank, peer), (moved,) = grouped((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
+    (op, rank, peer), (moved,) = sum_by_group((counted.op[rows], ranks, counted.peer[rows]), counted.moved_bytes[rows])
     names = [counted.op_names[number] for number in op.tolist()]
     everyone = np.array([name == "AllToAll" for name in names], dtype=np.bool_)
     everyone |= np.array([name == "Scatter" for name in names], dtype=np.bool_) & (peer == rank)
@@ -164,7 +164,7 @@ def _direct(
     destination = np.concatenate([np.tile(np.arange(members), int(everyone.sum())), peer[named]])
     count = np.concatenate([np.repeat(moved[everyone], members), moved[named]])
     sent = (source != destination) & (count > 0)
-    (source, destination), (count,) = grouped((source[sent], destination[sent]), count[sent])
+    (source, destination), (count,) = sum_by_group((source[sent], destination[sent]), count[sent])
     return source, destination, count
 
 
@@ -219,7 +219,7 @@ def observed_payloads(groups: Groups, mapping: RankMapping) -> tuple[StagePayloa
     stages = len(mapping.ranks)
     own: dict[str, dict[int, int]] = {role: defaultdict(int) for role in (TP, DP, EMBEDDING)}
     for role, sums_of in own.items():
-        for one in groups.of_role(role):
+        for one in groups.with_role(role):
             reduced = one.ops["AllReduce"].payload_bytes if "AllReduce" in one.ops else 0
             halves = sum(one.ops[op].payload_bytes for op in ("AllGather", "ReduceScatter") if op in one.ops)
             for gpu in one.gpus:

@@ -1,4 +1,4 @@
-"""Which GPU is which stage, replica and tensor rank: the mapping that a job runs with, from its groups.
+"""Infers which GPU is which stage, replica and tensor rank from the job's groups.
 
 A pipeline's chain gives the stage, the rank in a tensor group the tensor rank, and what chains and tensor groups hold
 together is one replica; replicas are counted in the order of ranks of the groups that reduce their gradients.  The
@@ -49,7 +49,7 @@ def _tensor_ranks(groups: Groups, count: int) -> dict[int, int] | None:
     if shape is None or shape.tensor == 1:
         return dict.fromkeys(range(count), 0)
     ranks: dict[int, int] = {}
-    for one in groups.of_role(TP):
+    for one in groups.with_role(TP):
         for rank, gpu in one.communicator.members.items():
             if one.size == shape.tensor:
                 ranks.setdefault(gpu, rank)
@@ -67,13 +67,13 @@ def _replicas(groups: Groups, chains: tuple[tuple[int, ...], ...], tensor: Dicti
 
     shape = groups.parallelism
     size = 1 if shape is None else shape.tensor
-    together = [*chains, *(tuple(one.gpus) for one in groups.of_role(TP) if one.size == size)]
+    together = [*chains, *(tuple(one.gpus) for one in groups.with_role(TP) if one.size == size)]
     for members in together:
         for gpu in members[1:]:
             first, second = sorted((leader_of(members[0]), leader_of(gpu)))
             leader[second] = first
     order: dict[int, tuple[int, int]] = {}
-    for one in groups.of_role(DP):
+    for one in groups.with_role(DP):
         if shape is not None and one.size == shape.data:
             for rank, gpu in one.communicator.members.items():
                 order[leader_of(gpu)] = min(order.get(leader_of(gpu), (rank, gpu)), (rank, gpu))
@@ -87,6 +87,6 @@ def _agrees(mapping: Mapping, groups: Groups) -> bool:
     _, data, tensor = mapping.ranks.shape
     tensor_lines = {frozenset(line) for line in mapping.ranks.reshape(-1, tensor).tolist()}
     data_lines = {frozenset(line) for line in mapping.ranks.transpose(0, 2, 1).reshape(-1, data).tolist()}
-    return all(one.gpus in tensor_lines for one in groups.of_role(TP) if one.size == tensor) and all(
-        one.gpus in data_lines for one in groups.of_role(DP) if one.size == data
+    return all(one.gpus in tensor_lines for one in groups.with_role(TP) if one.size == tensor) and all(
+        one.gpus in data_lines for one in groups.with_role(DP) if one.size == data
     )

@@ -1,4 +1,4 @@
-"""How many rail and spine links a job needs: the largest set that could go without the iteration growing by ε.
+"""Computes how many rail and spine links a job needs: how many can go before an iteration grows by more than ε.
 
 A rail link joins one server's NIC to its leaf switch; spine links join leaf switches.  The demand is the matrix: what
 the GPUs of each rail of a server send to other servers, and receive from them.

@@ -1,4 +1,4 @@
-"""Which GPU should do which part of the job: mappings of (p, t, d) to servers, ranked by what they ask of the network.
+"""Ranks mappings of (p, t, d) to servers by the load that they put on the network.
 
 Candidates are
 
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from railscope.agent.analysis.parallelism.groups import ROLES
 from railscope.agent.analysis.place.demands import Demands, Flows
-from railscope.agent.analysis.tables.grouping import sums
+from railscope.agent.analysis.tables.grouping import sum_by_index
 from railscope.agent.model.mapping import DIMENSIONS
 from railscope.agent.model.mapping import Mapping as RankMapping
 
@@ -184,7 +184,7 @@ def _measured(name: str, places: tuple[int, ...], demands: Demands, size: int, r
     flows = demands.flows((place // size).tolist())
     source, destination = place[flows.source], place[flows.destination]
     leaves = source // size != destination // size
-    out, into = (sums(end[leaves], flows.wire_bytes[leaves], len(place)) for end in (source, destination))
+    out, into = (sum_by_index(end[leaves], flows.wire_bytes[leaves], len(place)) for end in (source, destination))
     crosses = leaves & (source % size != destination % size)
     return RankedMapping(
         name=name,
@@ -209,7 +209,7 @@ def _seconds(flows: Flows, leaves: NDArray[np.bool_], gpus: int, rates: LinkRate
         for rate, way in ((nic, leaves), (nvlink, ~leaves)):
             own = (flows.role == number) & way
             for end in (flows.source, flows.destination):
-                busiest = int(sums(end[own], flows.wire_bytes[own], gpus).max(initial=0))
+                busiest = int(sum_by_index(end[own], flows.wire_bytes[own], gpus).max(initial=0))
                 slowest[role] = max(slowest[role], busiest / rate)
     return sum(slowest[role] for role in sorted(slowest))
 

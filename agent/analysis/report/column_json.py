@@ -1,4 +1,4 @@
-"""Facts in columns as a JSON array, part by part: of what there may be millions, never all is text."""
+"""Writes columns of facts as a JSON array in parts, so that millions of rows are never in memory as text."""
 
 from __future__ import annotations
 

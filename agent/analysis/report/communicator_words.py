@@ -1,4 +1,4 @@
-"""What a communicator carries, in a few words, as the papers speak of it.
+"""Describes in a few words what a communicator carries, in the terms of the papers.
 
 A communicator of collectives is called by the one that moves most.  One of Sends and Receives says who sends to whom:
 a pipeline is written as the chain of its stages' GPUs, `0 ⇄ 8 ⇄ 16`, where activations go one way and gradients come
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
-from railscope.agent.analysis.facts.quantities import UNKNOWN, counted, size
+from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_count
 from railscope.agent.analysis.facts.report import CommunicatorUse, PeerLink
 from railscope.agent.analysis.parallelism.groups import EP, PP
 
@@ -23,8 +23,8 @@ _MOST_CHAINS: Final = 2
 _Gpu = int | None
 
 
-def carries(use: CommunicatorUse) -> str:
-    """`AllReduce`, or of Sends and Receives who sends to whom and how much; a dash: nobody called."""
+def describe_calls(use: CommunicatorUse) -> str:
+    """`AllReduce`, or for Sends and Receives the pairs and bytes; a dash: no calls."""
     if not use.ops:
         return UNKNOWN
     direct = [op for op in use.ops if op.op in _DIRECT]
@@ -38,7 +38,7 @@ def carries(use: CommunicatorUse) -> str:
         return "Send/Recv"
     chains = _chains(use.links)
     if chains is None:
-        return f"Send/Recv over {counted(len(use.links), 'link')}, {_bytes(use.links)} each"
+        return f"Send/Recv over {format_count(len(use.links), 'link')}, {_bytes(use.links)} each"
     told = ", ".join(_chain(chain, use.links) for chain in chains[:_MOST_CHAINS])
     more = f" and {len(chains) - _MOST_CHAINS:,} more" if len(chains) > _MOST_CHAINS else ""
     back = {(link.destination, link.source) for link in use.links}
@@ -47,7 +47,7 @@ def carries(use: CommunicatorUse) -> str:
     return f"{what}Send/Recv {told}{more}, {_bytes(use.links)} {way}"
 
 
-def telling(uses: Sequence[CommunicatorUse], most: int) -> list[CommunicatorUse]:
+def select_communicators(uses: Sequence[CommunicatorUse], most: int) -> list[CommunicatorUse]:
     """So many communicators at most, in their order: the first of every role, then those that come first."""
     first = {use.role: place for place, use in reversed(list(enumerate(uses)))}
     chosen = sorted(first.values())[:most]
@@ -57,7 +57,7 @@ def telling(uses: Sequence[CommunicatorUse], most: int) -> list[CommunicatorUse]
 
 def _bytes(links: Sequence[PeerLink]) -> str:
     low, high = (found(link.payload_bytes for link in links) for found in (min, max))
-    return size(low) if low == high else f"{size(low)} to {size(high)}"
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
 
 
 def _chain(gpus: Sequence[_Gpu], links: Sequence[PeerLink]) -> str:

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.analysis.facts.quantities import UNKNOWN, counted, moment, share, size, span
+from railscope.agent.analysis.facts.quantities import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_share,
+    format_time,
+)
 from railscope.agent.analysis.facts.report import Report
 from railscope.agent.analysis.pictures import pictures
 from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_map_of
@@ -21,7 +28,7 @@ from railscope.agent.analysis.report import html_tables as tables
 from railscope.agent.analysis.report.html_page import Element, page, tag
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
-from railscope.agent.analysis.report.words import summary, unknown_by_reason
+from railscope.agent.analysis.report.words import summarise, unknown_by_reason
 from railscope.agent.config.file import ConfigError
 
 
@@ -49,7 +56,8 @@ def write_html(report: Report, path: Path) -> None:
 def html_text(report: Report) -> str:
     """The page."""
     title = (
-        f"Communication of {counted(len(report.gpus), 'GPU')}{f', {span(report.seconds)}' if has_times(report) else ''}"
+        "Communication of "
+        f"{format_count(len(report.gpus), 'GPU')}{f', {format_seconds(report.seconds)}' if has_times(report) else ''}"
     )
     body = [*_head(report, title), *_contents(), *_losses(report)]
     for section in _SECTIONS:
@@ -59,7 +67,7 @@ def html_text(report: Report) -> str:
 
 def _head(report: Report, title: str) -> Iterator[Element]:
     yield tag("h1", title)
-    when = moment(report.began_seconds) if has_times(report) else "times are not known"
+    when = format_time(report.began_seconds) if has_times(report) else "times are not known"
     yield tag("p", f"{', '.join(report.folders)} · {when}", css="meta")
     if report.one_of_several:
         yield tag("p", report.one_of_several, css="note")
@@ -69,7 +77,7 @@ def _head(report: Report, title: str) -> Iterator[Element]:
             tag("span", "simulated", css="badge"),
             " What was recorded is not of real hardware: it was made by a test bed or from a recorded tree.",
         )
-    yield tag("section", tag("ul", *(tag("li", sentence) for sentence in summary(report))), css="summary")
+    yield tag("section", tag("ul", *(tag("li", sentence) for sentence in summarise(report))), css="summary")
 
 
 def _contents() -> Iterator[Element]:
@@ -127,7 +135,10 @@ def _pairs(report: Report) -> list[Element]:
         f"{f' Binned: {heat.note}.' if heat.note else ''}"
     )
     possible = traffic.gpus * (traffic.gpus - 1)
-    told = f"Directed pairs that talk: {len(traffic.pairs):,} of {possible:,}, {share(traffic.sparsity)} of the matrix."
+    told = (
+        f"Directed pairs that talk: {len(traffic.pairs):,} of {possible:,}, {format_share(traffic.sparsity)} of the "
+        "matrix."
+    )
     return [
         *_figure(draw_heat_map(heat, "Wire bytes from GPU to GPU"), words),
         tag("p", told),
@@ -204,6 +215,6 @@ def _foot(report: Report) -> Element:
     words = (
         "Payload is what a call hands to NCCL: count × size of the data type. Wire bytes are what its algorithm then "
         f"puts on the way. Sizes are binary (1 MiB = 1,048,576 B), rates decimal; {UNKNOWN} is not known. GPUs are "
-        f"numbered {order}. For example {size(131_072_000)} is 131,072,000 B."
+        f"numbered {order}. For example {format_bytes(131_072_000)} is 131,072,000 B."
     )
     return tag("p", words, css="meta")

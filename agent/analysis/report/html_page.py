@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.etree import ElementTree
 
-from railscope.agent.analysis.pictures.svg import clean, svg_style
+from railscope.agent.analysis.pictures.svg import strip_control_characters, svg_style
 
 Element = ElementTree.Element
 Content = Element | str
@@ -59,12 +59,12 @@ th { color: var(--muted); font-weight: 600; vertical-align: bottom; }
 
 def tag(name: str, /, *content: Content, css: str = "", **attributes: str) -> Element:
     """An element with text and elements in it, in order; `css` is its class."""
-    element = ElementTree.Element(name, {key: clean(value) for key, value in attributes.items()})
+    element = ElementTree.Element(name, {key: strip_control_characters(value) for key, value in attributes.items()})
     if css:
         element.set("class", css)
     for one in content:
         if isinstance(one, str):
-            _append(element, clean(one))
+            _append(element, strip_control_characters(one))
         else:
             element.append(one)
     return element

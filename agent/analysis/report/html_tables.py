@@ -6,20 +6,26 @@ from typing import Final
 
 from railscope.agent.analysis.facts.quantities import (
     UNKNOWN,
-    digits,
-    moment,
-    rate,
-    share,
-    size,
-    size_class,
-    span,
-    whole,
+    format_bytes,
+    format_digits,
+    format_integer,
+    format_rate,
+    format_seconds,
+    format_share,
+    format_size_class,
+    format_time,
 )
 from railscope.agent.analysis.facts.report import Iteration, Report
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
-from railscope.agent.analysis.report.communicator_words import carries, telling
+from railscope.agent.analysis.report.communicator_words import describe_calls, select_communicators
 from railscope.agent.analysis.report.html_page import Element, table, tag
-from railscope.agent.analysis.report.words import equal_iterations, least_equal, median_of, scaling_rows, used_of_link
+from railscope.agent.analysis.report.words import (
+    describe_even_iterations,
+    format_link_utilisation,
+    median_of,
+    most_uneven_iterations,
+    scaling_rows,
+)
 
 _MOST: Final = 12
 
@@ -27,7 +33,7 @@ _MOST: Final = 12
 def operations(report: Report) -> list[Element]:
     calls = sum(use.calls for use in report.ops) or 1
     rows = [
-        (use.op, use.dtype, whole(use.calls), share(use.calls / calls), size(use.payload_bytes))
+        (use.op, use.dtype, format_integer(use.calls), format_share(use.calls / calls), format_bytes(use.payload_bytes))
         for use in report.ops[:_MOST]
     ]
     return table(
@@ -42,7 +48,7 @@ def operations(report: Report) -> list[Element]:
 def sizes(report: Report) -> list[Element]:
     calls = report.sizes.total_calls or 1
     rows = [
-        (use.op, size(use.bytes), f"{use.bytes:,}", whole(use.calls), share(use.calls / calls))
+        (use.op, format_bytes(use.bytes), f"{use.bytes:,}", format_integer(use.calls), format_share(use.calls / calls))
         for use in report.sizes.most_frequent(_MOST)
     ]
     header = ("operation", "payload", "bytes", "calls", "part of calls")
@@ -56,8 +62,8 @@ def pairs(report: Report) -> list[Element]:
         (
             gpus[pair.source],
             gpus[pair.destination],
-            size(pair.wire_bytes),
-            share(pair.wire_bytes / total),
+            format_bytes(pair.wire_bytes),
+            format_share(pair.wire_bytes / total),
         )
         for pair in report.matrix.pairs.busiest(_MOST)
     ]
@@ -69,14 +75,16 @@ def edges(report: Report) -> list[Element]:
     traffic = report.matrix
     total = traffic.pairs.total_bytes
     leaving = traffic.between_servers_wire_bytes
-    rows = [("between GPUs in all", size(total), "")]
-    rows.append(("between servers", size(leaving), f"{share(leaving / total if total else None)} of all"))
+    rows = [("between GPUs in all", format_bytes(total), "")]
+    rows.append(
+        ("between servers", format_bytes(leaving), f"{format_share(leaving / total if total else None)} of all")
+    )
     for name, count in (
         ("from rail to rail", traffic.cross_rail_wire_bytes),
         ("over the spine", traffic.spine_wire_bytes),
     ):
-        part = f"{share(count / leaving)} of what leaves servers" if count is not None and leaving else ""
-        rows.append((name, size(count), part))
+        part = f"{format_share(count / leaving)} of what leaves servers" if count is not None and leaving else ""
+        rows.append((name, format_bytes(count), part))
     return table("Wire bytes", ("where", "bytes", "part"), rows, "<><", len(rows))
 
 
@@ -85,10 +93,10 @@ def latency(report: Report) -> list[Element]:
     rows = [
         (
             row.op,
-            size_class(row.payload_bytes, row.over_bytes),
+            format_size_class(row.payload_bytes, row.over_bytes),
             row.source,
-            whole(row.count),
-            *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
+            format_integer(row.count),
+            *map(format_seconds, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
         )
         for row in most[:_MOST]
     ]
@@ -99,13 +107,13 @@ def latency(report: Report) -> list[Element]:
 def anomalies(report: Report) -> list[Element]:
     rows = [
         (
-            moment(one.time_seconds),
+            format_time(one.time_seconds),
             one.comm,
             UNKNOWN if one.rank is None else str(one.rank),
             one.op,
-            size(one.payload_bytes),
-            span(one.seconds),
-            span(one.typical_seconds),
+            format_bytes(one.payload_bytes),
+            format_seconds(one.seconds),
+            format_seconds(one.typical_seconds),
             one.cause or UNKNOWN,
         )
         for one in report.latency.anomalies[:_MOST]
@@ -119,11 +127,11 @@ def composition(report: Report) -> list[Element]:
     rows = [
         (
             ROLE_NAMES.get(role.role, role.role),
-            whole(role.communicators),
-            whole(role.calls),
-            size(role.payload_bytes),
-            digits(role.rank_calls),
-            size(role.rank_payload_bytes),
+            format_integer(role.communicators),
+            format_integer(role.calls),
+            format_bytes(role.payload_bytes),
+            format_digits(role.rank_calls),
+            format_bytes(role.rank_payload_bytes),
         )
         for role in report.composition.roles
     ]
@@ -131,7 +139,7 @@ def composition(report: Report) -> list[Element]:
     found = table("By parallelism", header, rows, "<>>>>>", len(rows))
     number = min((gpu.number for gpu in report.gpus), default=0)
     first = [
-        (ROLE_NAMES.get(use.role, use.role), use.op, whole(use.calls), size(use.payload_bytes))
+        (ROLE_NAMES.get(use.role, use.role), use.op, format_integer(use.calls), format_bytes(use.payload_bytes))
         for use in report.composition.ranks
         if use.gpu == number
     ]
@@ -142,11 +150,11 @@ def composition(report: Report) -> list[Element]:
             ROLE_NAMES.get(use.role, use.role),
             _numbers(use.gpus),
             UNKNOWN if use.nranks is None else f"{len(use.gpus)} of {use.nranks}",
-            whole(use.calls),
-            size(use.payload_bytes),
-            carries(use),
+            format_integer(use.calls),
+            format_bytes(use.payload_bytes),
+            describe_calls(use),
         )
-        for use in telling(report.communicators, _MOST)
+        for use in select_communicators(report.communicators, _MOST)
     ]
     columns = ("communicator", "for", "GPUs", "ranks recorded", "calls", "payload", "carries")
     return [*found, *table("Communicators", columns, uses, "<<<>>><", len(report.communicators))]
@@ -158,12 +166,20 @@ def iterations(report: Report) -> list[Element]:
         return []
     periods = [one.period_seconds for one in all_of_them]
     rows = [
-        ("iterations", whole(regularity.iterations), f"{regularity.calls_per_iteration:,} calls each"),
-        ("period", span(regularity.period_seconds), f"median; {_range(periods)}"),
-        ("spread of periods", share(regularity.spread), "(75th − 25th percentile) / median"),
-        ("duty cycle", share(regularity.duty_cycle), "of the time operations were under way"),
-        ("recurrence", share(regularity.recurrence), "of iterations make the most frequent one's calls in its order"),
-        ("recurrence without sizes", share(regularity.recurrence_without_sizes), "the same, sizes not looked at"),
+        ("iterations", format_integer(regularity.iterations), f"{regularity.calls_per_iteration:,} calls each"),
+        ("period", format_seconds(regularity.period_seconds), f"median; {_range(periods)}"),
+        ("spread of periods", format_share(regularity.spread), "(75th − 25th percentile) / median"),
+        ("duty cycle", format_share(regularity.duty_cycle), "of the time operations were under way"),
+        (
+            "recurrence",
+            format_share(regularity.recurrence),
+            "of iterations make the most frequent one's calls in its order",
+        ),
+        (
+            "recurrence without sizes",
+            format_share(regularity.recurrence_without_sizes),
+            "the same, sizes not looked at",
+        ),
         *_ratios(all_of_them),
     ]
     return table(regularity.basis, ("figure", "value", "meaning"), rows, "<><", len(rows))
@@ -171,30 +187,38 @@ def iterations(report: Report) -> list[Element]:
 
 def _ratios(all_of_them: tuple[Iteration, ...]) -> list[tuple[str, str, str]]:
     return [
-        ("communication", span(median_of(one.comm_seconds for one in all_of_them)), "of an iteration, median"),
-        ("communication ratio", share(median_of(one.comm_ratio for one in all_of_them)), "median over iterations"),
+        (
+            "communication",
+            format_seconds(median_of(one.comm_seconds for one in all_of_them)),
+            "of an iteration, median",
+        ),
+        (
+            "communication ratio",
+            format_share(median_of(one.comm_ratio for one in all_of_them)),
+            "median over iterations",
+        ),
         (
             "not overlapped",
-            span(median_of(one.non_overlapped_seconds for one in all_of_them)),
+            format_seconds(median_of(one.non_overlapped_seconds for one in all_of_them)),
             "of an iteration, median: nothing was computed meanwhile",
         ),
         (
             "non-overlapped ratio",
-            share(median_of(one.non_overlapped_ratio for one in all_of_them)),
+            format_share(median_of(one.non_overlapped_ratio for one in all_of_them)),
             "median over iterations",
         ),
     ]
 
 
 def all_to_all(report: Report) -> list[Element]:
-    worst, equal = least_equal(report), equal_iterations(report)
+    worst, equal = most_uneven_iterations(report), describe_even_iterations(report)
     rows = [
         (
-            moment(start),
-            size(one.max_minus_min_bytes),
-            UNKNOWN if one.max_over_min is None else digits(one.max_over_min),
-            digits(one.relative),
-            size(one.total_bytes),
+            format_time(start),
+            format_bytes(one.max_minus_min_bytes),
+            UNKNOWN if one.max_over_min is None else format_digits(one.max_over_min),
+            format_digits(one.relative),
+            format_bytes(one.total_bytes),
         )
         for start, one in worst[:_MOST]
     ]
@@ -208,11 +232,11 @@ def bandwidth(report: Report) -> list[Element]:
     rows = [
         (
             row.op,
-            size_class(row.payload_bytes, row.over_bytes),
-            whole(row.count),
-            rate(row.algbw_bytes_per_second),
-            rate(row.busbw_bytes_per_second),
-            share(row.utilisation),
+            format_size_class(row.payload_bytes, row.over_bytes),
+            format_integer(row.count),
+            format_rate(row.algbw_bytes_per_second),
+            format_rate(row.busbw_bytes_per_second),
+            format_share(row.utilisation),
         )
         for row in most[:_MOST]
     ]
@@ -235,12 +259,12 @@ def rails(report: Report) -> list[Element]:
             use.server,
             use.rail or UNKNOWN,
             use.device,
-            size(use.transmit_bytes),
+            format_bytes(use.transmit_bytes),
             _mean_and_peak(use.transmit_bytes_per_second, use.peak_transmit_bytes_per_second),
-            size(use.receive_bytes),
+            format_bytes(use.receive_bytes),
             _mean_and_peak(use.receive_bytes_per_second, use.peak_receive_bytes_per_second),
-            rate(use.speed_bytes_per_second),
-            used_of_link(use),
+            format_rate(use.speed_bytes_per_second),
+            format_link_utilisation(use),
         )
         for use in busiest[:_MOST]
     ]
@@ -249,13 +273,18 @@ def rails(report: Report) -> list[Element]:
 
 
 def _mean_and_peak(mean: float, peak: float) -> str:
-    return f"{rate(mean)}, {rate(peak)}"
+    return f"{format_rate(mean)}, {format_rate(peak)}"
 
 
 def receives(report: Report) -> list[Element]:
     longest = sorted(report.receives, key=lambda use: (-use.idle_seconds, use.gpu))
     rows = [
-        (str(use.gpu), span(use.active_seconds), span(use.idle_seconds), share(use.bubble_ratio))
+        (
+            str(use.gpu),
+            format_seconds(use.active_seconds),
+            format_seconds(use.idle_seconds),
+            format_share(use.bubble_ratio),
+        )
         for use in longest[:_MOST]
     ]
     header = ("GPU", "transfers", "waits", "bubble ratio")
@@ -271,4 +300,4 @@ def _numbers(gpus: tuple[int, ...]) -> str:
 
 
 def _range(values: list[float]) -> str:
-    return f"{span(min(values))} to {span(max(values))}" if values else ""
+    return f"{format_seconds(min(values))} to {format_seconds(max(values))}" if values else ""

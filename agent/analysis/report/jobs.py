@@ -19,12 +19,12 @@ import ibis
 import numpy as np
 
 from railscope.agent.analysis.facts.fact_columns import Pairs
-from railscope.agent.analysis.facts.quantities import numbers, shortened
+from railscope.agent.analysis.facts.quantities import format_numbers, shorten
 from railscope.agent.analysis.facts.report import Report
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus, is_unnamed
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.reader import Dataset
-from railscope.agent.facts.communicator_names import begins_so, several_fit
+from railscope.agent.facts.communicator_names import describe_ambiguity, matches_prefix
 
 _MOST_NAMED: Final = 2
 _COMM_LENGTH: Final = 16
@@ -82,10 +82,10 @@ def only_job(dataset: Dataset, name: str) -> tuple[Dataset, Gpus]:
     jobs = jobs_in(dataset, everyone)
     chosen = [job for job in jobs if name == job.job or name in job.comms]
     if not chosen:
-        meant = [comm for job in jobs for comm in job.comms if not is_unnamed(comm) and begins_so(comm, name)]
+        meant = [comm for job in jobs for comm in job.comms if not is_unnamed(comm) and matches_prefix(comm, name)]
         chosen = [job for job in jobs if set(job.comms) & set(meant)]
         if len(chosen) > 1:
-            raise DatasetError(several_fit("--only", name, meant))
+            raise DatasetError(describe_ambiguity("--only", name, meant))
     if not chosen:
         there = ", ".join(_name(job) for job in jobs[:_MOST_NAMED]) or "none"
         more = f" and {len(jobs) - _MOST_NAMED} more" if len(jobs) > _MOST_NAMED else ""
@@ -97,7 +97,7 @@ def only_job(dataset: Dataset, name: str) -> tuple[Dataset, Gpus]:
         wanted = wanted | ends["comm"].isnull() | (ends["comm"] == "")
     ends = ends.filter(wanted)
     keys = {one: ends.select("recording", one).distinct() for one in ("instance", "pid")}
-    gpus = everyone.of_one_job({number for job in chosen for number in job.gpus})
+    gpus = everyone.select_job({number for job in chosen for number in job.gpus})
     rails = _rails_of(dataset, {gpu.server for gpu in gpus.gpus})
     nodes = ends.select("node").distinct()
 
@@ -132,8 +132,8 @@ def _of_host(rails: Any) -> Any:
 def _name(job: JobPart) -> str:
     """`job 4711 (GPUs 0–7, communicator 00c0ffee00c0ffee)`."""
     comm = next((one for one in job.comms if not is_unnamed(one)), "")
-    gpus = f"GPU{'s' if len(job.gpus) > 1 else ''} {numbers(job.gpus)}"
-    communicator = f"communicator {shortened(comm, _COMM_LENGTH)}" if comm else "communicators without a name"
+    gpus = f"GPU{'s' if len(job.gpus) > 1 else ''} {format_numbers(job.gpus)}"
+    communicator = f"communicator {shorten(comm, _COMM_LENGTH)}" if comm else "communicators without a name"
     return f"job {job.job} ({gpus}, {communicator})" if job.job else f"{gpus} ({communicator})"
 
 
@@ -170,7 +170,8 @@ def said_of_one(gpus: Gpus) -> str:
         return ""
     own = [gpu.number for gpu in gpus.gpus]
     return (
-        f"Of {len(own) + len(gpus.others):,} recorded GPUs only {numbers(own)}, which share no communicator with the "
+        f"Of {len(own) + len(gpus.others):,} recorded GPUs only {format_numbers(own)}, which share no communicator "
+        "with the "
         "others; their numbers are those of the report of all."
     )
 

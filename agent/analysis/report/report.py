@@ -1,4 +1,4 @@
-"""A report: what every analysis found in one dataset, put together.
+"""Builds a report: runs every analysis on one dataset and collects the results.
 
 Each part is a module of its own; here is only the order in which they are asked, and what the recording itself says:
 when, of whom, and what was lost on the way.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
-from railscope.agent.analysis.facts.quantities import span
+from railscope.agent.analysis.facts.quantities import format_seconds
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, Unknown
 from railscope.agent.analysis.parallelism.composition import find_composition
 from railscope.agent.analysis.report.jobs import (
@@ -24,7 +24,7 @@ from railscope.agent.analysis.report.jobs import (
     said_of_several,
     with_numbers,
 )
-from railscope.agent.analysis.report.scaling import find_scaling, run_of, unlike
+from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.engines import engine
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
@@ -112,7 +112,7 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
     aperiodic = [run.name for run in runs if run.regularity is None]
     if aperiodic:
         unknown.append(Unknown(14, f"No iterations were found in {', '.join(aperiodic)}: record some of them."))
-    others = {run.name: reason for run in runs if run.regularity and (reason := unlike(runs[0], run))}
+    others = {run.name: reason for run in runs if run.regularity and (reason := why_not_comparable(runs[0], run))}
     unknown += [
         Unknown(
             14, f"{name} is not {runs[0].name} on another number of GPUs, so that its factors are of no job: {why}."
@@ -268,7 +268,8 @@ def _different_windows(recordings: Iterable[dict[str, Any]]) -> Iterable[str]:
     (shortest, short), (longest, long) = lengths[0], lengths[-1]
     others = f" (the longest and the shortest of {len(lengths):,} nodes)" if len(lengths) > 2 else ""
     yield (
-        f"{long} was recorded {span(longest)}, {short} {span(shortest)}{others}, up to {span(apart_ns / _NS)} apart: "
+        f"{long} was recorded {format_seconds(longest)}, {short} {format_seconds(shortest)}{others}, up to "
+        f"{format_seconds(apart_ns / _NS)} apart: "
         "figures that need several nodes are of different times."
     )
 

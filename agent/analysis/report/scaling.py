@@ -14,7 +14,7 @@ either way, so that purely data-parallel runs do not tell; then both factors sta
 
 All of it needs that the runs are one job on more GPUs.  They are not where their parallelism or its pipeline and tensor
 ranks differ, where a GPU's part of the batch did not stay between that of weak and of strong scaling, or where the
-gradients are of another size: it is another model, and the pace of its iterations says nothing (`unlike`).
+gradients are of another size: it is another model, and the pace of its iterations says nothing (`why_not_comparable`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.analysis.facts.options import STRONG, WEAK
-from railscope.agent.analysis.facts.quantities import size
+from railscope.agent.analysis.facts.quantities import format_bytes
 from railscope.agent.analysis.facts.report import Regularity, Report, Scaling
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 
@@ -89,7 +89,7 @@ def _gradient_bytes(report: Report) -> float:
     return moved / takers if takers else 0.0
 
 
-def unlike(first: Run, run: Run) -> str:
+def why_not_comparable(first: Run, run: Run) -> str:
     """Why a run is not the first one's job on another number of GPUs, the end of a sentence; empty: it may be.
 
     Of runs without iterations only what is called can tell.
@@ -109,14 +109,15 @@ def unlike(first: Run, run: Run) -> str:
     for role, before in first.work_bytes.items():
         if not least <= run.work_bytes[role] / before <= most:
             return (
-                f"a rank of {first.name} hands over {size(before)} an iteration for {ROLE_NAMES[role]}, one of "
-                f"{run.name} {size(run.work_bytes[role])}, neither as much nor less by the number of GPUs"
+                f"a rank of {first.name} hands over {format_bytes(before)} an iteration for {ROLE_NAMES[role]}, one of "
+                f"{run.name} {format_bytes(run.work_bytes[role])}, neither as much nor less by the number of GPUs"
             )
     gradients = sorted((first.gradient_bytes, run.gradient_bytes))
     if gradients[0] and gradients[1] / gradients[0] > _OTHER:
         return (
-            f"a rank of {first.name} reduces {size(first.gradient_bytes)} of gradients an iteration, one of {run.name} "
-            f"{size(run.gradient_bytes)}, so that the models differ"
+            f"a rank of {first.name} reduces {format_bytes(first.gradient_bytes)} of gradients an iteration, one of "
+            f"{run.name} "
+            f"{format_bytes(run.gradient_bytes)}, so that the models differ"
         )
     if run.ops != first.ops:
         return " and ".join(f"{one.name} calls {', '.join(sorted(one.ops)) or 'other things'}" for one in (first, run))

@@ -1,4 +1,4 @@
-"""A report as text for a terminal: one table a question, each short; what is longer is in the JSON.
+"""Renders a report as text for a terminal: one short table a question; the JSON has the full tables.
 
 Bytes are shown in KiB, MiB, …; of sizes that are not whole in such a unit, JSON has the exact number.
 """
@@ -13,31 +13,31 @@ from typing import Final
 from railscope.agent.analysis.facts.fact_columns import SizeUse
 from railscope.agent.analysis.facts.quantities import (
     UNKNOWN,
-    counted,
-    digits,
-    moment,
-    numbers,
-    rate,
-    share,
-    shortened,
-    size,
-    size_class,
-    span,
-    whole,
+    format_bytes,
+    format_count,
+    format_digits,
+    format_integer,
+    format_numbers,
+    format_rate,
+    format_seconds,
+    format_share,
+    format_size_class,
+    format_time,
+    shorten,
 )
 from railscope.agent.analysis.facts.report import CommunicatorUse, GpuFacts, Iteration, Report
-from railscope.agent.analysis.report.communicator_words import carries, telling
+from railscope.agent.analysis.report.communicator_words import describe_calls, select_communicators
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import (
-    equal_iterations,
-    least_equal,
+    describe_even_iterations,
+    format_link_utilisation,
     median_of,
+    most_uneven_iterations,
     scaling_rows,
     unknown_by_reason,
-    used_of_link,
 )
 from railscope.agent.analysis.traffic.sizes import cdf
-from railscope.agent.facts.text_tables import printable_lines, table
+from railscope.agent.facts.text_tables import format_table, printable_lines
 
 MOST_ROWS: Final = 10
 _COLUMNS: Final = 100
@@ -71,12 +71,16 @@ def as_text(report: Report) -> str:
 
 def _job(report: Report) -> list[str]:
     servers = Counter(gpu.server for gpu in report.gpus)
-    of = f" on {counted(len(servers), 'server')}" if servers else ""
+    of = f" on {format_count(len(servers), 'server')}" if servers else ""
     made_up = "; simulated hardware" if report.simulated else ""
-    when = f"{span(report.seconds)} from {moment(report.began_seconds)}" if has_times(report) else "times are not known"
-    communicators = counted(len(report.communicators), "communicator")
+    when = (
+        f"{format_seconds(report.seconds)} from {format_time(report.began_seconds)}"
+        if has_times(report)
+        else "times are not known"
+    )
+    communicators = format_count(len(report.communicators), "communicator")
     return [
-        f"{counted(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
+        f"{format_count(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
         # Before any figure: they are of all of them.
         *textwrap.wrap(report.several_jobs or report.one_of_several, _COLUMNS, break_on_hyphens=False),
     ]
@@ -85,10 +89,11 @@ def _job(report: Report) -> list[str]:
 def _ops(report: Report) -> list[str]:
     calls = sum(use.calls for use in report.ops)
     rows = [
-        (use.op, use.dtype, whole(use.calls), share(use.calls / calls), size(use.payload_bytes)) for use in report.ops
+        (use.op, use.dtype, format_integer(use.calls), format_share(use.calls / calls), format_bytes(use.payload_bytes))
+        for use in report.ops
     ]
     return _section(
-        f"Operations ({counted(calls, 'call')} of all recorded ranks, payload)",
+        f"Operations ({format_count(calls, 'call')} of all recorded ranks, payload)",
         ("operation", "data type", "calls", "of calls", "payload"),
         rows,
         "<<>>>",
@@ -101,36 +106,52 @@ def _sizes(report: Report) -> list[str]:
     calls = report.sizes.total_calls
     points = cdf(report.sizes)
     lines = _section(
-        f"Sizes of calls ({counted(len(report.sizes), 'size')})",
+        f"Sizes of calls ({format_count(len(report.sizes), 'size')})",
         ("operation", "payload", "bytes", "calls", "of calls"),
         [_size_row(use, calls) for use in report.sizes.most_frequent(MOST_ROWS)],
         "<>>>>",
         len(report.sizes),
     )
-    below = ", ".join(f"{percent} % up to {size(points.quantile_bytes(percent / 100))}" for percent in (50, 90, 99))
-    return [*lines, f"  of calls {below}; the largest {size(points.quantile_bytes(1.0))}"]
+    below = ", ".join(
+        f"{percent} % up to {format_bytes(points.quantile_bytes(percent / 100))}" for percent in (50, 90, 99)
+    )
+    return [*lines, f"  of calls {below}; the largest {format_bytes(points.quantile_bytes(1.0))}"]
 
 
 def _size_row(use: SizeUse, calls: int) -> tuple[str, ...]:
-    return (use.op, size(use.bytes), whole(use.bytes), whole(use.calls), share(use.calls / calls))
+    return (
+        use.op,
+        format_bytes(use.bytes),
+        format_integer(use.bytes),
+        format_integer(use.calls),
+        format_share(use.calls / calls),
+    )
 
 
 def _communicators(report: Report) -> list[str]:
     return _section(
         "Communicators (recorded ranks together, payload; of each role one at least)",
         ("communicator", "role", "ranks", "GPUs", "calls", "payload", "carries"),
-        [_communicator_row(use) for use in telling(report.communicators, MOST_ROWS)],
+        [_communicator_row(use) for use in select_communicators(report.communicators, MOST_ROWS)],
         "<<><>><",
         len(report.communicators),
     )
 
 
 def _communicator_row(use: CommunicatorUse) -> tuple[str, ...]:
-    ranks = UNKNOWN if use.nranks is None else whole(use.nranks)
+    ranks = UNKNOWN if use.nranks is None else format_integer(use.nranks)
     if use.nranks is not None and len(use.gpus) < use.nranks:
         ranks = f"{len(use.gpus):,} of {use.nranks:,}"
-    members = numbers(use.gpus)
-    return (shortened(use.comm, 16), use.role, ranks, members, whole(use.calls), size(use.payload_bytes), carries(use))
+    members = format_numbers(use.gpus)
+    return (
+        shorten(use.comm, 16),
+        use.role,
+        ranks,
+        members,
+        format_integer(use.calls),
+        format_bytes(use.payload_bytes),
+        describe_calls(use),
+    )
 
 
 def _pairs(report: Report) -> list[str]:
@@ -144,8 +165,8 @@ def _pairs(report: Report) -> list[str]:
         (
             gpus[pair.source],
             gpus[pair.destination],
-            size(pair.wire_bytes),
-            share(pair.wire_bytes / total),
+            format_bytes(pair.wire_bytes),
+            format_share(pair.wire_bytes / total),
         )
         for pair in traffic.pairs.busiest(MOST_ROWS)
     ]
@@ -156,7 +177,7 @@ def _pairs(report: Report) -> list[str]:
         "<<>>",
         len(traffic.pairs),
     )
-    told = f"  directed pairs that talk: {len(traffic.pairs):,} of {possible:,} ({share(traffic.sparsity)})"
+    told = f"  directed pairs that talk: {len(traffic.pairs):,} of {possible:,} ({format_share(traffic.sparsity)})"
     return [*lines, told, *_wrapped(traffic.basis)]
 
 
@@ -170,14 +191,16 @@ def _servers(report: Report) -> list[str]:
     if not total:
         return []
     if not traffic.between_servers_wire_bytes:
-        return ["Between servers (wire bytes)", f"  nothing: all {size(total)} stay inside servers"]
+        return ["Between servers (wire bytes)", f"  nothing: all {format_bytes(total)} stay inside servers"]
     leaving = traffic.between_servers_wire_bytes
-    rows = [("leave the servers", size(leaving), f"{share(leaving / total)} of {size(total)}")]
+    rows = [("leave the servers", format_bytes(leaving), f"{format_share(leaving / total)} of {format_bytes(total)}")]
     for what, part in (("cross rails", traffic.cross_rail_wire_bytes), ("reach the spine", traffic.spine_wire_bytes)):
-        rows.append((what, size(part), UNKNOWN if part is None else f"{share(part / leaving)} of that"))
+        rows.append((what, format_bytes(part), UNKNOWN if part is None else f"{format_share(part / leaving)} of that"))
     busiest = sorted(traffic.server_transmit_wire_bytes, key=lambda row: (-row[1], row[0]))
-    rows += [(f"{server} sends", size(part), share(part / leaving)) for server, part in busiest[:MOST_ROWS]]
-    return ["Between servers (wire bytes)", *table(rows, "<><"), *_more(len(busiest))]
+    rows += [
+        (f"{server} sends", format_bytes(part), format_share(part / leaving)) for server, part in busiest[:MOST_ROWS]
+    ]
+    return ["Between servers (wire bytes)", *format_table(rows, "<><"), *_more(len(busiest))]
 
 
 def _rails(report: Report) -> list[str]:
@@ -189,16 +212,16 @@ def _rails(report: Report) -> list[str]:
         ("server", "rail", "device", "sent", "a second", "at most", "received", "a second", "at most", "of the link"),
         [
             (
-                shortened(use.server, 20),
+                shorten(use.server, 20),
                 use.rail or UNKNOWN,
-                shortened(use.device, 16),
-                size(use.transmit_bytes),
-                rate(use.transmit_bytes_per_second),
-                rate(use.peak_transmit_bytes_per_second),
-                size(use.receive_bytes),
-                rate(use.receive_bytes_per_second),
-                rate(use.peak_receive_bytes_per_second),
-                used_of_link(use),
+                shorten(use.device, 16),
+                format_bytes(use.transmit_bytes),
+                format_rate(use.transmit_bytes_per_second),
+                format_rate(use.peak_transmit_bytes_per_second),
+                format_bytes(use.receive_bytes),
+                format_rate(use.receive_bytes_per_second),
+                format_rate(use.peak_receive_bytes_per_second),
+                format_link_utilisation(use),
             )
             for use in busiest
         ],
@@ -215,10 +238,10 @@ def _latency(report: Report) -> list[str]:
         [
             (
                 row.op,
-                size_class(row.payload_bytes, row.over_bytes),
+                format_size_class(row.payload_bytes, row.over_bytes),
                 row.source,
-                whole(row.count),
-                *map(span, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
+                format_integer(row.count),
+                *map(format_seconds, (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)),
             )
             for row in most
         ],
@@ -230,24 +253,24 @@ def _anomalies(report: Report) -> list[str]:
     latency = report.latency
     if not latency.rows and not latency.anomaly_count:
         return []
-    title = f"Far slower than usual, or stalled ({whole(latency.anomaly_count)})"
+    title = f"Far slower than usual, or stalled ({format_integer(latency.anomaly_count)})"
     if not latency.anomalies:
         return [title, "  none"]
     rows = [
         (
-            moment(one.time_seconds),
-            shortened(one.comm, 16),
+            format_time(one.time_seconds),
+            shorten(one.comm, 16),
             UNKNOWN if one.rank is None else str(one.rank),
             one.op,
-            size(one.payload_bytes),
-            span(one.seconds),
-            span(one.typical_seconds),
+            format_bytes(one.payload_bytes),
+            format_seconds(one.seconds),
+            format_seconds(one.typical_seconds),
             one.cause or UNKNOWN,
         )
         for one in latency.anomalies
     ]
     header = ("when", "communicator", "rank", "operation", "payload", "took", "usually", "cause")
-    return [title, *table([header, *rows[:MOST_ROWS]], "<<><>>><"), *_more(latency.anomaly_count)]
+    return [title, *format_table([header, *rows[:MOST_ROWS]], "<<><>>><"), *_more(latency.anomaly_count)]
 
 
 def _composition(report: Report) -> list[str]:
@@ -258,11 +281,11 @@ def _composition(report: Report) -> list[str]:
         [
             (
                 role.role,
-                whole(role.communicators),
-                whole(role.calls),
-                size(role.payload_bytes),
-                whole(role.rank_calls),
-                size(role.rank_payload_bytes),
+                format_integer(role.communicators),
+                format_integer(role.calls),
+                format_bytes(role.payload_bytes),
+                format_integer(role.rank_calls),
+                format_bytes(role.rank_payload_bytes),
             )
             for role in composition.roles
         ],
@@ -282,35 +305,42 @@ def _iterations(report: Report) -> list[str]:
     if regularity is None:
         return []
     rows = [
-        ("period", span(regularity.period_seconds), _spread(iterations)),
-        ("duty cycle", share(regularity.duty_cycle), "of the time something was communicated"),
-        ("recurrence", share(regularity.recurrence), "of iterations make the usual calls in the usual order"),
-        ("communication", share(median_of(one.comm_ratio for one in iterations)), "of an iteration, median"),
-        ("not overlapped", share(median_of(one.non_overlapped_ratio for one in iterations)), "of an iteration, median"),
+        ("period", format_seconds(regularity.period_seconds), _spread(iterations)),
+        ("duty cycle", format_share(regularity.duty_cycle), "of the time something was communicated"),
+        ("recurrence", format_share(regularity.recurrence), "of iterations make the usual calls in the usual order"),
+        ("communication", format_share(median_of(one.comm_ratio for one in iterations)), "of an iteration, median"),
+        (
+            "not overlapped",
+            format_share(median_of(one.non_overlapped_ratio for one in iterations)),
+            "of an iteration, median",
+        ),
     ]
-    title = f"Iterations ({whole(regularity.iterations)}, of {counted(regularity.calls_per_iteration, 'call')} each)"
-    return [title, *table(rows, "<><")]
+    title = (
+        f"Iterations ({format_integer(regularity.iterations)}, of "
+        f"{format_count(regularity.calls_per_iteration, 'call')} each)"
+    )
+    return [title, *format_table(rows, "<><")]
 
 
 def _spread(iterations: Sequence[Iteration]) -> str:
     if not iterations:
         return ""
     periods = [one.period_seconds for one in iterations]
-    return f"{span(min(periods))} to {span(max(periods))}"
+    return f"{format_seconds(min(periods))} to {format_seconds(max(periods))}"
 
 
 def _all_to_all(report: Report) -> list[str]:
-    worst, equal = least_equal(report), equal_iterations(report)
+    worst, equal = most_uneven_iterations(report), describe_even_iterations(report)
     lines = _section(
-        f"Unequal all-to-all ({counted(len(worst), 'iteration')}; the least equal first; wire bytes of a pair)",
+        f"Unequal all-to-all ({format_count(len(worst), 'iteration')}; the least equal first; wire bytes of a pair)",
         ("began", "max − min", "max / min", "(max − min) / mean", "in all"),
         [
             (
-                f"+{span(start - report.began_seconds)}",
-                size(one.max_minus_min_bytes),
-                UNKNOWN if one.max_over_min is None else digits(one.max_over_min),
-                digits(one.relative),
-                size(one.total_bytes),
+                f"+{format_seconds(start - report.began_seconds)}",
+                format_bytes(one.max_minus_min_bytes),
+                UNKNOWN if one.max_over_min is None else format_digits(one.max_over_min),
+                format_digits(one.relative),
+                format_bytes(one.total_bytes),
             )
             for start, one in worst
         ],
@@ -327,11 +357,11 @@ def _bandwidth(report: Report) -> list[str]:
         [
             (
                 row.op,
-                size_class(row.payload_bytes, row.over_bytes),
-                whole(row.count),
-                rate(row.algbw_bytes_per_second),
-                rate(row.busbw_bytes_per_second),
-                share(row.utilisation),
+                format_size_class(row.payload_bytes, row.over_bytes),
+                format_integer(row.count),
+                format_rate(row.algbw_bytes_per_second),
+                format_rate(row.busbw_bytes_per_second),
+                format_share(row.utilisation),
             )
             for row in most
         ],
@@ -344,7 +374,15 @@ def _receives(report: Report) -> list[str]:
     return _section(
         "Receives (the longest waiting first)",
         ("GPU", "transferring", "waiting", "bubble"),
-        [(str(one.gpu), span(one.active_seconds), span(one.idle_seconds), share(one.bubble_ratio)) for one in most],
+        [
+            (
+                str(one.gpu),
+                format_seconds(one.active_seconds),
+                format_seconds(one.idle_seconds),
+                format_share(one.bubble_ratio),
+            )
+            for one in most
+        ],
         ">>>>",
     )
 
@@ -364,7 +402,7 @@ def _section(
     """A table of the first rows, of `count` where they are not all; nothing where there are none."""
     if not rows:
         return []
-    return [title, *table([header, *rows[:MOST_ROWS]], sides), *_more(len(rows) if count is None else count)]
+    return [title, *format_table([header, *rows[:MOST_ROWS]], sides), *_more(len(rows) if count is None else count)]
 
 
 def _more(rows: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a report comes to, in a few plain sentences: what the job is, who talks, and how much of its time that takes."""
+"""Summarises a report in a few sentences: the job's shape, its traffic, its share of communication time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from statistics import median
 import numpy as np
 
 from railscope.agent.analysis.facts.options import STRONG, WEAK
-from railscope.agent.analysis.facts.quantities import UNKNOWN, counted, digits, moment, share, size, span, whole
+from railscope.agent.analysis.facts.quantities import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_digits,
+    format_integer,
+    format_seconds,
+    format_share,
+    format_time,
+)
 from railscope.agent.analysis.facts.report import NonUniformity, RailUse, Report, Unknown
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
 
 
-def summary(report: Report) -> tuple[str, ...]:
+def summarise(report: Report) -> tuple[str, ...]:
     """Sentences, the most important first; of what is not known there is none."""
     return (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report), *_slow(report))
 
@@ -35,28 +44,29 @@ def unknown_by_reason(unknown: Iterable[Unknown]) -> list[tuple[str, list[str]]]
     return list(names.items())
 
 
-def used_of_link(use: RailUse) -> str:
+def format_link_utilisation(use: RailUse) -> str:
     """What part of the link's speed is used on average, of the busier direction."""
     known = [part for part in (use.transmit_utilisation, use.receive_utilisation) if part is not None]
-    return share(max(known, default=None))
+    return format_share(max(known, default=None))
 
 
-def least_equal(report: Report) -> list[tuple[float, NonUniformity]]:
+def most_uneven_iterations(report: Report) -> list[tuple[float, NonUniformity]]:
     """Iterations in which a pair sent more than another, after their begin (seconds since 1970); the worst first."""
     uneven = [(start, one) for start, one in _all_to_alls(report) if one.max_minus_min_bytes]
     return sorted(uneven, key=lambda row: (-row[1].relative, row[0]))
 
 
-def equal_iterations(report: Report) -> str:
-    """What is to be said of iterations in which all pairs sent as much; empty where there are none."""
+def describe_even_iterations(report: Report) -> str:
+    """A sentence on iterations in which all pairs sent the same; empty if there are none."""
     found = _all_to_alls(report)
     alike = [one.total_bytes for _, one in found if not one.max_minus_min_bytes]
     if not alike:
         return ""
-    of = "" if len(alike) == len(found) else f" of {whole(len(found))}"
+    of = "" if len(alike) == len(found) else f" of {format_integer(len(found))}"
     return (
-        f"In {whole(len(alike))}{of} iteration{'' if len(found) == 1 else 's'} every pair sent as much as any other: "
-        f"{size(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
+        f"In {format_integer(len(alike))}{of} iteration{'' if len(found) == 1 else 's'} every pair sent as much as any "
+        "other: "
+        f"{format_bytes(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
     )
 
 
@@ -69,8 +79,8 @@ def scaling_rows(report: Report) -> list[tuple[str, ...]]:
     return [
         (
             one.name,
-            whole(one.gpus),
-            digits(one.iterations_per_second),
+            format_integer(one.gpus),
+            format_digits(one.iterations_per_second),
             one.kind or UNKNOWN,
             UNKNOWN if one.kind == STRONG else f"{one.weak_factor:.3f}",
             UNKNOWN if one.kind == WEAK else f"{one.strong_factor:.3f}",
@@ -85,15 +95,15 @@ def _job(report: Report) -> Iterator[str]:
     # What is received was sent, and counts there, as in the table of what the traffic is for.
     sent = [use for use in report.ops if use.op != "Recv"] or list(report.ops)
     payload = sum(use.payload_bytes for use in sent)
-    when = f"for {span(report.seconds)} from {moment(report.began_seconds)}"
+    when = f"for {format_seconds(report.seconds)} from {format_time(report.began_seconds)}"
     told = when if has_times(report) else "at times that are not known"
-    yield f"{counted(len(report.gpus), 'GPU')} on {counted(servers, 'server')} were recorded {told}."
+    yield f"{format_count(len(report.gpus), 'GPU')} on {format_count(servers, 'server')} were recorded {told}."
     if report.ops:
         most = max(sent, key=lambda use: (use.payload_bytes, use.calls, use.op))
         yield (
-            f"They made {counted(calls, 'call')} of {size(payload)} payload in "
-            f"{counted(len(report.communicators), 'communicator')}; most bytes are {most.op} of {most.dtype} "
-            f"({share(most.payload_bytes / payload if payload else 0.0)})."
+            f"They made {format_count(calls, 'call')} of {format_bytes(payload)} payload in "
+            f"{format_count(len(report.communicators), 'communicator')}; most bytes are {most.op} of {most.dtype} "
+            f"({format_share(most.payload_bytes / payload if payload else 0.0)})."
         )
 
 
@@ -108,7 +118,7 @@ def _shape(report: Report) -> Iterator[str]:
     total = sum(role.payload_bytes for role in roles)
     if total:
         parts = [
-            f"{ROLE_NAMES.get(role.role, role.role)} {share(role.payload_bytes / total)}"
+            f"{ROLE_NAMES.get(role.role, role.role)} {format_share(role.payload_bytes / total)}"
             for role in roles
             if role.payload_bytes
         ]
@@ -120,7 +130,8 @@ def _pattern(report: Report) -> Iterator[str]:
     if traffic.sparsity is not None and traffic.pairs:
         possible = traffic.gpus * (traffic.gpus - 1)
         yield (
-            f"{len(traffic.pairs):,} of {possible:,} directed pairs of GPUs talk ({share(traffic.sparsity)}), and "
+            f"{len(traffic.pairs):,} of {possible:,} directed pairs of GPUs talk ({format_share(traffic.sparsity)}), "
+            "and "
             f"{_half(report)} of them carry half of the bytes."
         )
 
@@ -138,13 +149,16 @@ def _edges(report: Report) -> Iterator[str]:
         return
     leaving = traffic.between_servers_wire_bytes
     if not leaving:
-        yield f"Nothing leaves the servers: all {size(total)} stay inside."
+        yield f"Nothing leaves the servers: all {format_bytes(total)} stay inside."
         return
-    words = f"{size(leaving)} leave the servers, {share(leaving / total)} of {size(total)} on the wire"
+    words = (
+        f"{format_bytes(leaving)} leave the servers, {format_share(leaving / total)} of {format_bytes(total)} on the "
+        "wire"
+    )
     if traffic.cross_rail_wire_bytes is not None:
-        words += f"; {share(traffic.cross_rail_wire_bytes / leaving)} of that crosses rails"
+        words += f"; {format_share(traffic.cross_rail_wire_bytes / leaving)} of that crosses rails"
     if traffic.spine_wire_bytes is not None:
-        words += f"; {share(traffic.spine_wire_bytes / leaving)} of that reaches the spine"
+        words += f"; {format_share(traffic.spine_wire_bytes / leaving)} of that reaches the spine"
     yield f"{words}."
 
 
@@ -153,25 +167,31 @@ def _time(report: Report) -> Iterator[str]:
     if regularity is None:
         return
     yield (
-        f"{counted(regularity.iterations, 'iteration')} of {span(regularity.period_seconds)} (median) were seen; "
-        f"{share(regularity.recurrence)} of them make the same {whole(regularity.calls_per_iteration)} calls in the "
+        f"{format_count(regularity.iterations, 'iteration')} of {format_seconds(regularity.period_seconds)} (median) "
+        "were seen; "
+        f"{format_share(regularity.recurrence)} of them make the same {format_integer(regularity.calls_per_iteration)} "
+        "calls in the "
         "same order."
     )
     ratio = median_of(one.comm_ratio for one in report.iterations)
     alone = median_of(one.non_overlapped_ratio for one in report.iterations)
     if ratio is not None:
-        words = f"Communication takes {share(ratio)} of an iteration (median)"
-        yield f"{words}, and {share(alone)} is not overlapped with computation." if alone is not None else f"{words}."
+        words = f"Communication takes {format_share(ratio)} of an iteration (median)"
+        yield (
+            f"{words}, and {format_share(alone)} is not overlapped with computation."
+            if alone is not None
+            else f"{words}."
+        )
 
 
 def _slow(report: Report) -> Iterator[str]:
     latency = report.latency
     if latency.anomaly_count:
         worst = latency.anomalies[0] if latency.anomalies else None
-        words = f"{counted(latency.anomaly_count, 'operation')} stalled or took far longer than usual"
+        words = f"{format_count(latency.anomaly_count, 'operation')} stalled or took far longer than usual"
         if worst is not None:
-            usual = "" if worst.typical_seconds is None else f" instead of {span(worst.typical_seconds)}"
-            words += f"; the worst, {worst.op}, took {span(worst.seconds)}{usual}"
+            usual = "" if worst.typical_seconds is None else f" instead of {format_seconds(worst.typical_seconds)}"
+            words += f"; the worst, {worst.op}, took {format_seconds(worst.seconds)}{usual}"
         yield f"{words}."
     elif latency.rows:
         yield "No operation took far longer than its like."

@@ -1,4 +1,4 @@
-"""All calls of a dataset, counted once: what the pattern's figures share.
+"""Counts all calls of a dataset once, for all analyses that need them.
 
 Calls of one end of a communicator with the same operation, data type and root or peer are of one *kind*; of each kind
 there is a row for every payload, with its number of calls.  A training job repeats itself, so millions of calls make a
@@ -107,7 +107,7 @@ class CountedCalls:
 
 
 def count_calls(dataset: Dataset) -> CountedCalls:
-    """Count the calls of a dataset; where it has none, the operations, each of which somebody called."""
+    """Count the calls of a dataset, or its operations if it has no calls."""
     rows = _rows(dataset, "calls")
     found = dataset.rows(rows.select(*_KEYS).distinct())
     of_operations = not found.num_rows

@@ -1,4 +1,4 @@
-"""Folders of datasets for whatever a user names: datasets as they are, other files imported first (agent/imports)."""
+"""Opens what a user names as datasets: datasets as they are, other files imported first (agent/imports)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What computes the analyses: DuckDB inside this process, or Spark where a recording outgrows a machine.
+"""The engines that compute the analyses: DuckDB in this process, or Spark for recordings larger than a machine.
 
 Both take the same expressions (agent/dataset/reader).  DuckDB keeps to a limit of memory and writes what is more to a
 temporary folder.

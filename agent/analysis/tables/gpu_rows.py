@@ -45,12 +45,12 @@ class CallSeries:
         return len(self.time_ns)
 
 
-def of_gpu(table: Any, gpus: Gpus, number: int) -> Any:
+def rows_of_gpu(table: Any, gpus: Gpus, number: int) -> Any:
     """The rows of a table with `recording` and `instance` that belong to one GPU."""
-    return of_instances(table, [one for one, gpu in gpus.gpu_of.items() if gpu == number])
+    return rows_of_instances(table, [one for one, gpu in gpus.gpu_of.items() if gpu == number])
 
 
-def of_instances(table: Any, instances: list[Instance]) -> Any:
+def rows_of_instances(table: Any, instances: list[Instance]) -> Any:
     """The rows of a table with `recording` and `instance` of these ends of communicators."""
     by_recording: defaultdict[int, list[int]] = defaultdict(list)
     for recording, instance in sorted(instances):
@@ -87,13 +87,13 @@ def rows_by_gpu(dataset: Dataset, table: str, gpus: Gpus) -> dict[int, int]:
 
 
 def _timed(rows: Any, table: str) -> Any:
-    """Without those that have no time: nobody knows where in the order they belong."""
+    """Drop rows without a time, whose order is unknown."""
     return rows.filter(rows[TIME_OF[table]].notnull())
 
 
 def read_series(dataset: Dataset, gpus: Gpus, number: int, table: str = "calls") -> CallSeries:
     """The calls of one GPU, or its operations by their beginnings (`table` `operations`)."""
-    rows = of_gpu(_timed(dataset[table], table), gpus, number)
+    rows = rows_of_gpu(_timed(dataset[table], table), gpus, number)
     rows = rows.select(
         "recording",
         "instance",
@@ -141,10 +141,10 @@ def read_series(dataset: Dataset, gpus: Gpus, number: int, table: str = "calls")
         order = np.lexsort((payload, kind, time_ns))
     time_ns, kind, payload = time_ns[order], kind[order].astype(np.int32), payload[order]
     of_kind = np.array([communicators[name[0]] for name in sorted(kinds)], np.int32)
-    return CallSeries(time_ns, kind, dense(kind.astype(np.int64), payload), of_kind[kind], payload)
+    return CallSeries(time_ns, kind, dense_codes(kind.astype(np.int64), payload), of_kind[kind], payload)
 
 
-def dense(*columns: Integers) -> Codes:
+def dense_codes(*columns: Integers) -> Codes:
     """Equal rows get equal numbers, 0 … k−1 in the order of their values: np.unique's inverse, without sorting rows."""
     codes = _encoded(columns[0])[0]
     for column in columns[1:]:

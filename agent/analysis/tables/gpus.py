@@ -8,7 +8,7 @@ A communicator whose name is not known is nobody else's: each of its ends is a c
 
 GPUs are numbered 0 … n−1: by their rank in the job where the launcher said it of all, else by their rank in the largest
 communicator that has all of them, else server by server in the order of GPU index and process.  Of one job
-alone each GPU keeps that number (`of_one_job`), and analyses name it by its place among the job's GPUs.
+alone each GPU keeps that number (`select_job`), and analyses name it by its place among the job's GPUs.
 
 Servers are the nodes that recorded.  Where one node holds several network namespaces that NCCL itself takes for
 different nodes (containers, or a test bed), each of them is a server.
@@ -70,7 +70,7 @@ class Gpus:
     others: tuple[GpuFacts, ...] = ()
     """GPUs of other jobs, which were left out; empty: all that were recorded are here."""
 
-    def of_one_job(self, numbers: Collection[int]) -> Gpus:
+    def select_job(self, numbers: Collection[int]) -> Gpus:
         """These GPUs alone, which no communicator connects with others; their numbers stay."""
         places = {number: place for place, number in enumerate(sorted(numbers))}
         gpu_of = {end: places[number] for end, number in self.gpu_of.items() if number in places}
@@ -148,7 +148,7 @@ class _End:
 
 
 def find_gpus(dataset: Dataset) -> Gpus:
-    """Who is who in a dataset."""
+    """Identify the GPUs and ranks of a dataset."""
     ends = [
         _End(
             instance=(row["recording"], row["instance"]),

@@ -1,4 +1,4 @@
-"""Sums of whole numbers by what they belong to, over whole columns."""
+"""Sums integers by group over whole columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 
-def sums(places: NDArray[Any], values: Integers, size: int) -> Integers:
+def sum_by_index(places: NDArray[Any], values: Integers, size: int) -> Integers:
     """Sums of `values` by place, in whole numbers (bincount would make floats)."""
     result = np.zeros(size, dtype=np.int64)
     np.add.at(result, places, values)
     return result
 
 
-def grouped(columns: Sequence[NDArray[Any]], *values: Integers) -> tuple[list[NDArray[Any]], list[Integers]]:
+def sum_by_group(columns: Sequence[NDArray[Any]], *values: Integers) -> tuple[list[NDArray[Any]], list[Integers]]:
     """The distinct rows of the columns, in order, as columns; and for each of them the sums of the values."""
     order = _order(columns)
     ordered = [column[order] for column in columns]

@@ -46,7 +46,7 @@ class Intervals:
         """How much of the union lies in each window."""
         return self.length_before(to_ns) - self.length_before(from_ns)
 
-    def bridged(self, gap_ns: int) -> Intervals:
+    def fill_gaps(self, gap_ns: int) -> Intervals:
         """The same with gaps shorter than `gap_ns` filled."""
         if not len(self.begin_ns):
             return self
@@ -64,7 +64,7 @@ class Intervals:
             np.maximum(self.begin_ns[own], other.begin_ns[theirs]), np.minimum(self.end_ns[own], other.end_ns[theirs])
         )
 
-    def without(self, other: Intervals) -> Intervals:
+    def difference(self, other: Intervals) -> Intervals:
         """The moments that this one covers and the other does not."""
         if not len(self.begin_ns):
             return self

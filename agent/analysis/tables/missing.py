@@ -1,4 +1,4 @@
-"""What to say where the packages of the analyses are not installed."""
+"""The error message if the packages of the analyses are not installed."""
 
 from __future__ import annotations
 

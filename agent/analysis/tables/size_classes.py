@@ -1,4 +1,4 @@
-"""Which operations are of like size, where hardly two are of the same.
+"""Groups operations into size classes if almost every payload size is unique.
 
 Figures by operation and size put equal sizes together.  A job that sends what it happens to have (tokens of a mixture
 of experts, requests of inference) makes operations of which every one has another size, and a median of one is none.
@@ -27,7 +27,7 @@ class SizeClasses:
     largest_bytes: int
     """Of all their payloads."""
 
-    def of(self, op: Any, payload: Any) -> Any:
+    def class_of(self, op: Any, payload: Any) -> Any:
         """The size that stands for a payload: itself, or the largest of its class."""
         if not self.ops:
             return payload
@@ -35,8 +35,8 @@ class SizeClasses:
         largest = ibis.cases(*((payload <= bound, ibis.literal(bound, "int64")) for bound in bounds), else_=payload)
         return ibis.ifelse(op.isin(sorted(self.ops)) & (payload > 0), largest, payload)
 
-    def over(self, op: str, size: int | None) -> int | None:
-        """Of what `of` made: payloads are larger than this; None: all are equal."""
+    def lower_bound(self, op: str, size: int | None) -> int | None:
+        """Of what `class_of` made: payloads are larger than this; None: all are equal."""
         return size // 2 if op in self.ops and size is not None and size > 0 else None
 
 

@@ -53,7 +53,7 @@ def find_bandwidth(
     timed = operations.join(_factor_table(dataset, gpus, known), ["recording", "instance", "op"])
     timed = timed.mutate(
         rate=timed.payload_bytes * 1e9 / (timed.end_ns - timed.begin_ns),
-        payload_bytes=classes.of(timed["op"], timed.payload_bytes),
+        payload_bytes=classes.class_of(timed["op"], timed.payload_bytes),
     )
     found = _medians(dataset, timed)
     if not found:
@@ -75,7 +75,7 @@ def find_bandwidth(
             algbw_bytes_per_second=row["algbw"],
             busbw_bytes_per_second=row["busbw"],
             utilisation=row["utilisation"],
-            over_bytes=classes.over(op, size),
+            over_bytes=classes.lower_bound(op, size),
         )
         for (op, size), row in sorted(best.items())
     )

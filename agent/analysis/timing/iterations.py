@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, Integers, of_gpu, read_series, rows_by_gpu
+from railscope.agent.analysis.tables.gpu_rows import CallSeries, Integers, read_series, rows_by_gpu, rows_of_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals, union
-from railscope.agent.analysis.timing.repetition import Repetition, equal_to_most, find_repetition, spread
+from railscope.agent.analysis.timing.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
 from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 9
@@ -48,8 +48,8 @@ def find_iterations(
         return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number)),)
     time_ns, starts = series.time_ns, repetition.starts
     period_ns = float(np.median(np.diff(time_ns[starts])))
-    covered = communicating(dataset, gpus, gpu, period_ns)
-    recurrence, calls = equal_to_most(series, starts, series.symbol)
+    covered = communication_intervals(dataset, gpus, gpu, period_ns)
+    recurrence, calls = find_most_frequent(series, starts, series.symbol)
     regularity = Regularity(
         period_seconds=period_ns / 1e9,
         duty_cycle=None if covered is None else _covered_part(covered, time_ns[starts]),
@@ -57,25 +57,25 @@ def find_iterations(
         iterations=len(starts) - 1,
         calls_per_iteration=calls,
         gpu=gpu,
-        recurrence_without_sizes=equal_to_most(series, starts, series.kind)[0],
-        spread=spread(np.diff(time_ns[starts])),
+        recurrence_without_sizes=find_most_frequent(series, starts, series.kind)[0],
+        spread=relative_spread(np.diff(time_ns[starts])),
         basis=_basis(repetition),
     )
     return regularity, _iterations(time_ns, starts), ()
 
 
-def communication(dataset: Dataset, gpus: Gpus, number: int) -> Intervals:
+def operation_intervals(dataset: Dataset, gpus: Gpus, number: int) -> Intervals:
     """When operations of a GPU were under way, as far as their times were recorded."""
-    operations = of_gpu(dataset["operations"], gpus, number)
+    operations = rows_of_gpu(dataset["operations"], gpus, number)
     operations = operations.filter(operations.begin_ns.notnull() & operations.end_ns.notnull())
     found = dataset.rows(operations.select("begin_ns", "end_ns"))
     return union(found["begin_ns"].to_numpy(), found["end_ns"].to_numpy())
 
 
-def communicating(dataset: Dataset, gpus: Gpus, number: int, period_ns: float) -> Intervals | None:
+def communication_intervals(dataset: Dataset, gpus: Gpus, number: int, period_ns: float) -> Intervals | None:
     """When a GPU communicates, gaps within a burst included; None: no operation of it has times."""
-    measured = communication(dataset, gpus, number)
-    return measured.bridged(round(period_ns / BURST_GAP)) if len(measured.begin_ns) else None
+    measured = operation_intervals(dataset, gpus, number)
+    return measured.fill_gaps(round(period_ns / BURST_GAP)) if len(measured.begin_ns) else None
 
 
 def _covered_part(covered: Intervals, starts_ns: Integers) -> float:

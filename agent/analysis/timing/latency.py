@@ -71,7 +71,7 @@ def _timed(dataset: Dataset, classes: SizeClasses) -> Any:
         "begin_ns",
         op=op,
         payload=payload,
-        like=classes.of(op, payload),
+        like=classes.class_of(op, payload),
         source=operations["source"].fill_null(""),
         took_ns=took,
     )
@@ -94,7 +94,7 @@ def _rows(dataset: Dataset, timed: Any, classes: SizeClasses) -> tuple[LatencyRo
             p90_seconds=_seconds(row["p90"]),
             p99_seconds=_seconds(row["p99"]),
             max_seconds=_seconds(row["max"]),
-            over_bytes=classes.over(row["op"], _payload(row["like"])),
+            over_bytes=classes.lower_bound(row["op"], _payload(row["like"])),
         )
         for row in found
     ]

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unknown
-from railscope.agent.analysis.tables.gpu_rows import Integers, instances_table, of_instances
+from railscope.agent.analysis.tables.gpu_rows import Integers, instances_table, rows_of_instances
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus, Instance
 from railscope.agent.dataset.reader import Dataset
 
@@ -121,12 +121,12 @@ def _volumes(
     number = {group.comm: place for place, group in enumerate(groups)}
     ends = [end for end, one in gpus.communicator_of.items() if one.comm in number and end in gpus.rank_of]
     of_group: dict[Instance, int] = {end: number[gpus.communicator_of[end].comm] for end in ends}
-    calls = of_instances(dataset["calls"], ends)
+    calls = rows_of_instances(dataset["calls"], ends)
     calls = calls.filter(calls["op"].isin(("AllToAll", *_POINT_TO_POINT)) & calls.payload_bytes.notnull())
     who = instances_table(
         gpus, group=(pa.int32(), of_group), rank=(pa.int32(), {end: gpus.rank_of[end] for end in ends})
     )
-    cut = in_iterations(calls, calls.time_ns, iterations).join(who, ["recording", "instance"])
+    cut = rows_in_iterations(calls, calls.time_ns, iterations).join(who, ["recording", "instance"])
     called = cut.filter(cut["op"] == "AllToAll").group_by(["iteration", "group", "rank"])
     called = called.agg(sent=ibis._.payload_bytes.sum().cast("int64"))
     mixed = [place for place, group in enumerate(groups) if group.comm in exchanging]
@@ -255,7 +255,7 @@ def _others(groups: list[Communicator], left_out: list[int]) -> Any:
     )
 
 
-def in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
+def rows_in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
     """The rows that lie in an iteration, with its place in the column `iteration`.
 
     Iterations are joined by slots of time as long as the usual one, so that engines need compare a row with very few

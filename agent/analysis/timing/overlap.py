@@ -25,7 +25,7 @@ from railscope.agent.analysis.facts.report import Iteration, Unknown
 from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.intervals import Intervals, union
-from railscope.agent.analysis.timing.iterations import communication
+from railscope.agent.analysis.timing.iterations import operation_intervals
 from railscope.agent.dataset.reader import Dataset
 
 COMMUNICATION, NON_OVERLAPPED = 11, 12
@@ -64,7 +64,7 @@ def find_overlap(
     busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
     if busiest is None:
         busiest = min(rows)
-    busy = communication(dataset, gpus, busiest)
+    busy = operation_intervals(dataset, gpus, busiest)
     busy_ns = busy.length_in(from_ns, to_ns)
     unknown = []
     if _sources(dataset) == {"proxy"}:
@@ -76,7 +76,7 @@ def find_overlap(
         alone: list[int | None] = [None] * len(iterations)
         computing = alone
     else:
-        alone = list(busy.without(computed).length_in(from_ns, to_ns).tolist())
+        alone = list(busy.difference(computed).length_in(from_ns, to_ns).tolist())
         computing = list(computed.length_in(from_ns, to_ns).tolist())
     return tuple(
         replace(
@@ -120,7 +120,7 @@ def _sources(dataset: Dataset) -> set[str]:
 
 
 def _compute(dataset: Dataset, gpus: Gpus, number: int) -> Intervals | str:
-    """When a GPU computed, or why nobody knows."""
+    """When a GPU computed, or why that is unknown."""
     recordings = {recording for (recording, _), gpu in gpus.gpu_of.items() if gpu == number}
     told = dataset.rows(dataset["recordings"].select("recording", "compute_recorded")).to_pylist()
     if not all(row["compute_recorded"] for row in told if row["recording"] in recordings):

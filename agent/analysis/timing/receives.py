@@ -1,4 +1,4 @@
-"""What receives do: transfer, or wait for the sender (receives; paper B: active and idle part of pipeline receives).
+"""Splits receives into transfer time and waiting for the sender (receives; paper B: pipeline receives).
 
 A Recv begins when the GPU is ready for the data and ends when it has them.  Part of that is transfer; how long that
 takes is learned from the fastest receives of the same size, or of like sizes (`size_classes`): the 5th percentile of
@@ -61,7 +61,7 @@ def find_receives(
         "begin_ns",
         "end_ns",
         counts=receives.payload_bytes.clip(lower=1),
-        like=classes.of(receives["op"], receives.payload_bytes),
+        like=classes.class_of(receives["op"], receives.payload_bytes),
     )
     per_byte = (receives.end_ns - receives.begin_ns) / receives.counts
     fastest = dataset.rows(receives.group_by("like").agg(fastest=per_byte.quantile(_FASTEST)))
@@ -78,7 +78,7 @@ def find_receives(
     uses = []
     for own in np.split(by_gpu, np.flatnonzero(np.diff(gpu[by_gpu])) + 1):
         active = union(from_transfer_ns[own], end_ns[own])
-        idle = union(begin_ns[own], from_transfer_ns[own]).without(active)
+        idle = union(begin_ns[own], from_transfer_ns[own]).difference(active)
         uses.append(
             ReceiveUse(
                 gpu=int(gpu[own[0]]),

@@ -1,4 +1,4 @@
-"""Where a series of calls repeats itself: its iterations, without being told anything about the job.
+"""Finds the iterations of a job: where its series of calls repeats, without hints about the job.
 
 A job repeats its calls from iteration to iteration, and within one also from micro-batch to micro-batch and layer to
 layer; now and then there is a call more (logging, a checkpoint), and the first iterations differ (DDP orders its
@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, Codes, Integers, dense
+from railscope.agent.analysis.tables.gpu_rows import CallSeries, Codes, Integers, dense_codes
 
 Hashes = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
@@ -136,7 +136,7 @@ def find_repetition(series: CallSeries) -> Repetition | None:
     return None
 
 
-def spread(values: Integers) -> float:
+def relative_spread(values: Integers) -> float:
     """(75th − 25th percentile) / median: 0 of equal values; infinite of a median of 0."""
     if not len(values):
         return float("inf")
@@ -150,7 +150,7 @@ def _regular(lengths_ns: Integers) -> bool:
     return median > 0 and bool(lengths_ns[near].sum() >= _LEAST_REGULAR_TIME * lengths_ns.sum())
 
 
-def equal_to_most(series: CallSeries, starts: Integers, symbol: Codes) -> tuple[float, int]:
+def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> tuple[float, int]:
     """Part of iterations whose calls are those of the most frequent one, in the same order on every communicator; and
     the calls of that one."""
     first, end = int(starts[0]), int(starts[-1])
@@ -197,7 +197,7 @@ def _without_sizes(series: CallSeries, kinds: Flags, *, always: bool = False) ->
         if always:
             yield False, series.symbol
         return
-    yield True, dense(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
+    yield True, dense_codes(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
 
 
 def _recurring(symbol: Codes, counts: Integers) -> Flags:
@@ -269,7 +269,7 @@ def _cuts_of(
     """What the anchors of one length make of the series, as far as they explain it."""
     n = len(gram)
     codes = np.empty(n, np.int32)
-    codes[order] = dense(gram.view(np.int64))
+    codes[order] = dense_codes(gram.view(np.int64))
     counts = np.bincount(codes)
     possible = _recurring(codes, counts) & (counts <= most)
     # Anchors that occur equally often mostly cut the same way.

@@ -22,7 +22,7 @@ import numpy as np
 
 from railscope.agent.analysis.facts.fact_columns import Pairs
 from railscope.agent.analysis.facts.report import GpuFacts
-from railscope.agent.analysis.tables.grouping import sums
+from railscope.agent.analysis.tables.grouping import sum_by_index
 from railscope.agent.dataset.reader import Dataset
 
 NEXT_TO_NOTHING: Final = 0.05
@@ -161,8 +161,8 @@ def _given(gpus: Sequence[GpuFacts], rails: Sequence[str], pairs: Pairs) -> _Sen
     link_of, server_of = ({one: place for place, one in enumerate(found)} for found in (links, servers))
     link = np.array([link_of[one] for one in own], dtype=np.int32)
     server = np.array([server_of[name] for name, _ in own], dtype=np.int32)
-    out = sums(link, pairs.sent_apart(len(gpus), server), len(links)).tolist()
-    into = sums(link, pairs.received_apart(len(gpus), server), len(links)).tolist()
+    out = sum_by_index(link, pairs.sent_apart(len(gpus), server), len(links)).tolist()
+    into = sum_by_index(link, pairs.received_apart(len(gpus), server), len(links)).tolist()
     return dict(zip(links, out, strict=True)), dict(zip(links, into, strict=True))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from railscope.agent.analysis.facts.report import CommunicatorUse, OpUse, PeerLink, Unknown
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.grouping import Integers, grouped
+from railscope.agent.analysis.tables.grouping import Integers, sum_by_group
 
 _SENT: Final = ("Send", "PutSignal")
 _MOST_OF_A_MEMBER: Final = 4
@@ -95,7 +95,7 @@ def _place(places: Mapping[str, int], gpus: Gpus, end: tuple[int, int]) -> int:
 def _uses(counted: CountedCalls, chosen: Integers) -> tuple[OpUse, ...]:
     """Calls of these kinds by operation and data type."""
     kinds = counted.kinds
-    (op, data_type), (calls, moved) = grouped(
+    (op, data_type), (calls, moved) = sum_by_group(
         (kinds.op[chosen], kinds.data_type[chosen]), kinds.calls[chosen], kinds.moved_bytes[chosen]
     )
     uses = [
@@ -120,7 +120,7 @@ def find_links(counted: CountedCalls, gpus: Gpus) -> Mapping[str, tuple[PeerLink
         ops = [number for number, name in enumerate(counted.op_names) if name in wanted]
         own = np.flatnonzero(np.isin(kinds.op, ops) & (comm >= 0) & (rank >= 0) & (kinds.peer >= 0))
         pair = (rank[own], kinds.peer[own]) if wanted == _SENT else (kinds.peer[own], rank[own])
-        keys, (calls, moved) = grouped((comm[own], *pair), kinds.calls[own], kinds.moved_bytes[own])
+        keys, (calls, moved) = sum_by_group((comm[own], *pair), kinds.calls[own], kinds.moved_bytes[own])
         for number, source, destination, *more in zip(
             *(column.tolist() for column in (*keys, calls, moved)), strict=True
         ):

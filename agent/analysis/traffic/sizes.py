@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from railscope.agent.analysis.facts.fact_columns import Sizes
 from railscope.agent.analysis.tables.calls import NOTHING, CountedCalls
-from railscope.agent.analysis.tables.grouping import Integers, grouped
+from railscope.agent.analysis.tables.grouping import Integers, sum_by_group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +36,17 @@ def find_sizes(counted: CountedCalls) -> Sizes:
     """Calls by operation and size, in this order; calls of unknown size are left out."""
     known = np.flatnonzero(counted.payload_bytes != NOTHING)
     op = counted.by_row(counted.kinds.op.astype(np.int32))
-    (own, size), (calls,) = grouped((op[known], counted.payload_bytes[known]), counted.calls[known])
+    (own, size), (calls,) = sum_by_group((op[known], counted.payload_bytes[known]), counted.calls[known])
     return Sizes(counted.op_names, own, size, calls)
 
 
 def cdf(sizes: Sizes) -> Distribution:
     """The cumulative distribution over all operations together, by size."""
-    found, calls = sizes.together()
-    return Distribution(found, shares(calls))
+    found, calls = sizes.sum_over_ops()
+    return Distribution(found, cumulative_shares(calls))
 
 
-def shares(calls: Integers) -> NDArray[np.float64]:
+def cumulative_shares(calls: Integers) -> NDArray[np.float64]:
     """Which part of all calls come up to each of these; ends at exactly 1."""
     reached = np.cumsum(calls)
     result: NDArray[np.float64] = reached / max(int(calls.sum()), 1)

@@ -42,7 +42,7 @@ from railscope.agent.analysis.facts.fact_columns import Pairs
 from railscope.agent.analysis.facts.report import Traffic, Unknown
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus
-from railscope.agent.analysis.tables.grouping import Integers, sums
+from railscope.agent.analysis.tables.grouping import Integers, sum_by_index
 from railscope.agent.analysis.tables.leaf_map import LeafMap
 from railscope.agent.analysis.traffic.gpu_rails import find_rails
 from railscope.agent.dataset.reader import Dataset
@@ -98,7 +98,7 @@ class _PairSums:
         if self._matrix is None:
             empty = np.empty(0, dtype=np.int64)
             keys, places = np.unique(np.concatenate([empty, *self._keys]), return_inverse=True)
-            counts = sums(places, np.concatenate([empty, *self._counts]), len(keys))
+            counts = sum_by_index(places, np.concatenate([empty, *self._counts]), len(keys))
             return Pairs(keys // max(self._gpus, 1), keys % max(self._gpus, 1), counts)
         moved, self._matrix = self._matrix, None
         matrix = moved.reshape(self._gpus, self._gpus)
@@ -130,14 +130,14 @@ class _Kinds:
     first: Integers
     rows: Integers
 
-    def of(self, chosen: NDArray[np.bool_] | Integers) -> _Kinds:
+    def select(self, chosen: NDArray[np.bool_] | Integers) -> _Kinds:
         return _Kinds(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 def find_traffic(
     dataset: Dataset, gpus: Gpus, counted: CountedCalls, leaf_map: LeafMap | None = None
 ) -> tuple[Traffic, tuple[Unknown, ...]]:
-    """Who sent how much to whom.
+    """Compute the bytes between each pair of GPUs.
 
     Raises:
         ConfigError: the leaf map lacks a server or a rail.
@@ -149,7 +149,7 @@ def find_traffic(
     confirmed = redirected = 0
     everything = _kinds(gpus, counted)
     for communicator, places in _by_communicator(gpus, counted):
-        kinds = everything.of(places)
+        kinds = everything.select(places)
         if communicator is None or communicator.nranks is None or communicator.nranks > _MOST_RANKS:
             unmodelled += int(kinds.calls.sum())
             continue
@@ -158,8 +158,8 @@ def find_traffic(
         ops = counted.kinds.op[places]
         for op in np.unique(ops).tolist():
             name = counted.op_names[op]
-            chosen = kinds.of(ops == op)
-            own = chosen.of(_usable(name, chosen, communicator.nranks))
+            chosen = kinds.select(ops == op)
+            own = chosen.select(_usable(name, chosen, communicator.nranks))
             unmodelled += int(chosen.calls.sum() - own.calls.sum())
             unmodelled += 0 if name in _SILENT else int(own.unsized.sum())
             if name in RING_OPS:
@@ -216,7 +216,7 @@ def _kinds(gpus: Gpus, counted: CountedCalls) -> _Kinds:
 
 
 def _usable(name: str, kinds: _Kinds, count: int) -> NDArray[np.bool_]:
-    """Of which it can be said what they send, if their size is known."""
+    """Calls whose traffic is known if their size is."""
     fine = (kinds.rank >= 0) & (kinds.rank < count)
     if name not in _MODELLED:
         fine[:] = False
@@ -227,11 +227,11 @@ def _usable(name: str, kinds: _Kinds, count: int) -> NDArray[np.bool_]:
 
 def _ring(name: str, kinds: _Kinds, members: _Members, counted: CountedCalls) -> Integers:
     """What each rank sends to the next; of a silent one, by what the next rank called."""
-    own = sums(kinds.rank, _edge(name, kinds, members.count, kinds.rank, counted), members.count)
+    own = sum_by_index(kinds.rank, _edge(name, kinds, members.count, kinds.rank, counted), members.count)
     if not len(members.silent):
         return own
     before = (kinds.rank - 1) % members.count
-    implied = sums(before, _edge(name, kinds, members.count, before, counted), members.count)
+    implied = sum_by_index(before, _edge(name, kinds, members.count, before, counted), members.count)
     return np.where(members.speaking, own, implied)
 
 
@@ -269,7 +269,7 @@ def _direct(name: str, kinds: _Kinds, members: _Members, pairs: _PairSums) -> No
         case "Recv":
             pairs.add(gpu[peer], gpu[rank], moved * ~members.speaking[peer])
         case "AllToAll":
-            by_rank = sums(rank, moved, members.count)
+            by_rank = sum_by_index(rank, moved, members.count)
             everyone = np.arange(members.count)
             for one in np.flatnonzero(by_rank).tolist():
                 share = np.full(members.count, by_rank[one])
@@ -387,7 +387,7 @@ def _result(
             None if rails is None else int(talked.sent_apart(count, server, _numbered(rails)[1]).sum())
         ),
         spine_wire_bytes=spine,
-        server_transmit_wire_bytes=tuple(zip(names, sums(server, leaving, len(names)).tolist(), strict=True)),
+        server_transmit_wire_bytes=tuple(zip(names, sum_by_index(server, leaving, len(names)).tolist(), strict=True)),
         basis=f"{basis}  {told.basis}".rstrip(),
     )
     return traffic, tuple(_unknown(traffic, leaf_map, told.doubt, names))

@@ -36,7 +36,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What a host says of one of its ranks."""
+    """A stall that a host reports of one of its ranks."""
 
     op: str
     """Empty: the host does not know."""
@@ -125,7 +125,7 @@ class Rail:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A communicator that goes on, on a host that a stall touches."""
+    """A communicator that makes progress on a host with a stall."""
 
     comm: str
     host: str

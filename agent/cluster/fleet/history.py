@@ -1,4 +1,4 @@
-"""What the raw points of a counter tell of its pace: what is usual, the most, the mean.
+"""Computes the usual, maximum and mean rate of a counter from its raw points.
 
 Points are (seconds since the Unix epoch, value) as they were scraped.  A rate is only ever taken between two points
 that are there, so a short history, or the end of it in a stall, does not make it lower; where a counter starts anew
@@ -78,7 +78,7 @@ def mean_rate(points: Points) -> float | None:
     return _rate(_intervals(points))
 
 
-def risen(points: Points, known_since: float | None) -> float:
+def increase(points: Points, known_since: float | None) -> float:
     """By how much a counter rose.
 
     `known_since`: when its host was first heard; a counter that appeared later began at 0.

@@ -1,4 +1,4 @@
-"""Questions to Prometheus, or to a store that speaks its HTTP interface (VictoriaMetrics, Thanos, Mimir).
+"""Queries Prometheus, or a store with its HTTP interface (VictoriaMetrics, Thanos, Mimir).
 
 One call, `/api/v1/query`, with types for what comes back: samples of one moment, or every scrape within a time (in a
 range query VictoriaMetrics repeats old values for the last 30 seconds, and both know only a grid).  Redirects are not
@@ -94,11 +94,11 @@ class Store(Protocol):
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
         """Everything that was scraped of some series in the seconds before a moment."""
 
-    def reservations(self) -> tuple[str, ...]:
-        """What it said so far that limits its answers, a sentence each."""
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of the store that limit its answers, a sentence each."""
 
 
-def bearer(file: Path) -> str:
+def bearer_header(file: Path) -> str:
     """The Authorization header for a token.
 
     Raises:
@@ -110,7 +110,7 @@ def bearer(file: Path) -> str:
     return f"Bearer {token}"
 
 
-def basic(user_and_file: str) -> str:
+def basic_header(user_and_file: str) -> str:
     """The Authorization header for `USER:FILE`, the file holding the password.
 
     Raises:
@@ -182,16 +182,16 @@ class PrometheusStore:
         PrometheusError: the store cannot be reached, refuses, or is none.
         """
         moment = {} if at is None else {"time": f"{at:.3f}"}
-        return samples_of(self._ask("query", {"query": expression, **moment}), self.shown)
+        return parse_samples(self._ask("query", {"query": expression, **moment}), self.shown)
 
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
         """Raises:
         PrometheusError: the store cannot be reached, refuses, or is none.
         """
         data = self._ask("query", {"query": f"{selector}[{seconds:.0f}s]", "time": f"{at:.3f}"})
-        return series_of(data, self.shown)
+        return parse_series(data, self.shown)
 
-    def reservations(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """That answers were partial, and what the store warned of; empty: neither."""
         partial = f"{self.shown} calls its answers partial: hosts and ranks may be missing from all that is said here"
         warned = [f"{self.shown} warns: {warning}" for warning in tuple(self._warnings)[:_MOST_WARNINGS]]
@@ -325,11 +325,11 @@ def _read(response: http.client.HTTPResponse) -> bytes:
 
 
 def _one_line(text: str) -> str:
-    """What somebody else wrote, as a terminal may show it."""
+    """Foreign text, made safe for a terminal."""
     return printable(" ".join(text.split()))[:_MOST_LETTERS]
 
 
-def samples_of(data: Any, source: str) -> tuple[Sample, ...]:
+def parse_samples(data: Any, source: str) -> tuple[Sample, ...]:
     """The samples in the `data` of an instant query; what is no number is left out.
 
     Raises:
@@ -348,7 +348,7 @@ def samples_of(data: Any, source: str) -> tuple[Sample, ...]:
     return tuple(sample for sample in samples if _is_number(sample.value))
 
 
-def series_of(data: Any, source: str) -> tuple[Series, ...]:
+def parse_series(data: Any, source: str) -> tuple[Series, ...]:
     """The series in the `data` of a query for a range.
 
     Raises:
@@ -392,7 +392,7 @@ def _labels(given: Mapping[str, Any]) -> dict[str, str]:
     return labels
 
 
-def moment_of(text: str) -> float:
+def parse_time(text: str) -> float:
     """Seconds since the Unix epoch of `2026-11-21T03:05:00Z` or `1795230300`.
 
     Raises:
@@ -406,7 +406,7 @@ def moment_of(text: str) -> float:
     return _moment(seconds)
 
 
-def seconds_of(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds of a length of time as Prometheus writes it: `90s`, `5m`, `1h30m`.
 
     Raises:

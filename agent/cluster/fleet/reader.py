@@ -12,30 +12,30 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
-from railscope.agent.cluster.fleet.history import Points, highest_rate, mean_rate, risen, usual_rate
+from railscope.agent.cluster.fleet.history import Points, highest_rate, increase, mean_rate, usual_rate
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
 from railscope.agent.cluster.fleet.scrapes import (
     MOST_POINTS,
     REMEMBERED,
     Asker,
     Scrapes,
-    beginning,
-    either,
+    match_any,
+    match_prefix,
     rate_seconds_of,
+    read_scrapes,
     recent_seconds_of,
-    scrapes_of,
 )
-from railscope.agent.cluster.fleet.sequences import RankKey, positions
+from railscope.agent.cluster.fleet.sequences import RankKey, find_positions
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
     brief_stalls,
+    parse_stalls,
     stall_histories,
-    stalls_now,
     with_details,
 )
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.communicator_names import HASH_DIGITS, several_fit
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.communicator_names import HASH_DIGITS, describe_ambiguity
+from railscope.agent.facts.label_numbers import parse_number
 
 _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""
@@ -43,7 +43,7 @@ _MOST_HOSTS: Final = 64
 """Rails are asked for on so many hosts at most, those first that a stall names."""
 
 
-def named_communicator(store: Store, text: str, at: float | None = None) -> str:
+def find_communicator(store: Store, text: str, at: float | None = None) -> str:
     """The hash that begins so, of communicators within the last hour; what was given where none does.
 
     Raises:
@@ -51,13 +51,13 @@ def named_communicator(store: Store, text: str, at: float | None = None) -> str:
     """
     if len(text) >= HASH_DIGITS:
         return text
-    info = f"{catalogue.COMM_INFO}{{{beginning('comm', text)}}}"
+    info = f"{catalogue.COMM_INFO}{{{match_prefix('comm', text)}}}"
     found = store.query(f"count by (comm) (last_over_time({info}[{REMEMBERED}]))", at)
     comms = {sample.labels.get("comm", "") for sample in found}
     if text in comms or not comms:
         return text
     if len(comms) > 1:
-        raise PrometheusError(several_fit("--comm", text, comms))
+        raise PrometheusError(describe_ambiguity("--comm", text, comms))
     return comms.pop()
 
 
@@ -73,10 +73,10 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             raise PrometheusError("the store does not tell its time: is it a Prometheus?")
         at = clock[0].value
     ask = Asker(store, at)
-    scrapes = scrapes_of(ask)
+    scrapes = read_scrapes(ask)
     recent_seconds = recent_seconds_of(scrapes.interval_seconds)
     looked_back = max(window_seconds, recent_seconds)
-    said = ask.all(
+    said = ask.query_all(
         stalled=f"{catalogue.COMM_STALLED} == 1",
         info=f"{catalogue.COMM_STALL_INFO} == 1",
         waiting=f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}",
@@ -106,7 +106,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         )
     instances = _instances_of(said["info"], ranks, scrapes.names)
     rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
-    hosts = either("instance", instances)
+    hosts = match_any("instance", instances)
     enqueued = catalogue.COMM_ENQUEUED.where(hosts)
     # What stopped within the range of the rate does not go on.
     lately = f"{_moves(enqueued, scrapes)} > 0"
@@ -158,17 +158,20 @@ def _by_rank(samples: Iterable[Sample]) -> dict[RankKey, float]:
 
 
 def _writing(selector: str, scrapes: Scrapes) -> str:
-    """Who writes to storage, as a question.
+    """The query for ranks that write to storage.
 
     The hosts of those that wait may be scraped later, so that who has just gone on is still meant; or sooner, so that
     of a moment that is over the writer's next scrape counts too, though it be late.
     """
-    return f"max_over_time({catalogue.COMM_WRITING}{selector}[{scrapes.lately(4)}] offset -{scrapes.lately(1.5)})"
+    return (
+        f"max_over_time({catalogue.COMM_WRITING}{selector}[{scrapes.promql_range(4)}] offset "
+        f"-{scrapes.promql_range(1.5)})"
+    )
 
 
 def _moves(enqueued: str, scrapes: Scrapes) -> str:
     """Whether operations were entered between the last scrapes, as a question."""
-    return f"changes({enqueued}[{scrapes.lately(2.5)}])"
+    return f"changes({enqueued}[{scrapes.promql_range(2.5)}])"
 
 
 def _ranks(
@@ -181,9 +184,9 @@ def _ranks(
     window_seconds: float,
 ) -> tuple[Rank, ...]:
     """Every rank of these communicators that the store knows."""
-    of = either("comm", comms)
+    of = match_any("comm", comms)
     enqueued = catalogue.COMM_ENQUEUED.where(of)
-    found = ask.all(
+    found = ask.query_all(
         info=f"last_over_time({catalogue.COMM_INFO.where(of)}[{REMEMBERED}])",
         enqueued=enqueued,
         completed=catalogue.COMM_COMPLETED.where(of),
@@ -202,14 +205,14 @@ def _ranks(
     known = max(len(now), len(found["info"]), 1)
     points_seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / known)
     points = _points(ask.store.scrapes(enqueued, points_seconds, ask.at))
-    placed = positions(
+    placed = find_positions(
         now=now,
         from_start=numbers["from_start"],
         sequence=numbers["sequence"],
         resets=numbers["resets"],
         history=points,
     )
-    stalls = stalls_now(said["stalled"], said["info"])
+    stalls = parse_stalls(said["stalled"], said["info"])
     lengths = _lengths(ask.store.scrapes(catalogue.COMM_STALL_SECONDS.where(of), points_seconds, ask.at), points)
     stalled_first = {one.comm: one.first for one in history}
     infos = {_rank_key(sample): sample.labels for sample in found["info"]}
@@ -230,7 +233,7 @@ def _ranks(
                 comm=comm,
                 rank=rank,
                 host=scrapes.names.get(instance, instance or "unknown"),
-                nranks=number_of(labels.get("nranks", "")),
+                nranks=parse_number(labels.get("nranks", "")),
                 pid=labels.get("pid", ""),
                 gpu=labels.get("gpu", ""),
                 netns=labels.get("netns", ""),
@@ -275,18 +278,18 @@ def _lengths(series: Iterable[Series], calls: Mapping[RankKey, Points]) -> dict[
     for one in series:
         key = _rank_key(one)
         of_rank = calls.get(key, ())
-        found[key] += risen(one.points, of_rank[0][0] if of_rank else None)
+        found[key] += increase(one.points, of_rank[0][0] if of_rank else None)
     return found
 
 
 def _with_history(
     ask: Asker, scrapes: Scrapes, ranks: Sequence[Rank], of: str, window_seconds: float
 ) -> tuple[Rank, ...]:
-    """The ranks, those that are not seen any more with what their host said of them at the end."""
+    """The ranks; those that are gone with their host's last report."""
     gone = {rank.host for rank in ranks if not rank.present}
     if not gone:
         return tuple(ranks)
-    on = either("instance", (instance for instance, name in scrapes.names.items() if name in gone))
+    on = match_any("instance", (instance for instance, name in scrapes.names.items() if name in gone))
     stalls = ask.store.scrapes(f"{catalogue.COMM_STALL_INFO}{{{of},{on}}}", window_seconds, ask.at)
     seen = ask.store.scrapes(f"{catalogue.COMM_ENQUEUED}{{{of},{on}}}", window_seconds, ask.at)
     last_seen = {_rank_key(one): one.points[-1][0] for one in seen if one.points}
@@ -303,7 +306,7 @@ def _with_history(
 
 
 def _number(text: str) -> int:
-    number = number_of(text)
+    number = parse_number(text)
     return -1 if number is None else number
 
 
@@ -322,12 +325,12 @@ def _rails(
     ask: Asker, scrapes: Scrapes, instances: Collection[str], rate_seconds: float, window_seconds: float
 ) -> tuple[Rail, ...]:
     """Every rail of these hosts."""
-    on = either("instance", instances)
+    on = match_any("instance", instances)
     window = f"{window_seconds:.0f}s"
     events = f'{catalogue.RAIL_COUNTER}{{{on},severity=~"page|warn"}}'
     transmit = catalogue.RAIL_TRANSMIT_BYTES.where(on)
     short = f"{max(rate_seconds, 30):.0f}s"
-    found = ask.all(
+    found = ask.query_all(
         info=catalogue.RAIL_INFO.where(on),
         up=catalogue.RAIL_UP.where(on),
         speed=catalogue.RAIL_SPEED.where(on),

@@ -1,4 +1,4 @@
-"""Which hosts a store hears, how often, since when not any more, and what they are called.
+"""Finds out which hosts a store scrapes, at which interval, and which of them it lost.
 
 Staleness is taken seriously: a host whose last scrape is old counts as silent, and what it said before is history.  A
 host is the `instance` label; it is shown by `node`, `nodename` or `hostname` where the scrape configuration adds one,
@@ -32,7 +32,7 @@ _HOST_LABELS: Final = ("node", "nodename", "hostname")
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """When which host was heard."""
+    """The times at which each host was scraped."""
 
     at: float
     agents: tuple[Agent, ...]
@@ -50,7 +50,7 @@ class Scrapes:
         """The same; what is usual for Prometheus where it is not known."""
         return self.interval_seconds or 15.0
 
-    def lately(self, scrapes: float) -> str:
+    def promql_range(self, scrapes: float) -> str:
         """So many scrapes as a duration of PromQL."""
         return f"{1000 * scrapes * self.spacing_seconds:.0f}ms"
 
@@ -64,18 +64,18 @@ class Asker:
     def __call__(self, expression: str) -> tuple[Sample, ...]:
         return self.store.query(expression, self.at)
 
-    def all(self, **expressions: str) -> dict[str, tuple[Sample, ...]]:
+    def query_all(self, **expressions: str) -> dict[str, tuple[Sample, ...]]:
         with ThreadPoolExecutor(_THREADS) as threads:
             answers = threads.map(self, expressions.values())
             return dict(zip(expressions, answers, strict=True))
 
 
-def scrapes_of(ask: Asker) -> Scrapes:
+def read_scrapes(ask: Asker) -> Scrapes:
     """Raises:
     PrometheusError: the store does not answer, or has no series of railscope.
     """
     stamp = catalogue.SNAPSHOT_TIMESTAMP.name
-    found = ask.all(
+    found = ask.query_all(
         ever=f"last_over_time({catalogue.BUILD_INFO}[{REMEMBERED}])",
         up=f"up and on (job) group by (job) (last_over_time({catalogue.BUILD_INFO}[{REMEMBERED}]))",
         stamp=stamp,
@@ -150,7 +150,7 @@ def _by_instance(samples: Iterable[Sample]) -> dict[str, float]:
 
 
 def _mixed(started: Iterable[Sample]) -> dict[str, tuple[str, ...]]:
-    """Labels that differ between agents of one instance: told of twice, an agent started at the same moment."""
+    """Labels that differ between agents of one instance: two targets with the same start time are one agent."""
     by_instance: dict[str, list[Sample]] = defaultdict(list)
     for sample in started:
         by_instance[sample.labels.get("instance", "")].append(sample)
@@ -185,12 +185,12 @@ def recent_seconds_of(interval_seconds: float | None) -> float:
     return max(RECENT_SECONDS, 2 * (interval_seconds or 0.0))
 
 
-def either(label: str, values: Iterable[str]) -> str:
+def match_any(label: str, values: Iterable[str]) -> str:
     """A matcher for any of these values."""
     return f'{label}=~"{_quoted("|".join(re.escape(value) for value in sorted(values)))}"'
 
 
-def beginning(label: str, text: str) -> str:
+def match_prefix(label: str, text: str) -> str:
     """A matcher for all values that begin so."""
     return f'{label}=~"{_quoted(re.escape(text))}.*"'
 

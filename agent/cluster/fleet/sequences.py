@@ -1,4 +1,4 @@
-"""Where each rank of a communicator stands in its sequence of operations, on one scale for all ranks.
+"""Computes each rank's position in its communicator's sequence of operations, on one scale for all ranks.
 
 An agent that saw a communicator begin counts from its first operation: such numbers compare as they are.  One that
 was started, or started again, beside a running job counts from then on.  Where it can, it says where its ranks stand
@@ -43,7 +43,7 @@ class Position:
     """By history, since the agent did not count from the first operation."""
 
 
-def positions(
+def find_positions(
     *,
     now: Mapping[RankKey, float],
     from_start: Mapping[RankKey, float],
@@ -85,7 +85,7 @@ def positions(
         for key in inexact:
             if key == scale:
                 continue
-            learnt = difference(history.get(scale, ()), history.get(key, ()))
+            learnt = usual_lead(history.get(scale, ()), history.get(key, ()))
             if learnt is not None:
                 shift, uncertainty = learnt
                 found[key] = Position(int(now[key]) - shift, uncertainty, learnt=True)
@@ -110,14 +110,14 @@ def _beside(
 ) -> Iterator[tuple[RankKey, Position]]:
     """Ranks without such a number, by their usual distance to one that has it; those without history are left out."""
     for key in keys:
-        learnt = difference(history.get(scale, ()), history.get(key, ()))
+        learnt = usual_lead(history.get(scale, ()), history.get(key, ()))
         if learnt is not None:
             shift, uncertainty = learnt
             entered = int(sequence[scale]) + int(now[key]) - shift - int(now[scale])
             yield key, Position(entered, uncertainty, learnt=True)
 
 
-def difference(scale: Points, counter: Points) -> tuple[int, int] | None:
+def usual_lead(scale: Points, counter: Points) -> tuple[int, int] | None:
     """How far a counter is usually ahead of another, and by how much that varies; None: too little is known.
 
     Points are (seconds, value) as they were scraped; between two of them a counter is taken to advance evenly.  Only

@@ -1,4 +1,4 @@
-"""What hosts said of stalls, now and before: who is stalled for which reason, since when, how often, until when.
+"""Reads the stalls that hosts reported, now and before: rank, cause, begin, count, end.
 
 A stall may be on and off, as where single operations end on a slow rail, and whoever asks comes a moment late as a
 rule; so what was said within the last minute counts too (agent/cluster/verdict/recent.py).
@@ -26,8 +26,8 @@ _MOST_CANDIDATES: Final = 100
 """For the telling moment: thousands of hosts have as many."""
 
 
-def stalls_now(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKey, Stall]:
-    """What each host says of its ranks, with what it rests on."""
+def parse_stalls(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKey, Stall]:
+    """The stalls that hosts report, with their evidence."""
     details = {(_rank_key(one), one.labels.get("cause", "")): one.labels for one in info}
     found: dict[RankKey, Stall] = {}
     for sample in stalled:
@@ -57,7 +57,7 @@ def with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
 def stall_histories(
     ask: Asker, scrapes: Scrapes, series: int, window_seconds: float, recent_seconds: float
 ) -> tuple[StallHistory, ...]:
-    """What was said within the window, by communicator, the latest first; `series`: how many there were of it.
+    """The stalls reported within the window, by communicator, the latest first; `series`: the number of series.
 
     Raises:
         PrometheusError: the store does not answer.
@@ -76,7 +76,7 @@ def stall_histories(
 
 @dataclass(frozen=True, slots=True)
 class _Saying:
-    """One host says one thing of one of its ranks, from one scrape to another."""
+    """One report of a host on one of its ranks, from one scrape to another."""
 
     series: Series
     first: float

@@ -1,4 +1,4 @@
-"""Who may be to blame for one communicator's stall, best evidence first.
+"""Finds the candidates for the root cause of one communicator's stall, best evidence first.
 
 Evidence is ordered by how little it leaves open: a process that is gone or stopped or a link that is down; a rail
 that loses, filters or is slow; a rank behind the others in the sequence of operations; a GPU that does not progress;
@@ -55,16 +55,16 @@ class Culprit:
         return tier_of(self.cause, by_sequence=self.basis == "sequence")
 
     @property
-    def one_of(self) -> bool:
-        """Whether only one of its ranks is to blame, and nobody knows which."""
+    def one_of_several(self) -> bool:
+        """Whether one of its ranks is to blame, and it is unknown which."""
         return self.cause == Cause.PROCESS_GONE and len(self.missing) > 1
 
 
-def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
+def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     """Everything that may have caused the stall of the communicator with these ranks; never empty."""
     present = [rank for rank in ranks if rank.present]
     missing = missing_ranks(ranks)
-    early = frozenset(too_early(present))
+    early = frozenset(scraped_too_early(present))
     settled = [rank for rank in present if rank not in early]
     foremost = _foremost(present)
     by_sequence = tuple(_by_sequence(settled))
@@ -86,9 +86,9 @@ def culprits_of(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     return tuple(sorted(found, key=lambda culprit: (culprit.tier, culprit.basis == "history")))
 
 
-def too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
-    """Ranks whose last scrape is from before the stall, so that their sequence says nothing."""
-    began = stall_began(present)
+def scraped_too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
+    """Ranks whose last scrape precedes the stall, so that their sequence proves nothing."""
+    began = stall_start(present)
     if began is None:
         return ()
     return tuple(
@@ -99,21 +99,21 @@ def too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
 
 
 def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
-    """Ranks that the communicator has and nobody sees, in order."""
-    nranks = size_of(ranks)
+    """Ranks of the communicator that no agent reports, in order."""
+    nranks = communicator_size(ranks)
     seen = {rank.rank for rank in ranks if rank.present}
     if nranks is None or "unknown" in seen or any(rank.comm == "unknown" for rank in ranks):
         return ()
     return tuple(number for number in map(str, range(nranks)) if number not in seen)
 
 
-def size_of(ranks: Iterable[Rank]) -> int | None:
+def communicator_size(ranks: Iterable[Rank]) -> int | None:
     """How many ranks the communicator has; None: not known."""
     told = (rank.nranks for rank in ranks if rank.nranks is not None)
     return max((nranks for nranks in told if nranks <= _MOST_RANKS), default=None)
 
 
-def stall_began(present: Iterable[Rank]) -> float | None:
+def stall_start(present: Iterable[Rank]) -> float | None:
     """When the first rank began to wait, by the store's clock; None: not known."""
     return min(
         (
@@ -125,7 +125,7 @@ def stall_began(present: Iterable[Rank]) -> float | None:
     )
 
 
-def is_gone(rank: Rank) -> bool:
+def has_exited(rank: Rank) -> bool:
     """Whether a rank's own process has ended, and not only that of a peer for which it waits.
 
     A host blames the first that went for those that went after it.  That an end of a communicator without a name has
@@ -136,7 +136,7 @@ def is_gone(rank: Rank) -> bool:
         return False
     if rank.stall.blamed_rank == rank.rank:
         return True
-    return rank.ended if identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
+    return rank.ended if is_identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
 
 
 def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
@@ -167,10 +167,10 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     if number not in ("", "unknown") and rank.comm != "unknown":
         return by_number.get(number) or Rank(rank.comm, number, "", present=False)
     # By such a number somebody else would be found; but a host may speak of the rank itself.
-    return rank if not identified(rank) and (own or is_gone(rank)) else None
+    return rank if not is_identified(rank) and (own or has_exited(rank)) else None
 
 
-def identified(rank: Rank) -> bool:
+def is_identified(rank: Rank) -> bool:
     """Whether its number tells it apart: not where ranks have none, or all that have no name pass for one."""
     return "unknown" not in (rank.comm, rank.rank)
 
@@ -222,9 +222,9 @@ def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culp
         yield Culprit(Cause.RAIL_DOWN, rails=tuple(down), basis="rail state", strength="weak")
 
 
-def incomparable(ranks: Sequence[Rank]) -> str:
+def why_not_comparable(ranks: Sequence[Rank]) -> str:
     """Why the sequences of these ranks say nothing of who is behind; empty: they do."""
-    if not all(identified(rank) for rank in ranks):
+    if not all(is_identified(rank) for rank in ranks):
         return "railscope cannot read which communicator or rank is meant: sequences are not compared"
     if any(rank.stall and rank.stall.op in _POINT_TO_POINT for rank in ranks):
         return "point to point, ranks make different numbers of calls: their sequences are not compared"
@@ -251,7 +251,7 @@ def entered_and_completed(rank: Rank) -> tuple[int, int | None] | None:
 def _by_sequence(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     """The ranks that did not enter the operation in which the others wait."""
     placed = [(rank, rank.position) for rank in ranks if rank.position is not None]
-    if len(placed) < 2 or incomparable(ranks):
+    if len(placed) < 2 or why_not_comparable(ranks):
         return
     foremost = max(position.entered - position.uncertainty for _, position in placed)
     behind = [(rank, at) for rank, at in placed if at.entered + at.uncertainty < foremost]
@@ -317,7 +317,7 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
         if (
             rank.stall.blamed_rank == number
             if rank.stall is not None and rank.stall.cause == Cause.RANK_BEHIND
-            else identified(rank)
+            else is_identified(rank)
         )
         # A host that guesses at another's rank cannot know how far that came.
         and (rank.stall is not None or rank.host in hosts_of[number] or not _has_come(rank, foremost))
@@ -331,7 +331,7 @@ def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[C
 def _foremost(present: Sequence[Rank]) -> int | None:
     """How many operations the first of the ranks surely entered; None: that is not known of all."""
     positions = [rank.position for rank in present]
-    if incomparable(present) or any(position is None or position.learnt for position in positions):
+    if why_not_comparable(present) or any(position is None or position.learnt for position in positions):
         return None
     return max((position.entered for position in positions if position is not None), default=None)
 
@@ -341,7 +341,7 @@ def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     waiting = [rank for rank in ranks if rank.stall and rank.inflight_seconds]
     idle = [rank for rank in ranks if rank.stall is None and rank.inflight_seconds == 0 and rank.enqueued]
     vague = any(rank.position is None or rank.position.learnt for rank in (*waiting, *idle))
-    if waiting and idle and vague and not incomparable(ranks):
+    if waiting and idle and vague and not why_not_comparable(ranks):
         yield Culprit(Cause.RANK_BEHIND, tuple(idle), basis="idle", strength="weak")
 
 
@@ -349,15 +349,15 @@ def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
     said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.GPU_NOT_PROGRESSING]
     if said:
         numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
-        own = [rank for rank in said if not identified(rank)]
-        blamed = (*(rank for rank in present if rank.rank in numbers and identified(rank)), *own) or tuple(said)
+        own = [rank for rank in said if not is_identified(rank)]
+        blamed = (*(rank for rank in present if rank.rank in numbers and is_identified(rank)), *own) or tuple(said)
         yield Culprit(Cause.GPU_NOT_PROGRESSING, blamed, basis="host", strength=_strength(said))
 
 
 def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     """All entered the same operation, and a few did not complete what the others completed."""
     known = [(rank, at) for rank in present if (at := entered_and_completed(rank)) is not None]
-    if missing or len(known) < len(present) or len(known) < 2 or incomparable(present):
+    if missing or len(known) < len(present) or len(known) < 2 or why_not_comparable(present):
         return
     if any(rank.position and rank.position.learnt for rank, _ in known) or len({at[0] for _, at in known}) != 1:
         return
@@ -372,7 +372,7 @@ def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[
 
 
 def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
-    """What hosts said of ranks of theirs before they fell silent, or before their agent was started anew."""
+    """What hosts reported of their ranks before their scrapes ended or their agent restarted."""
     for rank in ranks:
         said = rank.last_said
         if rank.present or said is None or rank.rank not in missing:
@@ -392,7 +392,7 @@ def _absent(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
 
 
 def _the_rest(present: Sequence[Rank]) -> Iterable[Culprit]:
-    """Something stands still and nobody can be named."""
+    """A stall without a known culprit."""
     unseen = [rank for rank in present if rank.stall and rank.stall.cause == Cause.UNSEEN]
     if unseen:
         yield Culprit(Cause.UNSEEN, tuple(unseen), basis="host", strength=_strength(unseen))

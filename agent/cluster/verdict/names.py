@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from railscope.agent.cluster.fleet.facts import Rail, Rank
-from railscope.agent.cluster.verdict.quantities import ranks_text
+from railscope.agent.cluster.verdict.quantities import format_rank_numbers
 from railscope.agent.facts.stall import rail_name
 
 
-def named(ranks: Sequence[Rank]) -> str:
+def format_ranks(ranks: Sequence[Rank]) -> str:
     """The ranks with their hosts; empty where there are none."""
-    return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else ranks_and_hosts(ranks)
+    return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else format_ranks_and_hosts(ranks)
 
 
-def last_places(ranks: Iterable[Rank]) -> str:
-    """In brackets, where ranks that nobody sees were; empty: nobody knows."""
+def format_last_hosts(ranks: Iterable[Rank]) -> str:
+    """In brackets, the last hosts of ranks that no agent reports; empty: unknown."""
     hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
-    return f" (last seen on {hosts_text(hosts)})" if hosts else ""
+    return f" (last seen on {format_hosts(hosts)})" if hosts else ""
 
 
 def _rank_text(rank: Rank) -> str:
@@ -27,18 +27,18 @@ def _rank_text(rank: Rank) -> str:
     return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
 
 
-def ranks_and_hosts(ranks: Sequence[Rank]) -> str:
+def format_ranks_and_hosts(ranks: Sequence[Rank]) -> str:
     """`ranks 1-3 (on host0, host1)`."""
     hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
-    return f"{ranks_text(rank.rank for rank in ranks)} (on {hosts_text(hosts)})"
+    return f"{format_rank_numbers(rank.rank for rank in ranks)} (on {format_hosts(hosts)})"
 
 
-def hosts_text(hosts: Iterable[str], most: int = 3) -> str:
+def format_hosts(hosts: Iterable[str], most: int = 3) -> str:
     """`host0, host1, host2, …`."""
     names = list(hosts)
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
-def rail_text(rail: Rail) -> str:
+def format_rail(rail: Rail) -> str:
     """`rail 0 (eth0) of host1`."""
     return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 
 
-def ranks_text(ranks: Iterable[str]) -> str:
+def format_rank_numbers(ranks: Iterable[str]) -> str:
     """`rank 3`, `ranks 0-2, 5`."""
-    numbers = sorted({number for rank in ranks if (number := number_of(rank)) is not None})
+    numbers = sorted({number for rank in ranks if (number := parse_number(rank)) is not None})
     if not numbers:
         return "an unknown rank"
     spans: list[list[int]] = []
@@ -22,7 +22,7 @@ def ranks_text(ranks: Iterable[str]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {text}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`4.2 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def decimal_bytes(value: float) -> str:
+def format_decimal_bytes(value: float) -> str:
     """`1.25 GB`, as link speeds are written."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= factor:
@@ -42,5 +42,5 @@ def decimal_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def rate_text(value: float | None) -> str:
-    return "an unknown rate" if value is None else f"{decimal_bytes(value)}/s"
+def format_rate(value: float | None) -> str:
+    return "an unknown rate" if value is None else f"{format_decimal_bytes(value)}/s"

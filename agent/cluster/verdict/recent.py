@@ -1,4 +1,4 @@
-"""Stalls that are over, or off for a moment: what was said while they were on.
+"""Explains stalls that have ended or paused, from what hosts reported while they lasted.
 
 Where single operations end on a slow rail a stall is on and off, and whoever was woken asks a moment after it was on.
 The answer is then the verdict of the moment at which hosts said most, and says so.  What has been over for longer is a
@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Stall, StallHistory
-from railscope.agent.cluster.verdict.quantities import duration
-from railscope.agent.cluster.verdict.verdict import RootCause, has_ended, root_causes
+from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.cluster.verdict.verdict import RootCause, find_root_causes, has_ended
 from railscope.agent.facts.causes import ONLY_WAITS, Cause
 from railscope.agent.facts.stall import rail_name
 
@@ -38,14 +38,14 @@ _VERB: Final = re.compile(rf"(?<= )(?:{'|'.join(_PAST)})(?= |$)")
 
 @dataclass(frozen=True, slots=True)
 class RecentCause:
-    """A root cause of a moment ago, with the fleet as it was."""
+    """A root cause of a moment ago, with the fleet at that time."""
 
     cause: RootCause
     then: Fleet
     history: StallHistory
 
 
-def next_moment(fleet: Fleet, earlier: Sequence[Fleet]) -> float | None:
+def next_read_time(fleet: Fleet, earlier: Sequence[Fleet]) -> float | None:
     """The next moment at which the fleet is to be read for its recent stalls; None: there is none.
 
     `earlier`: the fleet at the moments that were named before.
@@ -60,13 +60,13 @@ def next_moment(fleet: Fleet, earlier: Sequence[Fleet]) -> float | None:
     )
 
 
-def recent_causes(fleet: Fleet, earlier: Iterable[Fleet]) -> tuple[RecentCause, ...]:
+def find_recent_causes(fleet: Fleet, earlier: Iterable[Fleet]) -> tuple[RecentCause, ...]:
     """Root causes of stalls that were on a moment ago and are not now."""
     pending = {one.comm: one for one in _recent(fleet)}
     now = _stalled_now(fleet)
     found = []
     for then in earlier:
-        for cause in root_causes(then):
+        for cause in find_root_causes(then):
             comms = [cause.stalled.comm, *(one.stalled.comm for one in cause.dependents)]
             told = [pending.pop(comm) for comm in comms if comm in pending]
             # What waited because of a stall that is still on stands below that one.
@@ -76,17 +76,25 @@ def recent_causes(fleet: Fleet, earlier: Iterable[Fleet]) -> tuple[RecentCause, 
     return tuple(found)
 
 
-def when(recent: RecentCause, fleet: Fleet) -> str:
+def headline_time(recent: RecentCause, fleet: Fleet) -> str:
     """The beginning of a headline: `STALLED until 4.2 s ago for 6.0 s, not at this moment`."""
     history = recent.history
-    length = length_of(history, fleet, recent.then)
+    length = stalled_seconds(history, fleet, recent.then)
     if _told_by_the_silent(history, fleet):
         # It may be on: who said so says nothing any more.
-        return f"STALLED when last heard of, {duration(fleet.at - history.last)} ago, for {duration(length)}"
+        return (
+            f"STALLED when last heard of, {format_duration(fleet.at - history.last)} ago, for {format_duration(length)}"
+        )
     if history.times > 1:
-        often = f"{history.times} times and for {duration(length)} in the last {duration(fleet.at - history.first)}"
+        often = (
+            f"{history.times} times and for {format_duration(length)} in the last "
+            f"{format_duration(fleet.at - history.first)}"
+        )
         return f"STALLED on and off, {often}, not at this moment"
-    return f"STALLED until {duration(fleet.at - history.last)} ago for {duration(length)}, not at this moment"
+    return (
+        f"STALLED until {format_duration(fleet.at - history.last)} ago for {format_duration(length)}, not at this "
+        "moment"
+    )
 
 
 def is_over(recent: RecentCause, fleet: Fleet) -> bool:
@@ -94,14 +102,14 @@ def is_over(recent: RecentCause, fleet: Fleet) -> bool:
     return recent.history.times == 1 and not _told_by_the_silent(recent.history, fleet)
 
 
-def length_of(history: StallHistory, *fleets: Fleet) -> float:
+def stalled_seconds(history: StallHistory, *fleets: Fleet) -> float:
     """For how long a communicator was stalled within the window, in s: as the hosts measured it, else by scrapes."""
     told = [rank.stalled_seconds or 0.0 for fleet in fleets for rank in fleet.ranks if rank.comm == history.comm]
     longest = max(told, default=0.0)
     return longest or history.last - history.first
 
 
-def state_now(recent: RecentCause, fleet: Fleet) -> str:
+def describe_state_now(recent: RecentCause, fleet: Fleet) -> str:
     """As of when the evidence is, and what the ranks do now."""
     moment = datetime.fromtimestamp(recent.then.at, UTC).strftime("%H:%M:%S UTC")
     rates = [
@@ -113,12 +121,12 @@ def state_now(recent: RecentCause, fleet: Fleet) -> str:
     return f"what follows was so at {moment}, while it was stalled{now}"
 
 
-def past(words: str) -> str:
-    """What was said of now, of then."""
+def to_past_tense(words: str) -> str:
+    """Put a sentence about now into the past tense."""
     return _VERB.sub(lambda verb: _PAST[verb[0]], words)
 
 
-def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
+def describe_ended_stalls(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
     """Stalls that are over, as far as one hears, those of communicators in `shown` apart."""
     told = {*shown, *_stalled_now(fleet)}
     over = [one for one in fleet.history if one.comm not in told and not _left_without_a_word(one)]
@@ -129,15 +137,16 @@ def notes_of(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
         until = "when last heard of at" if _told_by_the_silent(one, fleet) else "until"
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
-            f"communicator {one.comm} {_state_of(one)} {until} {moment}, {duration(fleet.at - one.last)} ago{ended}: "
+            f"communicator {one.comm} {_state_of(one)} {until} {moment}, {format_duration(fleet.at - one.last)} "
+            f"ago{ended}: "
             f"{who}; --time {asked} gives the verdict of then"
         )
     if len(over) > _MOST_LINES:
-        yield f"{len(over) - _MOST_LINES} more were stalled within the last {duration(fleet.window_seconds)}"
+        yield f"{len(over) - _MOST_LINES} more were stalled within the last {format_duration(fleet.window_seconds)}"
     for brief in [one for one in fleet.brief if one.comm not in told][:_MOST_LINES]:
         yield (
-            f"communicator {brief.comm} was stalled for about {duration(brief.seconds)} within the last "
-            f"{duration(fleet.recent_seconds)}, between two scrapes: {brief.host} said {brief.cause}"
+            f"communicator {brief.comm} was stalled for about {format_duration(brief.seconds)} within the last "
+            f"{format_duration(fleet.recent_seconds)}, between two scrapes: {brief.host} said {brief.cause}"
         )
 
 
@@ -155,7 +164,7 @@ def _stalled_now(fleet: Fleet) -> set[str]:
 
 
 def _ended(history: StallHistory, fleet: Fleet) -> bool:
-    """Whether nobody is left who could wait; where nobody can tell, somebody may be."""
+    """Whether no rank is left that could wait; if unknown, one may be left."""
     ranks = [rank for rank in fleet.ranks if rank.comm == history.comm]
     if any(rank.present for rank in ranks):
         return has_ended(ranks)

@@ -1,4 +1,4 @@
-"""From facts of a fleet to a verdict: what is stuck, who is to blame, what waits only because of it.
+"""Derives the verdict from the facts of a fleet: what is stuck, the root cause, and what only waits because of it.
 
 Each communicator is judged by itself (agent/cluster/verdict/culprits.py); then a communicator that waits for a process
 which is stuck elsewhere, or for a rail that is to blame elsewhere, is listed below the one that is the root.  Nothing
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
-    culprits_of,
-    identified,
-    is_gone,
+    communicator_size,
+    find_culprits,
+    has_exited,
+    is_identified,
     missing_ranks,
-    size_of,
-    stall_began,
-    too_early,
+    scraped_too_early,
+    stall_start,
 )
 from railscope.agent.facts.causes import Cause, Tier
 
@@ -40,7 +40,7 @@ class StalledCommunicator:
     seconds: float | None
     """For how long it has waited; None: not known."""
     too_early: tuple[Rank, ...]
-    """Ranks whose last scrape is from before the stall, so that their sequence says nothing."""
+    """Ranks whose last scrape precedes the stall, so that their sequence proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class RootCause:
     """Each of several communicators waits for a process that is stuck in another one of them."""
 
 
-def root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
+def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     """Every stall of the fleet, root causes apart from what only waits; the clearest and widest first."""
     by_comm: dict[str, list[Rank]] = defaultdict(list)
     for rank in fleet.ranks:
@@ -90,23 +90,28 @@ def _awaits_writer(ranks: Sequence[Rank]) -> bool:
 
 
 def has_ended(ranks: Sequence[Rank]) -> bool:
-    """Whether processes of a communicator are gone and nobody is left who could wait for them."""
-    if not all(identified(rank) for rank in ranks):
+    """Whether processes of a communicator are gone and no rank is left that could wait for them."""
+    if not all(is_identified(rank) for rank in ranks):
         return False  # there may be others of whom nobody knows
     told_of = {rank.rank for rank in ranks if rank.ended}
     here = [rank for rank in ranks if rank.present]
-    left = all(rank.ended or is_gone(rank) for rank in here)
-    return left and any(is_gone(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
+    left = all(rank.ended or has_exited(rank) for rank in here)
+    return left and any(has_exited(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
 
 
 def is_idle(ranks: Sequence[Rank]) -> bool:
-    """Whether nobody waits though a process is stopped: every rank completed all that any of them entered.
+    """Whether no rank waits although a process is stopped: every rank completed all that any of them entered.
 
     The host of a process that is stopped between operations cannot know whether ranks elsewhere went on without it.
     """
     here = [rank for rank in ranks if rank.present]
     stalls = [rank.stall for rank in here if rank.stall]
-    if not stalls or missing_ranks(ranks) or size_of(ranks) != len(here) or not all(map(identified, ranks)):
+    if (
+        not stalls
+        or missing_ranks(ranks)
+        or communicator_size(ranks) != len(here)
+        or not all(map(is_identified, ranks))
+    ):
         return False
     if any(stall.cause != Cause.PROCESS_STOPPED or stall.strength != "weak" for stall in stalls):
         return False
@@ -123,7 +128,7 @@ def is_idle(ranks: Sequence[Rank]) -> bool:
 
 def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicator:
     present = [rank for rank in ranks if rank.present]
-    found = culprits_of(ranks, fleet)
+    found = find_culprits(ranks, fleet)
     ops = [rank.stall.op for rank in present if rank.stall and rank.stall.op]
     return StalledCommunicator(
         comm=comm,
@@ -131,15 +136,15 @@ def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicat
         culprit=found[0],
         others=tuple(other for other in found[1:] if other.tier < Tier.UNSEEN),
         missing=missing_ranks(ranks),
-        nranks=size_of(ranks),
+        nranks=communicator_size(ranks),
         op=max(sorted(set(ops)), key=ops.count, default=""),
         seconds=_waited(present, fleet.at),
-        too_early=too_early(present),
+        too_early=scraped_too_early(present),
     )
 
 
 def _waited(present: Sequence[Rank], at: float) -> float | None:
-    began = stall_began(present)
+    began = stall_start(present)
     if began is not None:
         return max(0.0, at - began)
     ages = [
@@ -305,7 +310,7 @@ def _processes(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
 
 def _blamed(culprit: Culprit) -> set[tuple[str, str]]:
     """Processes that are to blame: none where only one of them is, whichever it is."""
-    return set() if culprit.one_of else _processes(culprit.ranks)
+    return set() if culprit.one_of_several else _processes(culprit.ranks)
 
 
 def _gpus(ranks: Iterable[Rank]) -> set[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The verdict in words: what happened, on what evidence, what is healthy beside it, what cannot be known."""
+"""Renders the verdict: what happened, the evidence, what is healthy, what cannot be known."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
 from railscope.agent.cluster.verdict.advice import Period, Step, next_steps, past_steps
-from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, incomparable, is_gone
-from railscope.agent.cluster.verdict.names import hosts_text, last_places, named, rail_text, ranks_and_hosts
-from railscope.agent.cluster.verdict.quantities import decimal_bytes, duration, ranks_text, rate_text
+from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, has_exited, why_not_comparable
+from railscope.agent.cluster.verdict.names import (
+    format_hosts,
+    format_last_hosts,
+    format_rail,
+    format_ranks,
+    format_ranks_and_hosts,
+)
+from railscope.agent.cluster.verdict.quantities import (
+    format_decimal_bytes,
+    format_duration,
+    format_rank_numbers,
+    format_rate,
+)
 from railscope.agent.cluster.verdict.recent import (
     RecentCause,
+    describe_ended_stalls,
+    describe_state_now,
+    find_recent_causes,
+    headline_time,
     is_over,
-    length_of,
-    notes_of,
-    past,
-    recent_causes,
-    state_now,
-    when,
+    stalled_seconds,
+    to_past_tense,
 )
-from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, has_ended, is_idle, root_causes
+from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, find_root_causes, has_ended, is_idle
 from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of
 
 _CLOCK_SECONDS: Final = 5.0
@@ -77,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What `railscope diagnose` says."""
+    """The result of `railscope diagnose`."""
 
     at: float
     """Seconds since the Unix epoch, by the store's clock."""
@@ -93,13 +104,13 @@ class Verdict:
     """False: no host says anything at this moment, so that nothing being stalled is no answer."""
 
 
-def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
+def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
     """The verdict on a fleet, or on one communicator and what it waits for.
 
     `earlier`: the fleet as it was at the moments that agent/cluster/verdict/recent.py asks for.
     """
-    found = [cause for cause in root_causes(fleet) if comm is None or comm in _comms(cause)]
-    ended = [one for one in recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
+    found = [cause for cause in find_root_causes(fleet) if comm is None or comm in _comms(cause)]
+    ended = [one for one in find_recent_causes(fleet, earlier) if comm is None or comm in _comms(one.cause)]
     causes = [cause for cause in found if not _is_writing(cause)]
     recent = [one for one in ended if not _is_writing(one.cause)]
     writing = [_wait_for_writers(cause) for cause in found if _is_writing(cause)]
@@ -131,7 +142,7 @@ def verdict_of(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] =
     asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
-    notes = (*blind, *writing, *_notes(fleet), *notes_of(fleet, shown))
+    notes = (*blind, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
     return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
 
 
@@ -147,14 +158,17 @@ def _is_writing(cause: RootCause) -> bool:
 
 def _wait_for_writers(cause: RootCause) -> str:
     also = f" (and {', '.join(others)} because of it)" if (others := _comms(cause)[1:]) else ""
-    who, verb = named(cause.stalled.culprit.ranks), "writes" if len(cause.stalled.culprit.ranks) == 1 else "write"
+    who, verb = (
+        format_ranks(cause.stalled.culprit.ranks),
+        "writes" if len(cause.stalled.culprit.ranks) == 1 else "write",
+    )
     return f"communicator {cause.stalled.comm}{also} waits for {who}, which {verb} to storage: a checkpoint?"
 
 
 def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
     stalled = recent.cause.stalled
-    ago = duration(fleet.at - recent.history.last)
-    who = named(stalled.culprit.ranks)
+    ago = format_duration(fleet.at - recent.history.last)
+    who = format_ranks(stalled.culprit.ranks)
     return f"communicator {stalled.comm} waited until {ago} ago for {who}, which wrote to storage: a checkpoint?"
 
 
@@ -166,7 +180,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
     history = next((one for one in fleet.history if one.comm == stalled.comm), None)
     evidence = list(_evidence(cause))
     if history is not None and history.times > 1:
-        span, length = duration(fleet.at - history.first), duration(length_of(history, fleet))
+        span, length = format_duration(fleet.at - history.first), format_duration(stalled_seconds(history, fleet))
         evidence.insert(1, f"it was stalled {history.times} times in the last {span}, for {length} in all")
     return Finding(
         cause=culprit.cause,
@@ -193,15 +207,15 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
 
 
 def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
-    """Of a stall that is not on at this moment: everything as it was, and said to be so."""
+    """The finding on a stall that has paused: past facts, in the past tense."""
     history = recent.history
     period = Period(history.first, history.last)
     as_it_was = _finding(recent.cause, replace(recent.then, history=()))
     return replace(
         as_it_was,
-        seconds=length_of(history, fleet, recent.then),
-        headline=f"{when(recent, fleet)}: {past(what_of(recent.cause))}.",
-        evidence=(state_now(recent, fleet), *as_it_was.evidence),
+        seconds=stalled_seconds(history, fleet, recent.then),
+        headline=f"{headline_time(recent, fleet)}: {to_past_tense(what_of(recent.cause))}.",
+        evidence=(describe_state_now(recent, fleet), *as_it_was.evidence),
         next_steps=past_steps(recent.cause.stalled, period) if is_over(recent, fleet) else as_it_was.next_steps,
         now=False,
         times=history.times,
@@ -210,7 +224,7 @@ def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
 
 
 def _length(stalled: StalledCommunicator) -> str:
-    return "STALLED" + (f" for {duration(stalled.seconds)}" if stalled.seconds is not None else "")
+    return "STALLED" + (f" for {format_duration(stalled.seconds)}" if stalled.seconds is not None else "")
 
 
 def what_of(cause: RootCause) -> str:
@@ -227,26 +241,26 @@ def what_of(cause: RootCause) -> str:
 
 
 def _blame(culprit: Culprit) -> str:
-    """Who is to blame, and for what, in the words of the table of causes."""
+    """The culprit and the cause, in the words of the table of causes."""
     ranks, rails = culprit.ranks, culprit.rails
     facts = facts_of(culprit.cause)
     values = {
-        "who": named(ranks) or "a peer that its host does not know",
+        "who": format_ranks(ranks) or "a peer that its host does not know",
         "is": "is" if len(ranks) < 2 else "are",
         "s": "s" if len(ranks) == 1 else "",
-        "rail": rail_text(rails[0]) if rails else "a rail",
+        "rail": format_rail(rails[0]) if rails else "a rail",
         "unnamed": "" if rails else ", which its host does not name",
-        "missing": ranks_text(culprit.missing),
-        "last_seen": last_places(ranks),
+        "missing": format_rank_numbers(culprit.missing),
+        "last_seen": format_last_hosts(ranks),
     }
     is_back = bool(rails and rails[0].up)
     plain = (facts.words_by.get("back", facts.words) if is_back else facts.words).format(**values)
     if len({entry.host for entry in rails}) > 1 and culprit.cause != Cause.RAIL_DOWN:
         also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
         return f"{plain} (seen from {also} too)"
-    if culprit.basis == "history" and not culprit.one_of:
-        return f"when its host last told of it, {past(plain)}"
-    basis = "one_of" if culprit.one_of else culprit.basis
+    if culprit.basis == "history" and not culprit.one_of_several:
+        return f"when its host last told of it, {to_past_tense(plain)}"
+    basis = "one_of" if culprit.one_of_several else culprit.basis
     return facts.words_by[basis].format(**values) if basis in facts.words_by else plain
 
 
@@ -258,7 +272,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     # What the ranks that only wait are said to wait for is shown where nothing better is known.
     causes = causes or sorted({rank.stall.cause for rank in present if rank.stall})
     for said in causes:
-        yield from _said(present, said)
+        yield from _hosts_evidence(present, said)
     yield from _sequences(present)
     blamed = frozenset(culprit.ranks)
     waiting = [rank for rank in present if rank.stall and rank not in blamed]
@@ -277,7 +291,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     for rail in culprit.rails[:_MOST_LINES]:
         yield _rail_state(rail)
     if waiting and culprit.cause not in (Cause.RANK_BEHIND, Cause.UNKNOWN) and (culprit.ranks or culprit.rails):
-        yield f"{ranks_text(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
+        yield f"{format_rank_numbers(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
     for other in stalled.others[:2]:
         if set(other.ranks) - blamed or set(other.rails) - set(culprit.rails):
             yield f"also found: {_blame(other)}"
@@ -286,7 +300,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
 
 
 def _membership(stalled: StalledCommunicator) -> str:
-    """Who is in the communicator: `4 ranks on host0, host1; job 4711`."""
+    """The members of the communicator: `4 ranks on host0, host1; job 4711`."""
     hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks))
     count = stalled.nranks or len(stalled.ranks)
     where = ", ".join(hosts[:_MOST_LINES]) + (
@@ -296,7 +310,7 @@ def _membership(stalled: StalledCommunicator) -> str:
     return f"{count} ranks on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
 
 
-def _said(present: Sequence[Rank], cause: str) -> Iterable[str]:
+def _hosts_evidence(present: Sequence[Rank], cause: str) -> Iterable[str]:
     """What hosts say, one line a host."""
     by_host: dict[tuple[str, str], list[Rank]] = defaultdict(list)
     for rank in present:
@@ -304,7 +318,7 @@ def _said(present: Sequence[Rank], cause: str) -> Iterable[str]:
             by_host[rank.host, rank.stall.strength].append(rank)
     for (host, strength), ranks in list(by_host.items())[:_MOST_LINES]:
         grade = f" ({strength} evidence)" if strength != "unknown" and cause not in OF_A_PROCESS else ""
-        yield f"{host} says {cause} of {ranks_text(rank.rank for rank in ranks)}{grade}"
+        yield f"{host} says {cause} of {format_rank_numbers(rank.rank for rank in ranks)}{grade}"
 
 
 def _sequences(present: Sequence[Rank]) -> Iterable[str]:
@@ -317,19 +331,19 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
             by_place[at[0], -1 if at[1] is None else at[1], error].append(rank.rank)
     for (entered, completed, error), ranks in sorted(by_place.items())[:_MOST_LINES]:
         done = f", completed {completed:,}" if completed >= 0 else ""
-        yield f"{ranks_text(ranks)} entered {entered:,} operations{error}{done}"
+        yield f"{format_rank_numbers(ranks)} entered {entered:,} operations{error}{done}"
 
 
 def _rail_state(rail: Rail) -> str:
     """One rail's state in a line."""
     words = [] if rail.up is None else ["up" if rail.up else "DOWN"]
     if rail.transmit is not None and rail.up is not False:  # the rate is that of the last seconds, as it was up
-        usual = f" (at most {rate_text(rail.usual_transmit)} before)" if rail.usual_transmit else ""
-        speed = f" of {rate_text(rail.speed)}" if rail.speed else ""
-        words.append(f"sends {rate_text(rail.transmit)}{speed}{usual}")
+        usual = f" (at most {format_rate(rail.usual_transmit)} before)" if rail.usual_transmit else ""
+        speed = f" of {format_rate(rail.speed)}" if rail.speed else ""
+        words.append(f"sends {format_rate(rail.transmit)}{speed}{usual}")
     if rail.backlog_bytes is not None:
         up_to = "up to " if rail.backlog_bytes else ""
-        words.append(f"{up_to}{decimal_bytes(rail.backlog_bytes)} wait in its queue")
+        words.append(f"{up_to}{format_decimal_bytes(rail.backlog_bytes)} wait in its queue")
     if rail.round_trip_seconds is not None:
         words.append(f"round trip {rail.round_trip_seconds * 1000:.3g} ms")
     if rail.retransmitted_ratio is not None:
@@ -337,9 +351,9 @@ def _rail_state(rail: Rail) -> str:
     if rail.unacknowledged_segments:
         words.append(f"{rail.unacknowledged_segments:,.0f} segments not acknowledged")
     if rail.mute and rail.unsent_bytes:
-        words.append(f"{decimal_bytes(rail.unsent_bytes)} were never let out")
+        words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never let out")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
-    return f"{rail_text(rail)}: {', '.join(words) or 'nothing is known of it'}"
+    return f"{format_rail(rail)}: {', '.join(words) or 'nothing is known of it'}"
 
 
 def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
@@ -377,25 +391,26 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]
             if number in gone:
                 by_host[gone[number].host].append(number)
         for host, numbers in by_host.items():
-            yield f"{ranks_text(numbers)} on {host}: {_silence(silent.get(host))}"
+            yield f"{format_rank_numbers(numbers)} on {host}: {_silence(silent.get(host))}"
         never = [number for number in stalled.missing if number not in gone]
         if never:
-            yield f"{ranks_text(never)}: no host told of them within the hour; {_silent_text(silent.values())}"
+            yield f"{format_rank_numbers(never)}: no host told of them within the hour; {_silent_text(silent.values())}"
     if stalled.nranks is None:
         yield "how many ranks the communicator has is not known, so some may be missing"
     if all(rank.completed is None for rank in present):
         yield "no host tells what completed (probe level counts, or no network part): only what was entered is compared"
-    why_not = incomparable(present)
+    why_not = why_not_comparable(present)
     if why_not:
         yield why_not
     lost = [rank for rank in present if rank.position is None and rank.enqueued is not None]
     if lost:
         yield (
-            f"{ranks_and_hosts(lost)}: the agent began to count beside the running job and has too little history: "
+            f"{format_ranks_and_hosts(lost)}: the agent began to count beside the running job and has too little "
+            "history: "
             "its sequence is not compared"
         )
     if stalled.too_early:
-        early = ranks_and_hosts(stalled.too_early)
+        early = format_ranks_and_hosts(stalled.too_early)
         yield f"{early}: last scraped before the stall began; ask again after the next scrape"
     if any(line.endswith(_WEAK) for line in evidence):
         yield "evidence marked weak rests on calls and threads that wait, not on completions"
@@ -406,14 +421,14 @@ def _silence(agent: Agent | None) -> str:
         return "the agent answers, but sees this rank no more (it ended, or the agent was started after it stalled)"
     if agent.silent_seconds is None:
         return "its agent is silent"
-    return f"its agent has said nothing for {duration(agent.silent_seconds)}"
+    return f"its agent has said nothing for {format_duration(agent.silent_seconds)}"
 
 
 def _silent_text(agents: Iterable[Agent]) -> str:
     hosts = [agent.host for agent in agents]
     if not hosts:
         return "a host may not be scraped at all"
-    return f"silent now: {hosts_text(hosts, most=5)}"
+    return f"silent now: {format_hosts(hosts, most=5)}"
 
 
 def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
@@ -422,12 +437,12 @@ def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
     lines = list(_sequences(present))
     waiting = [rank.inflight_seconds for rank in present if rank.inflight_seconds]
     if waiting:
-        lines.append(f"the oldest operation under way is {duration(max(waiting))} old")
+        lines.append(f"the oldest operation under way is {format_duration(max(waiting))} old")
     rates = [rank.calls_per_second for rank in present if rank.calls_per_second is not None]
     if rates:
         lines.append(f"ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s")
     if not present:
-        lines.append(f"{ranks_and_hosts(ranks)} were seen within the hour, and are not any more")
+        lines.append(f"{format_ranks_and_hosts(ranks)} were seen within the hour, and are not any more")
     return tuple(lines)
 
 
@@ -436,12 +451,16 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     for comm in sorted({rank.comm for rank in fleet.ranks}):
         ranks = [rank for rank in fleet.ranks if rank.comm == comm]
         if has_ended(ranks):
-            left = [rank.rank for rank in ranks if rank.ended and not is_gone(rank)]
-            gone = ranks_text(rank.rank for rank in ranks if is_gone(rank))
-            ended = f"{gone} ended within it, {ranks_text(left)} left it" if left else "all its processes have ended"
+            left = [rank.rank for rank in ranks if rank.ended and not has_exited(rank)]
+            gone = format_rank_numbers(rank.rank for rank in ranks if has_exited(rank))
+            ended = (
+                f"{gone} ended within it, {format_rank_numbers(left)} left it"
+                if left
+                else "all its processes have ended"
+            )
             yield f"communicator {comm}: {ended}, nobody waits any more"
         elif is_idle(ranks):
-            stopped = ranks_text(rank.rank for rank in ranks if rank.stall)
+            stopped = format_rank_numbers(rank.rank for rank in ranks if rank.stall)
             yield f"communicator {comm}: nobody waits, every operation entered is complete; stopped: {stopped}"
     silent = [agent for agent in fleet.agents if not agent.up]
     if silent:
@@ -453,7 +472,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     if mixed:
         labels = ", ".join(sorted({label for agent in mixed for label in agent.mixed_by}))
         yield (
-            f"{hosts_text(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
+            f"{format_hosts(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
             "what different hosts say may be mixed here: ask a store that holds one of them"
         )
     slack = _CLOCK_SECONDS + (fleet.scrape_seconds or 0.0)
@@ -462,15 +481,16 @@ def _notes(fleet: Fleet) -> Iterable[str]:
         if offset is not None and abs(offset) > slack:
             way = "ahead of" if offset > 0 else "behind"
             yield (
-                f"{agent.host}: its clock is {duration(abs(offset))} {way} the store's; times in its log differ, "
+                f"{agent.host}: its clock is {format_duration(abs(offset))} {way} the store's; times in its log "
+                "differ, "
                 "the verdict does not rest on them"
             )
         if agent.failing:
             yield f"{agent.host}: {', '.join(agent.failing)} cannot be read there: run railscope doctor"
     if fleet.scrape_seconds is not None and fleet.scrape_seconds > _SLOW_SCRAPE_SECONDS:
-        yield f"hosts are scraped every {duration(fleet.scrape_seconds)}: what is said here may be so old"
+        yield f"hosts are scraped every {format_duration(fleet.scrape_seconds)}: what is said here may be so old"
     for waiting in sorted(fleet.waiting, key=lambda one: -one.seconds)[:2]:
         yield (
             f"communicator {waiting.comm}: an operation of rank {waiting.rank} on {waiting.host} is under way for "
-            f"{duration(waiting.seconds)}, which its host does not call a stall"
+            f"{format_duration(waiting.seconds)}, which its host does not call a stall"
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.facts.snapshot import RailLedger
-from railscope.agent.node.attribution.explained import DirectionWire, RailWire, in_proportion
+from railscope.agent.node.attribution.explained import DirectionWire, RailWire, divide_in_proportion
 from railscope.agent.node.attribution.ledger import Account, Evidence, HeaderSizes, Sockets
 from railscope.agent.node.sampling.state import DeviceTotals
 
@@ -228,10 +228,10 @@ class RailLedgers:
         for (_, receive), evidence in zip(accounts, _levelled(receiving), strict=True):
             receive.update(evidence)
 
-    def of(self, key: RailKey) -> RailLedger | None:
+    def get(self, key: RailKey) -> RailLedger | None:
         """None: nothing is known of it yet."""
         accounts = self._accounts.get(key)
-        if accounts is None or not accounts[0].known:
+        if accounts is None or not accounts[0].has_evidence:
             return None
         return RailLedger(accounts[0].ledger, accounts[1].ledger)
 
@@ -240,17 +240,17 @@ class RailLedgers:
         self._accounts = {key: accounts for key, accounts in self._accounts.items() if key[0] != netns}
 
 
-def level_out(expected: Sequence[int], carried: Sequence[int]) -> list[int]:
+def redistribute(expected: Sequence[int], carried: Sequence[int]) -> list[int]:
     """What is expected of each rail in the light of what connections carried there; the sum stays."""
     ahead = sum(expected) - sum(carried)
     if 0 <= ahead <= sum(carried) and any(carried):
-        return [there + more for there, more in zip(carried, in_proportion(ahead, list(carried)), strict=True)]
+        return [there + more for there, more in zip(carried, divide_in_proportion(ahead, list(carried)), strict=True)]
     missing = [max(0, there - here) for here, there in zip(expected, carried, strict=True)]
     surplus = [max(0, here - there) for here, there in zip(expected, carried, strict=True)]
     moved = min(sum(missing), sum(surplus))
     if not moved:
         return list(expected)
-    gained, lost = in_proportion(moved, missing), in_proportion(moved, surplus)
+    gained, lost = divide_in_proportion(moved, missing), divide_in_proportion(moved, surplus)
     return [here + more - less for here, more, less in zip(expected, gained, lost, strict=True)]
 
 
@@ -262,7 +262,7 @@ def _levelled(rails: Sequence[Evidence]) -> list[Evidence]:
         expected.append(rail.expected_bytes)
         carried.append(rail.sockets.payload_bytes - rail.sockets.retransmitted_bytes)
     return [
-        replace(rail, expected_bytes=level) for rail, level in zip(rails, level_out(expected, carried), strict=True)
+        replace(rail, expected_bytes=level) for rail, level in zip(rails, redistribute(expected, carried), strict=True)
     ]
 
 

@@ -118,12 +118,12 @@ class Correlator:
         return tuple(found[port.rail_set, port.device, port.port] for port in ports)
 
     @property
-    def settled(self) -> bool:
+    def all_sent(self) -> bool:
         """Whether all that was enqueued had left at the last update, wherever that ever shows: the next may come late.
 
         Where iterations are long, moments at which it has are few, and none is to be missed.
         """
-        return all(direction.settled for direction in self._updated)
+        return all(direction.all_sent for direction in self._updated)
 
     def forget(self, rail_set: str) -> None:
         """Drop the rails of a rail set whose network namespace was closed.
@@ -168,7 +168,7 @@ class _Direction:
     samples: deque[_Sample] = field(default_factory=deque)
 
     @property
-    def settled(self) -> bool:
+    def all_sent(self) -> bool:
         """Whether the last sample is, or none of those that are kept: then the plain window is shown at any moment."""
         return not self.samples or self.samples[-1].settled or not any(sample.settled for sample in self.samples)
 
@@ -196,7 +196,7 @@ class _Direction:
             wire[index] += each + ((index - self.turn) % count < rest)
         self.turn = (self.turn + rest) % count
         small = max(0, totals.small_bytes - self.taken.small_bytes)
-        for index, part in enumerate(in_proportion(small, self._unexplained(port, wire))):
+        for index, part in enumerate(divide_in_proportion(small, self._unexplained(port, wire))):
             wire[index] += part
         self.given.update(zip(self.rails, wire, strict=True))
         self.taken = WireTotals(
@@ -249,7 +249,7 @@ class _Direction:
         ]
 
 
-def in_proportion(total: int, weights: list[int]) -> list[int]:
+def divide_in_proportion(total: int, weights: list[int]) -> list[int]:
     """Whole parts that add up to `total`, in proportion to the weights; equal weights if all are 0."""
     weight_sum = sum(weights)
     if not weight_sum:

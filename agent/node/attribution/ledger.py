@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.facts.snapshot import DirectionLedger
-from railscope.agent.node.attribution.explained import in_proportion
+from railscope.agent.node.attribution.explained import divide_in_proportion
 
 _LARGEST_PACKET_BYTES: Final = 65_536
 _SMALL_PACKET_BYTES: Final = 64
@@ -174,7 +174,7 @@ class Account:
         """As of the last update."""
 
     @property
-    def known(self) -> bool:
+    def has_evidence(self) -> bool:
         """Whether there was any evidence."""
         return self._first is not None
 
@@ -300,7 +300,7 @@ class Account:
 
     def _give(self, split: _Split, growth: int) -> None:
         wanted = [new - old for new, old in zip(split.classes, self._given, strict=True)]
-        shares = in_proportion(growth, [max(0, want) for want in wanted])
+        shares = divide_in_proportion(growth, [max(0, want) for want in wanted])
         self._given = tuple(old + share for old, share in zip(self._given, shares, strict=True))
         collective, overhead, retransmission, foreign, unseen, offload = self._given
         port = sum(self._given)

@@ -1,4 +1,4 @@
-"""Exact counts of calls and payload, as the kernel's table has them.
+"""Exact counts of calls and payload, from the kernel's table.
 
 The BPF programs count by (process, communicator, op, data type, size bucket, peer).  Rows that nobody adds to any more
 are taken out of the table, so that it stays small, and kept by who takes them (agent/node/collectives/node_totals.py
@@ -78,7 +78,7 @@ class Accounting:
         self._last = last
         return self.last
 
-    def take(self, chosen: Callable[[CallKind], bool]) -> Iterator[CallCount]:
+    def pop_rows(self, chosen: Callable[[CallKind], bool]) -> Iterator[CallCount]:
         """Take rows of the last reading out of the table, each with the value that it has at that moment.
 
         Every row that was given out has been deleted: keep it before asking for the next.

@@ -1,4 +1,4 @@
-"""What running processes do with NCCL: their communicators and calls, from the kernel's tables to what is exported.
+"""Turns the kernel's tables into the communicators and calls of running processes.
 
 What has ended leaves the kernel's tables at the next tick, all with one reading, and is kept as totals of the node
 (agent/node/collectives/node_totals.py, agent/node/collectives/expected_bytes.py) and of its communicator
@@ -15,7 +15,7 @@ from typing import Final
 from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.call_counts import CallCount
-from railscope.agent.node.collectives.communicators import Communicator, Communicators, text
+from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.collectives.ended import CommunicatorHistory
 from railscope.agent.node.collectives.events import CommEvents, StoredErrors
 from railscope.agent.node.collectives.expected_bytes import ExpectedWire
@@ -73,7 +73,7 @@ class Collectives:
             small_payload_bytes,
             self._communicators.get,
             processes.get,
-            completion.replays if completion else lambda _: False,
+            completion.has_graph_replays if completion else lambda _: False,
         )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self._before_forgetting = before_forgetting
@@ -98,31 +98,31 @@ class Collectives:
         """Whether any communicator lives, or ended just now."""
         return any(True for _ in self._communicators)
 
-    def drain(self) -> None:
-        """Learn of communicators that came or went, from events that wait."""
+    def read_lifecycle_events(self) -> None:
+        """Read pending lifecycle events: communicators that were created or ended."""
         events = self._programs.lifecycle_events.read()
         if self._on_lifecycle is not None and len(events):
             self._on_lifecycle(events)
-        self._unmet |= self._communicators.take(events)
-        self._events.take_lifecycle(events)
+        self._unmet |= self._communicators.record_events(events)
+        self._events.record_lifecycle(events)
         if self._completion is not None:
-            self._events.take_errors(self._completion.error_events())
+            self._events.record_errors(self._completion.error_events())
             made = events[events["confirmed"] != 0]
-            self._completion.learn_devices(set(zip(made["tgid"].tolist(), made["library"].tolist(), strict=True)))
+            self._completion.read_device_names(set(zip(made["tgid"].tolist(), made["library"].tolist(), strict=True)))
 
-    def look_for_errors(self, now_ns: int) -> None:
-        """Learn of errors that communicators keep and nobody asked for; call it right after `read`."""
+    def read_stored_errors(self, now_ns: int) -> None:
+        """Read errors that communicators store and no caller queried; call it right after `read`."""
         if self._stored_errors is None or not self.processes_with_communicators:
             return
         for instance, result in self._stored_errors.read(self._communicators.rows):
-            self._events.take_stored(instance, result, now_ns)
+            self._events.record_stored_error(instance, result, now_ns)
 
-    def look_for_positions(self, now_ns: int) -> None:
-        """Learn where communicators that made calls stand by NCCL's own count; call it right after `read`."""
+    def read_positions(self, now_ns: int) -> None:
+        """Read NCCL's own sequence numbers of communicators that made calls; call it right after `read`."""
         if self._sequences is None or not self.processes_with_communicators:
             return
         try:
-            self._sequences.look(self._communicators.rows, now_ns)
+            self._sequences.read_changed(self._communicators.rows, now_ns)
         except KernelRefusal as refusal:
             _log.error("the table of communicators cannot be read: %s", refusal.strerror)
 
@@ -130,58 +130,58 @@ class Collectives:
         """Collectives that a rank entered since its communicator was made; None: that cannot be known."""
         return self._sequences.position(instance, enqueued) if self._sequences is not None else None
 
-    def unmet(self) -> set[int]:
+    def pop_unknown_pids(self) -> set[int]:
         """Pids of processes that showed up in the kernel's tables and are not known; told once."""
         seen, self._unmet = self._unmet, set()
         self._announce(seen & self._processes.keys() - self._met)
         return seen - self._processes.keys() - self._vanished
 
     def _announce(self, tgids: Collection[int]) -> None:
-        """Say which processes have begun to use NCCL: many more only map it, such as those that load a job's data."""
+        """Log which processes have begun to use NCCL: many more only map it, such as data loaders."""
         for tgid in tgids:
             first = next((one for one in self._communicators if one.tgid == tgid), None)
             if first is not None:
                 self._met.add(tgid)
-                rank, nranks = text(first.rank), text(first.nranks)
+                rank, nranks = format_label(first.rank), format_label(first.nranks)
                 _log.info("process %d uses NCCL: communicator %s, rank %s of %s", tgid, first.name, rank, nranks)
 
     def read(self) -> list[CallCount]:
         """Every row of the kernel's table, with everything known about its communicators."""
-        if self._readings.quiet():
-            self.drain()
+        if self._readings.is_unchanged():
+            self.read_lifecycle_events()
             return self._readings.accounting.last
         # Counts first: every communicator in them is then known from its events or from the table.
         counts = self._readings.counts()
-        self.drain()
+        self.read_lifecycle_events()
         self._unmet |= self._readings.refresh(self._communicators)
         self._unmet |= {count.kind.tgid for count in counts}
         return counts
 
     def expected(self, counts: list[CallCount]) -> list[ExpectedBytes]:
         """Wire bytes so far, by network namespace."""
-        return self._expected.with_living(counts)
+        return self._expected.sum_with(counts)
 
     def end_process(self, tgid: int, ended_ns: int) -> None:
         """A process that is marked as ended in `processes`, or was never in it, did its last call."""
-        self.drain()
+        self.read_lifecycle_events()
         if tgid not in self._processes:
             self._vanished.add(tgid)
         self._communicators.end_process(tgid, ended_ns)
         if self._completion is not None:
             self._completion.end_process(tgid)
 
-    def settle(self, now_ns: int) -> None:
-        """Put away what ended; call it right after `read`, as it works on the tables as they were then."""
-        if self._readings.fresh:
-            self._settle(now_ns - _SETTLE_NS)
+    def archive_ended(self, now_ns: int) -> None:
+        """Archive what ended; call it right after `read`, as it works on the tables read then."""
+        if self._readings.can_archive:
+            self._archive(now_ns - _SETTLE_NS)
 
-    def settle_processes(self) -> None:
-        """Put away what ended processes did, now: one of their pids is used again."""
+    def archive_ended_processes(self) -> None:
+        """Archive what ended processes did, now: one of their pids is used again."""
         self.read()
-        self._settle(0)
+        self._archive(0)
 
     def communicator(self, instance: int) -> Communicator | None:
-        """None: nobody has heard of it."""
+        """None: unknown."""
         return self._communicators.get(instance)
 
     def ended_ranks(self, comm: str) -> set[str]:
@@ -199,14 +199,14 @@ class Collectives:
             self._completion.forget(forgotten)
         return forgotten
 
-    def _settle(self, before_ns: int) -> None:
+    def _archive(self, before_ns: int) -> None:
         """As `settle`, for communicators that ended before a moment."""
         known = self._communicators
         gone = {tgid: process for tgid, process in self._processes.items() if process.ended_ns is not None}
         for tgid, process in gone.items():
             # What only the last reading told of.
             known.end_process(tgid, process.ended_ns or 0)
-        settled = known.settle(before_ns, gone.keys() | self._vanished)
+        settled = known.archive(before_ns, gone.keys() | self._vanished)
         if self._completion is not None and settled:
             self._before_forgetting()
             self._completion.read()
@@ -214,13 +214,13 @@ class Collectives:
         names = named_namespaces() if settled or gone else {}
         for communicator in settled:
             owner = self._processes.get(communicator.tgid)
-            self._history.settle(communicator, owner, _netns_label(owner, names))
+            self._history.add_communicator(communicator, owner, _netns_label(owner, names))
         nameless = gone.keys() | self._vanished
         taken = []
         try:
-            for count in self._readings.accounting.take(
+            for count in self._readings.accounting.pop_rows(
                 lambda kind: (
-                    known.is_settled(kind.instance) or (kind.tgid in nameless and known.get(kind.instance) is None)
+                    known.is_archived(kind.instance) or (kind.tgid in nameless and known.get(kind.instance) is None)
                 )
             ):
                 self._fold(count, names)
@@ -230,7 +230,7 @@ class Collectives:
             self._expected.fold(taken)
             if self._peers is not None:
                 self._peers.fold(taken)
-        known.sweep()
+        known.delete_archived()
         for tgid in gone:
             del self._processes[tgid]
         self._met -= gone.keys()
@@ -241,10 +241,10 @@ class Collectives:
         kind = count.kind
         self._totals.fold(count, self._gpu_of(kind.instance))
         process = self._processes.get(kind.tgid)
-        if self._communicators.is_settled(kind.instance):
-            self._history.add(count)
+        if self._communicators.is_archived(kind.instance):
+            self._history.add_count(count)
         elif process is not None:
-            self._history.add_nameless(count, process, _netns_label(process, names), process.ended_ns or 0)
+            self._history.add_unnamed(count, process, _netns_label(process, names), process.ended_ns or 0)
 
     def _version_of(self, tgid: int) -> str:
         process = self._processes.get(tgid)
@@ -265,7 +265,7 @@ class Collectives:
         if completion is not None:
             # After the counts: nothing can then be complete that was not counted, but for what came in between.
             completion.read()
-        totals, sizes = self._totals.with_living(
+        totals, sizes = self._totals.sum_with(
             ((count, self._gpu_of(count.kind.instance)) for count in counts), self._readings.overflow()
         )
         names = named_namespaces()
@@ -274,7 +274,7 @@ class Collectives:
             counts,
             self._processes.get,
             lambda process: _netns_label(process, names),
-            completion.of if completion is not None else lambda _: None,
+            completion.progress_of if completion is not None else lambda _: None,
             self.position,
             now_ns,
         )

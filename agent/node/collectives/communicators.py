@@ -1,4 +1,4 @@
-"""Who is who: the communicators that the probes have seen, and the processes they belong to.
+"""Tracks the communicators that the probes have seen, and the processes they belong to.
 
 A communicator's identity comes from its own struct, read in the kernel and confirmed by NCCL's magic numbers; where
 the layout is not known, rank, number of ranks and the hash of the unique id come from the init call's arguments.
@@ -62,7 +62,7 @@ class Communicator:
     @property
     def gpu(self) -> str:
         """The GPU's index as nvidia-smi counts, or as the process counts where that is not known."""
-        return text(self.cuda_dev if self.nvml_dev is None else self.nvml_dev)
+        return format_label(self.cuda_dev if self.nvml_dev is None else self.nvml_dev)
 
     @property
     def placement(self) -> Placement | None:
@@ -71,7 +71,7 @@ class Communicator:
         )
 
 
-def text(value: int | None) -> str:
+def format_label(value: int | None) -> str:
     """A number as a label."""
     return UNKNOWN if value is None else str(value)
 
@@ -104,7 +104,7 @@ class Communicators:
     def get(self, instance: int) -> Communicator | None:
         return self._known.get(instance) or self._settled.get(instance)
 
-    def is_settled(self, instance: int) -> bool:
+    def is_archived(self, instance: int) -> bool:
         return instance in self._settled
 
     def ended_ranks(self, name: str) -> set[str]:
@@ -115,10 +115,10 @@ class Communicators:
         ends = [one for one in (*self._known.values(), *self._settled.values()) if one.comm_hash == comm_hash]
         # Where jobs fix NCCL's id, the next one's communicator has the same name.
         living = {one.rank for one in ends if one.ended_ns is None}
-        return {text(one.rank) for one in ends if one.rank is not None and one.rank not in living}
+        return {format_label(one.rank) for one in ends if one.rank is not None and one.rank not in living}
 
-    def take(self, events: Records) -> set[int]:
-        """Learn from lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
+    def record_events(self, events: Records) -> set[int]:
+        """Record lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
         processes = set()
         for event in events:
             processes.add(int(event["tgid"]))
@@ -161,7 +161,7 @@ class Communicators:
             del self._unnamed[instance]
 
     def refresh(self) -> set[int]:
-        """Learn from the kernel's table what lost events would have told; returns the processes in it.
+        """Recover lost events from the kernel's table; returns the processes in it.
 
         Raises:
             KernelRefusal: the table cannot be read.
@@ -188,8 +188,8 @@ class Communicators:
             if known.tgid == tgid and known.ended_ns is None and known.first_ns <= ended_ns:
                 self._known[instance] = replace(known, ended_ns=ended_ns)
 
-    def settle(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
-        """Let go of communicators that ended before a moment, and of all that ended in processes that are gone.
+    def archive(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
+        """Archive communicators that ended before a moment, and all that ended in processes that are gone.
 
         Returns them; `sweep` takes them out of the kernel's table.
         """
@@ -202,8 +202,8 @@ class Communicators:
             self._settled[known.instance] = self._known.pop(known.instance)
         return ended
 
-    def sweep(self) -> None:
-        """Take settled communicators out of the kernel's table, as it was at the last refresh.
+    def delete_archived(self) -> None:
+        """Delete archived communicators from the kernel's table, as it was at the last refresh.
 
         Jobs that make and destroy communicators all the time would fill the table otherwise.
 
@@ -218,7 +218,7 @@ class Communicators:
             del self._keys[instance]
 
     def forget(self, instances: Iterable[int]) -> None:
-        """Drop settled communicators that nobody can ask about any more."""
+        """Drop archived communicators that no snapshot shows any more."""
         for instance in instances:
             self._settled.pop(instance, None)
 

@@ -1,4 +1,4 @@
-"""What a snapshot says about each communicator: whose it is, and how many operations it was given.
+"""The facts of each communicator in a snapshot: its identity and its enqueued operations, ended ones included.
 
 A communicator that has ended does nothing more: its counts were taken out of the kernel's table, and its facts are
 made once, with the labels that its process had.  Calls that no communicator can be told for (its events were lost, or
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal, RankIdentity
 from railscope.agent.node.collectives.call_counts import CallCount
-from railscope.agent.node.collectives.communicators import Communicator, text
+from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import op_name
@@ -51,8 +51,8 @@ class CommunicatorHistory:
         self._ended: dict[int | ProcessIdentity, _Ended] = {}
         """By instance; what a process did namelessly by its identity."""
 
-    def settle(self, communicator: Communicator, process: ObservedProcess | None, netns: str) -> None:
-        """Take in a communicator whose counts leave the kernel's table from now on.
+    def add_communicator(self, communicator: Communicator, process: ObservedProcess | None, netns: str) -> None:
+        """Add a communicator whose counts leave the kernel's table from now on.
 
         Raises:
             ValueError: it lives.
@@ -61,14 +61,14 @@ class CommunicatorHistory:
             raise ValueError(f"communicator {communicator.instance} has not ended")
         self._ended[communicator.instance] = _Ended(communicator, process, netns, communicator.ended_ns)
 
-    def add(self, count: CallCount) -> None:
+    def add_count(self, count: CallCount) -> None:
         """Keep a row of a settled communicator that was taken out of the kernel's table."""
         ended = self._ended.get(count.kind.instance)
         if ended is not None:
             _add(ended.ops, count)
             ended.facts = None
 
-    def add_nameless(self, count: CallCount, process: ObservedProcess, netns: str, ended_ns: int) -> None:
+    def add_unnamed(self, count: CallCount, process: ObservedProcess, netns: str, ended_ns: int) -> None:
         """Keep a row of a process that has ended, for which no communicator can be told."""
         ended = self._ended.get(process.identity)
         if ended is None:
@@ -159,11 +159,11 @@ def _facts(
     return CommunicatorFacts(
         identity=RankIdentity(
             comm=communicator.name,
-            rank=text(communicator.rank),
-            nranks=text(communicator.nranks),
+            rank=format_label(communicator.rank),
+            nranks=format_label(communicator.nranks),
             gpu=communicator.gpu,
-            node_rank=text(communicator.node),
-            local_ranks=text(communicator.local_ranks),
+            node_rank=format_label(communicator.node),
+            local_ranks=format_label(communicator.local_ranks),
             nccl_version=process.nccl_version if process else UNKNOWN,
             pid=communicator.tgid,
             netns=netns,

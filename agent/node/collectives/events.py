@@ -70,8 +70,8 @@ class CommEvents:
         self._stored: dict[int, int] = {}
         """The asynchronous result of each communicator that has one, by instance."""
 
-    def take_lifecycle(self, events: Records) -> None:
-        """Learn from lifecycle events (dtype LIFECYCLE_EVENT).
+    def record_lifecycle(self, events: Records) -> None:
+        """Record lifecycle events (dtype LIFECYCLE_EVENT).
 
         A call that failed made or ended nothing: it counts as an error, not as an event.
         """
@@ -85,18 +85,18 @@ class CommEvents:
             else:
                 self._count(int(event["instance"]), result, int(event["time_ns"]), ErrorSource(int(kind)))
 
-    def take_errors(self, events: Records) -> None:
-        """Learn from what the probes met (dtype ERROR_EVENT)."""
+    def record_errors(self, events: Records) -> None:
+        """Record errors that the probes saw (dtype ERROR_EVENT)."""
         for event in events:
             instance, result, time_ns = int(event["instance"]), int(event["result"]), int(event["time_ns"])
             source = ErrorSource(int(event["source"]))
             if source is ErrorSource.ASYNC and instance:
-                self.take_stored(instance, result, time_ns)
+                self.record_stored_error(instance, result, time_ns)
             elif result not in NO_ERRORS:
                 self._count(instance, result, time_ns, source)
 
-    def take_stored(self, instance: int, result: int, time_ns: int) -> None:
-        """Learn the asynchronous result that was read from a communicator (`stored_result`).
+    def record_stored_error(self, instance: int, result: int, time_ns: int) -> None:
+        """Record the asynchronous result that was read from a communicator (`stored_result`).
 
         Success ends no error here: the reading does not see every place in which NCCL looks.
         """
@@ -117,7 +117,7 @@ class CommEvents:
         return self._last.get(instance)
 
     def forget(self, instances: Iterable[int]) -> None:
-        """Drop communicators that nobody asks about any more; what they counted stays."""
+        """Drop communicators that no snapshot shows any more; their counts stay."""
         for instance in instances:
             self._last.pop(instance, None)
             self._stored.pop(instance, None)
@@ -132,7 +132,7 @@ class CommEvents:
 
 
 class StoredErrors:
-    """Errors that communicators keep and nobody asks for: read once in a while from outside, without a probe.
+    """Errors that communicators store and no caller queries: read periodically from outside, without a probe.
 
     A job that does not poll ncclCommGetAsyncError, or that is killed while it hangs, never tells of its error; the
     communicator's struct holds it all the same.  Not thread-safe: the daemon's lock guards it.

@@ -61,18 +61,18 @@ class ExpectedWire:
     def fold(self, counts: Iterable[CallCount]) -> None:
         """Keep what rows say that were taken out of the kernel's table."""
         rows = list(counts)
-        for expected in self._of(rows):
+        for expected in self._sum_by_namespace(rows):
             self._folded[expected.rail_set] = _sum(self._folded.get(expected.rail_set), expected)
         self._replayed.difference_update(row.kind.instance for row in rows)
 
-    def with_living(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
+    def sum_with(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
         """One entry for each namespace: what was folded and what these rows say."""
         totals = dict(self._folded)
-        for expected in self._of(counts):
+        for expected in self._sum_by_namespace(counts):
             totals[expected.rail_set] = _sum(totals.get(expected.rail_set), expected)
         return list(totals.values())
 
-    def _of(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
+    def _sum_by_namespace(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
         by_namespace: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
         before, self._placed = self._placed, {}
         for count in counts:

@@ -1,4 +1,4 @@
-"""What the loaded programs counted, beside the calls themselves; what cannot be read keeps its last value.
+"""Reads the programs' other counters; if a read fails, the last value stays.
 
 A total that fell because one reading was refused would look like a restart, and a scrape without an answer like a dead
 agent.  So a refusal is remembered, for the collector's success, and the last reading stands.
@@ -82,18 +82,18 @@ class KernelReadings:
         return not self._refused
 
     @property
-    def fresh(self) -> bool:
+    def can_archive(self) -> bool:
         """Whether the tables of calls and of communicators were read, so that what ended can leave them."""
         return self._refused.isdisjoint({_CALLS, _COMMUNICATORS})
 
-    def quiet(self) -> bool:
-        """Whether no program ran since the reading before the last, so that the tables are as they were read then.
+    def is_unchanged(self) -> bool:
+        """Whether no program ran since the reading before the last, so that the tables are unchanged.
 
         One reading more than seems needed: a program counts its run first, and what it saw a moment later.
         """
         stats = self._attempt("losses", self._programs.stats)
         runs = None if stats is None else (stats[Stat.CALLS], stats[Stat.LIFECYCLE])
-        quiet = self.fresh and runs is not None and self._runs == (runs, runs)
+        quiet = self.can_archive and runs is not None and self._runs == (runs, runs)
         self._runs = (runs, self._runs[0])
         return quiet
 

@@ -40,7 +40,7 @@ class NodeTotals:
         """Keep a row that was taken out of the kernel's table."""
         _add(self._sums, self._sizes, count, gpu)
 
-    def with_living(
+    def sum_with(
         self, living: Iterable[tuple[CallCount, str]], overflow: Records | None
     ) -> tuple[tuple[CollectiveTotal, ...], tuple[OpHistogram, ...]]:
         """Totals and size histograms of what was folded, of rows with their GPUs, and of what found no row.

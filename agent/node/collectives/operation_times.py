@@ -1,4 +1,4 @@
-"""How long completed operations took in sum: by rank, and for the node by kind and size.
+"""Sums the durations of completed operations: by rank, and for the node by kind and size.
 
 From these sums anybody gets effective bandwidth as nccl-tests means it: algbw is payload over time, busbw is bus bytes
 over time, where bus bytes are payload x a factor that makes ranks of any number comparable (nccl-tests'
@@ -18,7 +18,7 @@ from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, CompletedTotal, RankTimes
 from railscope.agent.model.bus_factor import bus_factor
-from railscope.agent.node.collectives.communicators import Communicator, text
+from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.records.internals import UNKNOWN_SIZE
@@ -48,8 +48,8 @@ class OperationTimes:
         self._of_node: defaultdict[tuple[int, int, int], _Sum] = defaultdict(_Sum)
         """By op, size bucket and number of ranks; of what has a factor."""
 
-    def take(self, keys: Records, values: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
-        """Learn from a reading of the kernel's table (HISTORY_KEY, HISTORY).
+    def record(self, keys: Records, values: Records, communicator_of: Callable[[int], Communicator | None]) -> None:
+        """Record a reading of the kernel's table (HISTORY_KEY, HISTORY).
 
         What a communicator did is counted once it is known who it is: its rows stay in the kernel's table till then.
         """
@@ -65,7 +65,7 @@ class OperationTimes:
                 before = _NOTHING  # the kernel has forgotten the row in between
             rows[op, size] = now
             if UNKNOWN in self._ranks.get(instance, (UNKNOWN,)):
-                self._ranks[instance] = communicator.name, text(communicator.rank)
+                self._ranks[instance] = communicator.name, format_label(communicator.rank)
             operations, duration_ns, payload_bytes = now[0] - before[0], now[1] - before[1], now[2] - before[2]
             rank = self._of_rank[instance]
             rank.operations += operations

@@ -1,4 +1,4 @@
-"""Which rank sends how much to which other rank of its communicator, by what its calls say.
+"""Sums the bytes that each rank sends to each other rank of its communicator, from its calls.
 
 Wire bytes follow from the exact counts of calls (agent/node/collectives/call_counts.py), of which the kernel keeps the
 peer or root anyway: nothing more is observed for them, and nothing was measured on links.  A rank's own calls say what

@@ -1,4 +1,4 @@
-"""Where each rank's end of a communicator stands, on the scale that NCCL itself keeps: whenever the agent came.
+"""Reads each rank's sequence number as NCCL counts it, even if the agent started late.
 
 An agent that came late counts calls from then on.  NCCL counts collectives since the communicator was made, in a number
 that lies in the process's memory (probes/nccl/memory/sequence_numbers.py): the distance between the two is learnt, and
@@ -59,10 +59,10 @@ class Reckoning:
     _found_at: int = -1
 
     @property
-    def believed(self) -> bool:
+    def is_trusted(self) -> bool:
         return self._agreeing >= _ENOUGH
 
-    def learn(self, calls: int, launched: int) -> None:
+    def add_sample(self, calls: int, launched: int) -> None:
         """Both counts of one moment between two calls."""
         if launched - calls != self.distance:
             self.distance, self._agreeing = launched - calls, 1
@@ -71,7 +71,7 @@ class Reckoning:
         self.calls = self._found_at = calls
         self.settled = True
 
-    def pass_over(self, calls: int) -> None:
+    def skip_sample(self, calls: int) -> None:
         """It was in the middle of a call, or cannot be read."""
         self.calls, self.settled = calls, False
 
@@ -80,14 +80,14 @@ class Reckoning:
 
         None: that cannot be known.  While it moves the distance of the last look serves.
         """
-        if self.distance is None or not self.believed or (enqueued <= self.calls and not self.settled):
+        if self.distance is None or not self.is_trusted or (enqueued <= self.calls and not self.settled):
             return None
         return self.distance + max(enqueued, self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One rank's end of a communicator that is to be looked at."""
+    """One rank's end of a communicator that is due to be read."""
 
     tgid: int
     address: int
@@ -121,8 +121,8 @@ class Sequences:
         known = self._known.get(instance)
         return None if known is None else known.position(enqueued)
 
-    def look(self, rows: tuple[Records, Records], now_ns: int) -> None:
-        """Now and then: look at the communicators of which something new may be learnt.
+    def read_changed(self, rows: tuple[Records, Records], now_ns: int) -> None:
+        """Read the communicators whose position may have changed; call it periodically.
 
         `rows` is the table of communicators (keys, values) as it was read a moment ago; `now_ns`: monotonic.
 
@@ -136,10 +136,10 @@ class Sequences:
             self._next += _MOST_AT_ONCE
             due.sort(key=lambda end: end.tgid)
         for tgid, ends in groupby(due, lambda end: end.tgid):
-            self._look_at(tgid, ends)
+            self._read_process(tgid, ends)
 
     def _due(self, keys: Records, values: Records, now_ns: int) -> list[_End]:
-        """Living communicators of several ranks that are to be looked at, by process."""
+        """Living communicators of several ranks that are due to be read, by process."""
         identities = values["identity"]
         living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
         keys, values, identities = keys[living], values[living], identities[living]
@@ -162,18 +162,18 @@ class Sequences:
         return due
 
     def _is_due(self, instance: int, calls: int, reckoning: Reckoning, *, stands: bool) -> bool:
-        """Whether something new may be learnt: most of all where a communicator has just come to stand."""
+        """Whether a read may tell something new: above all if a communicator has just become idle."""
         if calls == reckoning.calls and reckoning.settled:
             return False
         stands = stands or self._calls.get(instance) == calls
-        return stands or not reckoning.believed or (self._round + instance) % _PACE == 0
+        return stands or not reckoning.is_trusted or (self._round + instance) % _PACE == 0
 
-    def _look_at(self, tgid: int, ends: Iterable[_End]) -> None:
+    def _read_process(self, tgid: int, ends: Iterable[_End]) -> None:
         try:
             memory = os.open(self._procfs / str(tgid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             for end in ends:
-                end.reckoning.pass_over(end.calls)
+                end.reckoning.skip_sample(end.calls)
             if not self._said and not isinstance(error, (FileNotFoundError, ProcessLookupError)):
                 self._said = True
                 _log.warning(
@@ -185,11 +185,11 @@ class Sequences:
             return
         try:
             for end in ends:
-                self._take(memory, end)
+                self._read_communicator(memory, end)
         finally:
             os.close(memory)
 
-    def _take(self, memory: int, end: _End) -> None:
+    def _read_communicator(self, memory: int, end: _End) -> None:
         """Read both counts at a moment between two calls, if there is one."""
         best: tuple[int, int] | None = None
         calls = self._communicators.calls_of(end.key, end.instance)
@@ -206,6 +206,6 @@ class Sequences:
             if best[1] - best[0] == end.reckoning.distance:
                 break
         if best is not None:
-            end.reckoning.learn(*best)
+            end.reckoning.add_sample(*best)
         else:
-            end.reckoning.pass_over(end.calls if calls is None else calls)
+            end.reckoning.skip_sample(end.calls if calls is None else calls)

@@ -1,4 +1,4 @@
-"""Who comes last: among a communicator's ranks on this host, from the times of their calls.
+"""Finds the rank that arrives last at each call, among a communicator's ranks on this host.
 
 A rank's calls are numbered, and the n-th call of every rank is the same collective; so calls match by communicator and
 number.  That holds for communicators that were seen from their first call on.  Numbers stop matching where ranks make
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.agent.facts.snapshot import UNKNOWN, RankArrivals
-from railscope.agent.node.collectives.communicators import Communicator, text
+from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 
@@ -97,10 +97,10 @@ class Stragglers:
         self._pending_count = 0
         self._communicator_of: Callable[[int], Communicator | None] = lambda _instance: None
 
-    def take(
+    def record(
         self, events: Records, called: Iterable[int], communicator_of: Callable[[int], Communicator | None]
     ) -> None:
-        """Learn from calls (dtype CALL_EVENT) of the instances `called`.
+        """Record calls (dtype CALL_EVENT) of the instances `called`.
 
         `communicator_of` says who an instance is, None: not known yet.  What is needed of the events is kept until
         there are many, or somebody asks: one look at thousands costs little more than one at a few.
@@ -114,7 +114,7 @@ class Stragglers:
             self._match()
 
     def _match(self) -> None:
-        """Look at the calls that wait."""
+        """Match the calls that wait for those of other ranks."""
         if not self._pending:
             return
         calls = _Calls(*map(np.concatenate, zip(*self._pending, strict=True)))
@@ -182,7 +182,7 @@ class Stragglers:
         before_ns: Integers,
         last: Integers,
     ) -> None:
-        """Take in calls of one communicator, each once: how many ranks made it, and the last two of them."""
+        """Add calls of one communicator, each once: how many ranks made it, and the last two of them."""
         numbers = keys & 0xFFFFFFFF
         whole = counts == group.size
         if whole.all():
@@ -259,7 +259,7 @@ class Stragglers:
         return self._table
 
     def _meet(self, instance: int, communicator: Communicator | None) -> None:
-        """Find the place of an instance; one that nobody knows yet is asked about again."""
+        """Find the index of an instance; an unknown one is looked up again at the next call."""
         if communicator is None or communicator.name == UNKNOWN:
             return
         self._table = None
@@ -277,7 +277,7 @@ class Stragglers:
             self._leave_out(group)
             return
         group.expected = communicator.local_ranks or 0
-        self._labels[instance] = communicator.name, text(communicator.rank)
+        self._labels[instance] = communicator.name, format_label(communicator.rank)
         self._places[instance] = (group.number if group.matches else _NOT_WANTED), len(group.members)
         group.members.append(instance)
         group.lasts.append(0)

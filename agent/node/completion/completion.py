@@ -1,4 +1,4 @@
-"""What is seen below NCCL's entry points: how far communicators have come, how long operations took, what was launched.
+"""Observes NCCL below its entry points: progress of communicators, durations, launches.
 
 All of it is optional.  Where the programs do not load (a kernel before 5.17), or a library lacks the functions, the
 node's counts stay as exact as ever and this module has nothing to add.
@@ -92,7 +92,7 @@ class Completion:
         rail_bytes: RailBytes | None = None,
         before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
-        """`cuda` None: what a job learns through CUDA events is not looked at.
+        """`cuda` None: CUDA events are not observed.
 
         `rail_bytes` keeps what is handed to each rail; None: nobody asks for it.  `before_forgetting`: see `Levels`.
         """
@@ -118,22 +118,22 @@ class Completion:
         """Whether the last reading worked."""
         return self._complete
 
-    def follow(self, libraries: Iterable[MappedLibrary]) -> list[str]:
+    def set_libraries(self, libraries: Iterable[MappedLibrary]) -> list[str]:
         """Observe these libraries and no others; returns what went wrong, one line each."""
         self._libraries = tuple(libraries)
-        return [*self.levels.follow(self._libraries), *self._follow_cuda()]
+        return [*self.levels.set_libraries(self._libraries), *self._follow_cuda()]
 
     def _follow_cuda(self) -> list[str]:
         if self._cuda is None:
             return []
         try:
-            return self._cuda.follow(self._libraries, self.levels.wanted)
+            return self._cuda.set_libraries(self._libraries, self.levels.target_level)
         except KernelRefusal as refusal:
             return [f"CUDA events: {refusal.strerror}"]
 
     def read(self) -> None:
-        """Learn how far communicators have come."""
-        if self.levels.wanted < Level.COMPLETION:
+        """Read the progress of communicators."""
+        if self.levels.target_level < Level.COMPLETION:
             return
         try:
             readings = self._programs.progress()
@@ -152,24 +152,24 @@ class Completion:
                     followed=progress.posted_sequence,
                 )
             if self._rail_bytes is not None:
-                self._rail_bytes.take(self._programs.sent())
+                self._rail_bytes.add_readings(self._programs.sent())
             if self._cuda is not None:
                 self._cuda.read()
             self._complete = True
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
-    def replays(self, instance: int) -> bool:
+    def has_graph_replays(self, instance: int) -> bool:
         """Whether replays of CUDA graphs were seen on a communicator."""
         progress = self._progress.get(instance)
         return progress is not None and progress.replayed > 0
 
     def read_handed_over(self) -> None:
-        """Learn what was handed to each rail."""
-        if self._rail_bytes is None or self.levels.wanted < Level.RAILS:
+        """Read what was handed to each rail."""
+        if self._rail_bytes is None or self.levels.target_level < Level.RAILS:
             return
         try:
-            self._rail_bytes.take(self._programs.sent())
+            self._rail_bytes.add_readings(self._programs.sent())
         except KernelRefusal as refusal:
             self._trouble(refusal)
 
@@ -182,7 +182,7 @@ class Completion:
             return None
         self._rail_bytes.forget_namespaces(self._rail_bytes.namespaces - namespaces)
         # What was handed over stays counted when the level falls.
-        if self.levels.wanted < Level.RAILS and not self._rail_bytes.namespaces:
+        if self.levels.target_level < Level.RAILS and not self._rail_bytes.namespaces:
             return None
         return {device: handed.bytes for device, handed in self._rail_bytes.by_device().items()}
 
@@ -190,17 +190,17 @@ class Completion:
         """Whether all that was handed over since this was asked last is seen: of every library, and with its device."""
         if self._rail_bytes is None:
             return False
-        before, self._unnamed_bytes = self._unnamed_bytes, self._rail_bytes.unknown().bytes
-        return self._unnamed_bytes == before and all(level.level >= Level.RAILS for level in self.levels.shown())
+        before, self._unnamed_bytes = self._unnamed_bytes, self._rail_bytes.unattributed().bytes
+        return self._unnamed_bytes == before and all(level.level >= Level.RAILS for level in self.levels.probe_levels())
 
-    def take_completions(self, completions: Records) -> None:
-        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
-        self._exemplars.take(completions)
+    def record_completions(self, completions: Records) -> None:
+        """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+        self._exemplars.record(completions)
 
-    def of(self, instance: int) -> CommunicatorProgress | None:
+    def progress_of(self, instance: int) -> CommunicatorProgress | None:
         """The last that is known of a communicator; None where its completion cannot be seen."""
         progress = self._progress.get(instance)
-        proved = self._cuda.of(instance) if self._cuda is not None else None
+        proved = self._cuda.progress_of(instance) if self._cuda is not None else None
         if proved is not None and progress is None and self._proves(instance):
             # Nothing tells since when its operations run.
             progress = CommunicatorProgress(0, None, 0, 0, age_known=False)
@@ -228,7 +228,7 @@ class Completion:
 
     def _proves(self, instance: int) -> bool:
         """Whether what CUDA proved of a communicator is kept up to date, or is its last word."""
-        return self.levels.wanted >= Level.ALL or instance in self._ended
+        return self.levels.target_level >= Level.ALL or instance in self._ended
 
     def hits(self) -> tuple[Mapping[InternalStat, int], list[Sent], int]:
         """What the programs counted about themselves, what was sent, and hits of those that watch CUDA, since load.
@@ -242,11 +242,11 @@ class Completion:
         """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
         return self._programs.error_events()
 
-    def learn_devices(self, mappers: Iterable[tuple[int, int]]) -> None:
+    def read_device_names(self, mappers: Iterable[tuple[int, int]]) -> None:
         """Read the names of network devices in processes (by pid) that use a library (by number), if that pays."""
-        if self._rail_bytes is not None and self.levels.wanted >= Level.RAILS:
+        if self._rail_bytes is not None and self.levels.target_level >= Level.RAILS:
             for tgid, library in mappers:
-                self._rail_bytes.learn(tgid, library)
+                self._rail_bytes.read_device_names(tgid, library)
 
     def end_process(self, tgid: int) -> None:
         """A process has ended: it completes nothing more."""
@@ -282,9 +282,9 @@ class Completion:
         if self._cuda is not None:
             self._cuda.forget(gone)
 
-    def want(self, level: Level) -> list[str]:
+    def set_level(self, level: Level) -> list[str]:
         """Go to a level; below *completion* nothing is known of the progress of those that live."""
-        errors = [*self.levels.want(level), *self._follow_cuda()]
+        errors = [*self.levels.set_level(level), *self._follow_cuda()]
         if level < Level.COMPLETION:
             self._progress = {key: value for key, value in self._progress.items() if key in self._ended}
         return errors
@@ -297,7 +297,7 @@ class Completion:
         try:
             durations = _histograms(self._programs.durations(), DURATION_BOUNDS, 1e9)
             return NodeCompletion(
-                durations=self._exemplars.attached(durations, communicators, realtime_offset_ns),
+                durations=self._exemplars.attach(durations, communicators, realtime_offset_ns),
                 cuda_durations=() if self._cuda is None else _histograms(self._cuda.durations(), DURATION_BOUNDS, 1e9),
                 bandwidths=_histograms(self._programs.bandwidths(), BANDWIDTH_BOUNDS, 1.0),
                 launches=_launches(self._programs.launches()),

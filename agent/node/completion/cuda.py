@@ -1,4 +1,4 @@
-"""Where jobs can be seen to ask CUDA what is complete, and what their questions prove.
+"""Finds processes whose CUDA event and stream queries prove that operations completed.
 
 A process that maps NCCL has CUDA's runtime as a shared library, or linked into something else; it is watched at the
 runtime where it has one of its own, else at the driver, which every runtime calls.  One file serves many processes:
@@ -90,7 +90,7 @@ class _Process:
     files: list[_CudaFile] = field(default_factory=list)
     looks: int = 0
 
-    def watched(self) -> list[_CudaFile]:
+    def probed_files(self) -> list[_CudaFile]:
         """Where it is watched: never at both, for the runtime calls the driver."""
         runtimes = [file for file in self.files if file.points.interface is CudaInterface.RUNTIME]
         return runtimes or self.files
@@ -118,7 +118,7 @@ class CudaCompletion:
         self._libraries: dict[int, _Nccl] = {}
         self._completed: dict[int, CudaProgress] = {}
 
-    def follow(self, libraries: Iterable[CudaLibrary], level: Level) -> list[str]:
+    def set_libraries(self, libraries: Iterable[CudaLibrary], level: Level) -> list[str]:
         """Watch the processes that map these libraries, at the highest level only.
 
         Returns what went wrong, one line each; it is tried again at the next call.
@@ -129,13 +129,13 @@ class CudaCompletion:
         present = {library.number: library for library in libraries}
         errors: list[str] = []
         self._drop_overwritten()
-        self._look({identity for library in present.values() for identity in library.mappers}, errors)
+        self._find_cuda_files({identity for library in present.values() for identity in library.mappers}, errors)
         self._watch_cuda(errors)
         self._watch_nccl(present, errors)
         return errors
 
     def read(self) -> None:
-        """Learn what was proved complete.
+        """Read which operations are proved complete.
 
         Raises:
             KernelRefusal: it cannot be read; what was known stays.
@@ -143,7 +143,7 @@ class CudaCompletion:
         if self._libraries:
             self._completed.update(self._programs.progress())
 
-    def of(self, instance: int) -> CudaProgress | None:
+    def progress_of(self, instance: int) -> CudaProgress | None:
         """The last that is known of a communicator; None: nothing was proved."""
         return self._completed.get(instance)
 
@@ -163,7 +163,7 @@ class CudaCompletion:
         """
         return sum(count for stat, count in self._programs.stats().items() if stat in _HITS)
 
-    def watched(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def probed_files(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Files that are probed, with the functions that could not be, for those who ask why nothing is seen."""
         return tuple((file.path, file.points.refused) for file in self._files if file.links is not None)
 
@@ -199,7 +199,7 @@ class CudaCompletion:
         if watching:
             self._programs.forget_handles()
 
-    def _look(self, present: set[ProcessIdentity], errors: list[str]) -> None:
+    def _find_cuda_files(self, present: set[ProcessIdentity], errors: list[str]) -> None:
         """Find the files of processes that are new or had none."""
         for gone in self._processes.keys() - present:
             del self._processes[gone]
@@ -271,7 +271,7 @@ class CudaCompletion:
 
     def _watch_cuda(self, errors: list[str]) -> None:
         mapped = [file for process in self._processes.values() for file in process.files]
-        wanted = [file for process in self._processes.values() for file in process.watched()]
+        wanted = [file for process in self._processes.values() for file in process.probed_files()]
         for file in list(self._files):
             if file not in mapped:
                 self._drop(file, "no observed process maps it any more")
@@ -308,7 +308,7 @@ class CudaCompletion:
             file.links is not None
             for identity in library.mappers
             if identity in self._processes
-            for file in self._processes[identity].watched()
+            for file in self._processes[identity].probed_files()
         )
 
     def _look_into(self, library: CudaLibrary) -> _Nccl:

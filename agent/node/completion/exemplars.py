@@ -1,4 +1,4 @@
-"""Which operation a duration bucket last counted: the way from a slow bucket to the recorded operation.
+"""Attaches exemplars to duration buckets: the recorded operation that a slow bucket counted last.
 
 Completion events come in batches of up to many thousands; of each operation and bucket only the last one is kept, by
 one assignment a batch.  Communicator, rank and number are what a recording (`railscope record`, or the flight
@@ -34,8 +34,8 @@ class Exemplars:
         self._last = np.zeros(len(Op) * BUCKETS, _LAST)
         """By op, then bucket; `time_ns` 0: there was none."""
 
-    def take(self, completions: Records) -> None:
-        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+    def record(self, completions: Records) -> None:
+        """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
         bucket = np.searchsorted(_BOUNDS_NS, completions["duration_ns"], side="left")
         place = completions["op"].astype(np.intp) * BUCKETS + bucket
         place[completions["instance"] == 0] = _NOWHERE
@@ -46,7 +46,7 @@ class Exemplars:
         for name in _LAST.names or ():
             self._last[name][filled] = completions[name][last[filled]]
 
-    def attached(
+    def attach(
         self, durations: tuple[OpHistogram, ...], communicators: Iterable[CommunicatorFacts], realtime_offset_ns: int
     ) -> tuple[OpHistogram, ...]:
         """Histograms of durations with the last operation of each bucket, where its communicator is still known.

@@ -47,7 +47,7 @@ class SentRail:
     """Port of an RDMA device."""
 
     @property
-    def known(self) -> bool:
+    def is_identified(self) -> bool:
         return self.namespace_inode is not None and self.device != UNKNOWN
 
 
@@ -84,7 +84,7 @@ class RailBytes:
         self._sums: defaultdict[SentRail, list[int]] = defaultdict(lambda: [0, 0])
         """Bytes, messages."""
 
-    def take(self, readings: Iterable[Sent]) -> None:
+    def add_readings(self, readings: Iterable[Sent]) -> None:
         """Add what a reading of `Internals.sent()` has more than the one before."""
         asked: set[tuple[int, int]] = set()
         for sent in readings:
@@ -102,7 +102,7 @@ class RailBytes:
             sums[0] += more[0]
             sums[1] += more[1]
 
-    def learn(self, tgid: int, library: int) -> None:
+    def read_device_names(self, tgid: int, library: int) -> None:
         """Read the names of a process before it sends: a short job may have ended when its bytes are read.
 
         To be called once it has a communicator; harmless to repeat.
@@ -113,11 +113,11 @@ class RailBytes:
             self._ask(process, tgid, library)
 
     def end_process(self, tgid: int, readings: Iterable[Sent]) -> None:
-        """Take in the last that an ended process sent, and forget its names; drop its rows from the kernel after it.
+        """Add what an ended process sent last, and forget its names; drop its rows from the kernel afterwards.
 
         `readings` may hold other processes' rows: they are left for `take`.
         """
-        self.take([sent for sent in readings if sent.tgid == tgid])
+        self.add_readings([sent for sent in readings if sent.tgid == tgid])
         self._processes.pop(tgid, None)
 
     def names_of(self, tgid: int, numbers: Collection[int]) -> frozenset[str]:
@@ -140,14 +140,14 @@ class RailBytes:
         """By network namespace (inode) and device, over all of a device's ports; without unknown ones."""
         sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0])
         for rail, (sent_bytes, messages) in self._sums.items():
-            if rail.namespace_inode is not None and rail.known:
+            if rail.namespace_inode is not None and rail.is_identified:
                 sums[rail.namespace_inode, rail.device][0] += sent_bytes
                 sums[rail.namespace_inode, rail.device][1] += messages
         return {key: HandedOver(sent_bytes, messages) for key, (sent_bytes, messages) in sums.items()}
 
-    def unknown(self) -> HandedOver:
+    def unattributed(self) -> HandedOver:
         """What was handed to devices that could not be named or placed."""
-        rows = [sums for rail, sums in self._sums.items() if not rail.known]
+        rows = [sums for rail, sums in self._sums.items() if not rail.is_identified]
         return HandedOver(sum(row[0] for row in rows), sum(row[1] for row in rows))
 
     @property

@@ -1,4 +1,4 @@
-"""How much is observed of each library beyond its calls, and the probes that this needs.
+"""The level of observation of each library, and the probes that it needs.
 
 Counting calls (agent/node/targets/libraries.py) is always on.  What lies below NCCL's entry points is attached level by
 level, where the library has the functions and its struct layouts are known; lowering a level detaches what it added and
@@ -107,7 +107,7 @@ class Levels:
         self._before_forgetting = before_forgetting
 
     @property
-    def wanted(self) -> Level:
+    def target_level(self) -> Level:
         return self._wanted
 
     @property
@@ -115,12 +115,12 @@ class Levels:
         """What the libraries that are there allow at most; where there are none, the next one may allow all."""
         return max((observed.highest for observed in self._observed.values()), default=Level.ALL)
 
-    def follow(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
-        """Attach to libraries that are new, let go of those that went; returns what went wrong, one line each.
+    def set_libraries(self, libraries: Iterable[ObservedLibrary]) -> list[str]:
+        """Attach to new libraries, detach from those that are gone; returns errors, one line each.
 
         What went wrong is tried again at the next call.
         """
-        self.settle()
+        self.finish_detaching()
         present = {library.number: library for library in libraries}
         for number, observed in list(self._observed.items()):
             if present.get(number) is not observed.library:
@@ -131,21 +131,21 @@ class Levels:
         for number, library in present.items():
             try:
                 if number not in self._observed:
-                    self._observed[number] = self._look(library)
+                    self._observed[number] = self._decide_level(library)
                 self._raise(self._observed[number])
             except (ElfError, OSError) as error:
                 errors.append(f"{library.path}: {error}")
         return errors
 
-    def want(self, level: Level) -> list[str]:
+    def set_level(self, level: Level) -> list[str]:
         """Go to a level everywhere; returns what went wrong, one line each."""
         self._wanted = level
         for observed in self._observed.values():
             self._lower(observed, level)
-        return self.settle()
+        return self.finish_detaching()
 
-    def settle(self, *, wait: bool = False) -> list[str]:
-        """Finish what detaching has come to its end, and attach what waited for it; returns what went wrong.
+    def finish_detaching(self, *, wait: bool = False) -> list[str]:
+        """Finish detachments that have completed, and attach what waited for them; returns errors.
 
         `wait`: until nothing is being detached any more.
         """
@@ -167,7 +167,7 @@ class Levels:
                 errors.append(f"{observed.library.path}: {refusal.strerror}")
         return errors
 
-    def shown(self) -> tuple[ProbeLevel, ...]:
+    def probe_levels(self) -> tuple[ProbeLevel, ...]:
         """The level of each library."""
         return tuple(
             ProbeLevel(observed.library.path, observed.library.nccl_version, int(observed.level), int(observed.highest))
@@ -209,7 +209,7 @@ class Levels:
         observed = self._observed.get(library)
         return observed.sequence if observed is not None else None
 
-    def _look(self, library: ObservedLibrary) -> _Observed:
+    def _decide_level(self, library: ObservedLibrary) -> _Observed:
         structures = self._structures_of(library.build_id)
         layout, errors = layout_record(structures), error_layout(structures)
         with Elf.open(library.descriptor) as elf:

@@ -1,4 +1,4 @@
-"""The daemon: one loop that reacts to the kernel, and a server that shows what is known.
+"""The daemon: one loop that reads events and updates, and a server that exposes the snapshot.
 
 The loop waits on descriptors: lifecycle events of communicators, new executable mappings, ends of observed processes,
 link events.  Between them it drains the rings of events, looks whether operations stall, scans all processes now and
@@ -49,7 +49,7 @@ from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes.exit_status import exit_status
+from railscope.probes.processes.exit_status import read_exit_status
 from railscope.probes.processes.processes import ProcessIdentity, open_pidfd
 from railscope.probes.rings.wakeups import RingWakeups, WakingRing
 
@@ -133,7 +133,7 @@ class Daemon:
             self._feed = RecorderFeed(self._recorder, self.observer, self._programs, self._internals)
 
     def _stall_began(self, stall: Stall) -> None:
-        self.recordings.stall_began(stall)
+        self.recordings.request_for_stall(stall)
         if self._also_told is not None:
             self._also_told(stall)
 
@@ -191,7 +191,7 @@ class Daemon:
         )
 
     def _snapshot(self) -> Snapshot:
-        self._schedule.asked(self._clock.monotonic_ns())
+        self._schedule.record_request(self._clock.monotonic_ns())
         return self.observer.snapshot()
 
     @property
@@ -218,21 +218,27 @@ class Daemon:
         for events in self.observer.start():
             self._poll(events)
         if self._programs is not None:
-            self._selector.register(self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._take_lifecycle)
+            self._selector.register(
+                self._programs.lifecycle_events.fd, selectors.EVENT_READ, self._read_lifecycle_events
+            )
             if self.observer.change_fd is not None:
-                self._selector.register(self.observer.change_fd, selectors.EVENT_READ, self.observer.take_changes)
+                self._selector.register(
+                    self.observer.change_fd, selectors.EVENT_READ, self.observer.detach_changed_libraries
+                )
             # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
             try:
                 self._mmap_events = MmapEvents.open()
-                self._selector.register(self._mmap_events, selectors.EVENT_READ, self._take_mappings)
+                self._selector.register(self._mmap_events, selectors.EVENT_READ, self._read_mappings)
             except MmapEventsError as error:
                 _log.warning("new processes are found by scanning only: %s", error)
             rings: list[WakingRing] = [self._programs.call_events]
             if self._internals is not None:
-                self._selector.register(self._internals.errors.events.fd, selectors.EVENT_READ, self._take_lifecycle)
+                self._selector.register(
+                    self._internals.errors.events.fd, selectors.EVENT_READ, self._read_lifecycle_events
+                )
                 rings.append(self._internals.completion_events)
             self._ring_wakeups = RingWakeups(rings)
-            self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._hear_rings)
+            self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._on_ring_wakeup)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         self.observer.scan()
         self.recordings.prepare()
@@ -308,14 +314,14 @@ class Daemon:
             schedule.drained(now_ns, self._drain())
         for identity, status in ended:
             self.observer.process_gone(identity, status)
-            self._look_soon()
+            self._evaluate_soon()
         if now_ns >= plan.drain_ns:
             schedule.drained(now_ns, self._drain())
         if now_ns >= plan.look_ns:
-            schedule.looked(now_ns, self.observer.look_for_stalls(), self.observer.unsettled)
+            schedule.stalls_evaluated(now_ns, self.observer.evaluate_stalls(), self.observer.unsettled)
         rested = schedule.resting
         if schedule.tick_is_due(now_ns, plan):
-            self._tick(now_ns)
+            self._update(now_ns)
         if schedule.resting != rested:
             self._say_pace()
         if now_ns >= plan.scan_ns:
@@ -324,23 +330,23 @@ class Daemon:
             spent_ns = self._clock.monotonic_ns() - now_ns
             schedule.scanned(now_ns, spent_ns, mappings_heard=self._mmap_events is not None)
         if self._feed is not None:
-            self._feed.look_at_rails()
-        self.recordings.turn()
-        schedule.use(now_ns, used=self.observer.in_use)
+            self._feed.record_rail_changes()
+        self.recordings.write_due()
+        schedule.set_in_use(now_ns, used=self.observer.in_use)
 
     def _say_pace(self) -> None:
         if self._schedule.resting:
             _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
         else:
-            _log.debug("a tick a second: %s", self._schedule.why)
+            _log.debug("a tick a second: %s", self._schedule.last_change)
 
-    def _tick(self, now_ns: int) -> None:
-        """Do what is done once a second, or every few where all is as it was."""
+    def _update(self, now_ns: int) -> None:
+        """Run the periodic work: once a second, or every few seconds while nothing changes."""
         calm = self._schedule.tick_begins(now_ns)
-        for events in self.observer.tick(relate=self._shown, calm=calm):
+        for events in self.observer.update(relate=self._shown, calm=calm):
             self._unpoll(events)
         if self._feed is not None:
-            self._feed.tick()
+            self._feed.update()
         self._schedule.tick_ended(now_ns, self.observer.unsettled)
 
     def stop(self) -> None:
@@ -358,16 +364,16 @@ class Daemon:
         self._drain()
         return feed.freeze(reason, stalls)
 
-    def stream_to(self, stream: Stream, period_ns: int) -> None:
+    def start_stream(self, stream: Stream, period_ns: int) -> None:
         """Give a stream all that is recorded from now on, every `period_ns` or sooner; call before `run`.
 
         Raises:
             RuntimeError: the flight recorder is switched off.
         """
-        self._recording_feed().stream_to(stream, period_ns)
-        self._schedule.stream()
+        self._recording_feed().start_stream(stream, period_ns)
+        self._schedule.keep_pace()
 
-    def give_rest(self, stream: Stream) -> None:
+    def flush_stream(self, stream: Stream) -> None:
         """Give a stream what it was not given yet; call when the loop has ended.
 
         Raises:
@@ -375,7 +381,7 @@ class Daemon:
         """
         feed = self._recording_feed()
         self._drain()
-        feed.give(stream)
+        feed.write_to(stream)
 
     def _recording_feed(self) -> RecorderFeed:
         if self._feed is None:
@@ -410,27 +416,27 @@ class Daemon:
     def _wake_up(self) -> None:
         os.read(self._wake_read, 4096)
 
-    def _hear_rings(self) -> None:
+    def _on_ring_wakeup(self) -> None:
         """A ring fills much faster than it did: read it at the next turn."""
         if self._ring_wakeups is not None and self._ring_wakeups.clear():
-            self._schedule.drain_at_once(self._clock.monotonic_ns(), self._rings.drained_ns)
+            self._schedule.drain_now(self._clock.monotonic_ns(), self._rings.drained_ns)
 
-    def _take_lifecycle(self) -> None:
-        self.observer.take_lifecycle()
-        self._look_soon()
+    def _read_lifecycle_events(self) -> None:
+        self.observer.read_lifecycle_events()
+        self._evaluate_soon()
 
-    def _look_soon(self) -> None:
+    def _evaluate_soon(self) -> None:
         """Something came or went that the last look for stalls did not foresee."""
-        self._schedule.look_soon(self._clock.monotonic_ns())
+        self._schedule.evaluate_soon(self._clock.monotonic_ns())
 
-    def _take_mappings(self) -> None:
+    def _read_mappings(self) -> None:
         if self._mmap_events is not None:
             # Asleep, not waiting for other things: on a host that starts processes all the time each turn less counts,
             # and nothing here is so urgent.
             self._clock.sleep(_SETTLE_SECONDS)
             pids = {event.pid for event in self._mmap_events.read()}
             # Who is told which processes to observe need not look at what others map.
-            self.observer.look_at(pids.intersection(self._config.pids) if self._config.pids else pids)
+            self.observer.scan_processes(pids.intersection(self._config.pids) if self._config.pids else pids)
 
     def _drain(self) -> int:
         """Make room in the rings of events; returns when to come again, ns."""
@@ -455,22 +461,22 @@ class Daemon:
     def _process_ended(self, fd: int) -> None:
         self._selector.unregister(fd)
         identity = self._pidfds.pop(fd)
-        self._ended.append((identity, exit_status(self._config.procfs, identity, fd)))
+        self._ended.append((identity, read_exit_status(self._config.procfs, identity, fd)))
         os.close(fd)
 
     def _poll(self, events: LinkEvents) -> None:
-        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self._take_link_events(events))
+        self._selector.register(events.fileno(), selectors.EVENT_READ, lambda: self._handle_link_events(events))
 
-    def _take_link_events(self, events: LinkEvents) -> None:
-        self.observer.take_link_events(events)
-        self._schedule.disturb(self._clock.monotonic_ns(), "a link has changed")
+    def _handle_link_events(self, events: LinkEvents) -> None:
+        self.observer.handle_link_events(events)
+        self._schedule.record_change(self._clock.monotonic_ns(), "a link has changed")
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
 
 
 def notify(state: str) -> None:
-    """Tell the service manager, where there is one (sd_notify(3))."""
+    """Notify the service manager, if there is one (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

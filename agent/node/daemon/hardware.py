@@ -1,4 +1,4 @@
-"""The ports and GPUs of this host: network rails, RDMA rails, what Ethernet shows besides, NVLinks, as one thing.
+"""The ports and GPUs of this host: network rails, RDMA rails, Ethernet details and NVLinks behind one interface.
 
 Each of them may be switched off, and none knows of the others; what they have to tell each other passes here.
 """
@@ -32,7 +32,7 @@ class Hardware:
     """Not thread-safe: the daemon's lock guards it; the samplers have threads of their own."""
 
     def __init__(self, config: Config, clock: Clock, on_reading: OnReading | None) -> None:
-        """`on_reading` is shown every reading of byte counters; None: nobody asks for them."""
+        """`on_reading` is called with every reading of byte counters."""
         self._config = config
         self.rails = RailWatch(
             clock,
@@ -95,7 +95,7 @@ class Hardware:
             self._ethernet_sampler.start()
         if self._rdma is not None:
             self._rdma.start()
-            self.rails.take_rdma(self._rdma.names)
+            self.rails.set_rdma_ports(self._rdma.names)
         if self._nvlink is not None:
             self._nvlink.start()
         if "netdev" not in self._config.collectors:
@@ -131,46 +131,46 @@ class Hardware:
             self._rdma.remove_process(pid)
 
     @property
-    def settled(self) -> bool:
-        """See `Correlator.settled`."""
-        return self.rails.settled and (self._rdma is None or self._rdma.settled)
+    def all_sent(self) -> bool:
+        """See `Correlator.all_sent`."""
+        return self.rails.all_sent and (self._rdma is None or self._rdma.all_sent)
 
-    def look(self, *, calm: bool = False) -> None:
-        """Before `tick`: learn of ports and links that came or went; `calm`: nobody waits for what is read of them."""
+    def refresh_devices(self, *, calm: bool = False) -> None:
+        """Read which ports and links came or went, before `update`; `calm`: the result is not urgent."""
         if self._ethernet is not None:
             # Before what collectives handed over is read: no connection then seems to have carried more.
-            self.rails.take_ethernet(self._ethernet.tick(self.rails.decisions(), calm=calm))
+            self.rails.set_ethernet(self._ethernet.update(self.rails.decisions(), calm=calm))
         if self._rdma is not None:
-            self._rdma.tick()
-            self.rails.take_rdma(self._rdma.names)
+            self._rdma.update()
+            self.rails.set_rdma_ports(self._rdma.names)
 
-    def tick(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
-        """Now and then: relate what collectives should have sent to what ports counted; None: not now.
+    def update(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
+        """Correlate what collectives should have sent with what ports counted; `expected` None: not now.
 
         Returns link events that must not be polled any more.
         """
         if expected is None:
-            return self.rails.tick(None)
+            return self.rails.update(None)
         handed = handed_over()
-        return self.rails.tick(self._relate_rdma(expected, handed), handed)
+        return self.rails.update(self._relate_rdma(expected, handed), handed)
 
-    def relate(self, expected: list[ExpectedBytes], handed_over: Callable[[], HandedBytes]) -> None:
+    def correlate(self, expected: list[ExpectedBytes], handed_over: Callable[[], HandedBytes]) -> None:
         """The same between two ticks.  `handed_over` is asked after connections were: none seems to carry more."""
         if self._ethernet is not None:
-            self.rails.take_ethernet(self._ethernet.facts())
+            self.rails.set_ethernet(self._ethernet.facts())
         handed = handed_over()
-        self.rails.relate(self._relate_rdma(expected, handed), handed)
+        self.rails.correlate(self._relate_rdma(expected, handed), handed)
 
-    def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
+    def rails_of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
         """Rails that processes of a network namespace can use, each with when it last changed its carrier.
 
         What is read of them is not older than a second or so, unless reading takes long.
         """
         if self._ethernet is not None:
             self._ethernet.read_again(netns)
-            self.rails.take_ethernet(self._ethernet.facts())
-        rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries else ()
-        return (*self.rails.of_namespace(netns), *((rail, None) for rail in rdma))
+            self.rails.set_ethernet(self._ethernet.facts())
+        rdma = self._rdma.rails() if self._rdma is not None and self._rdma.carries_collectives else ()
+        return (*self.rails.rails_of_namespace(netns), *((rail, None) for rail in rdma))
 
     def rail_facts(self) -> tuple[RailFacts, ...]:
         """RDMA ports, then network devices."""
@@ -185,10 +185,10 @@ class Hardware:
         sources = (self.rails, self._ethernet, self._rdma, self._nvlink)
         return tuple(result for source in sources if source is not None for result in source.collectors())
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly, since what they are to read is known."""
         sources = (self.rails, self._rdma, self._ethernet, self._nvlink)
-        return tuple(name for source in sources if source is not None for name in source.awaited())
+        return tuple(name for source in sources if source is not None for name in source.unread_sources())
 
     def close(self) -> None:
         """Stop sampling."""
@@ -205,5 +205,5 @@ class Hardware:
         """Relate what goes through RDMA; returns what is left for the network devices."""
         if self._rdma is None:
             return expected
-        self._rdma.relate(expected, handed_over)
-        return [] if self._rdma.carries else expected
+        self._rdma.correlate(expected, handed_over)
+        return [] if self._rdma.carries_collectives else expected

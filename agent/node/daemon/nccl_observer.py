@@ -1,4 +1,4 @@
-"""What programs that map NCCL add to what is known of a host: processes, communicators, exact counts, stalls.
+"""Observes NCCL programs on a host: processes, communicators, exact counts, stalls.
 
 An observer of a host without NCCL programs (collector off, or another host's recorded sysfs) has none of this, and no
 method here asks whether it is there.  What is seen below the calls may be missing on its own: some kernels take the
@@ -36,9 +36,9 @@ from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
-from railscope.agent.node.stalls.watchdog import InFlightTables, StallWatch
+from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
 from railscope.agent.node.targets.jobs import job_facts
-from railscope.agent.node.targets.libraries import Discovery, Library
+from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses
 from railscope.probes.clock import Clock
@@ -59,12 +59,12 @@ MOST_ENDED: Final = 2000
 
 
 def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
-    """What new processes are told to while nobody listens."""
+    """The receiver of new processes while there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclSources:
-    """What tells of NCCL's calls on this host."""
+    """The sources of NCCL's calls on this host."""
 
     programs: NcclPrograms
     internals: InternalPrograms | None = None
@@ -120,7 +120,7 @@ class _KnownToStalls:
         return self._rank_processes.owner(process.identity) if process is not None else None
 
     def completed(self, instance: int) -> int | None:
-        progress = self._completion.of(instance) if self._completion is not None else None
+        progress = self._completion.progress_of(instance) if self._completion is not None else None
         return progress.completed if progress is not None else None
 
     def proxy_layout(self, library: int) -> ProxyWorkLayout | None:
@@ -130,7 +130,7 @@ class _KnownToStalls:
         return self._rail_bytes.names_of(pid, numbers) if self._rail_bytes is not None else frozenset()
 
     def level(self) -> Level:
-        return self._completion.levels.wanted if self._completion is not None else Level.COUNTS
+        return self._completion.levels.target_level if self._completion is not None else Level.COUNTS
 
 
 class NcclObserver:
@@ -165,7 +165,7 @@ class NcclObserver:
         """Whether a collective was seen that runs in the switches."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
-        self._discovery = Discovery(self._programs, config.procfs, wanted=self._wanted, found=self._found)
+        self._libraries = Libraries(self._programs, config.procfs, wanted=self._wanted, found=self._found)
         rail_bytes = None
         self._completion: Completion | None = None
         if sources.internals is not None:
@@ -187,14 +187,14 @@ class NcclObserver:
             before_forgetting=self._before_forgetting,
             most_peers=config.series_peers,
         )
-        self.stalls = StallWatch(
+        self.stalls = Watchdog(
             self._programs.communicators,
             sources.in_flight,
             _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes, self.rank_processes),
             clock,
             StallLimits(config.stall_after_ns, config.stall_factor, config.stall_floor_ns),
             procfs=config.procfs,
-            rails_of=hardware.of_namespace,
+            rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
         )
         """What watches for stalls."""
@@ -202,13 +202,13 @@ class NcclObserver:
 
     def _before_forgetting(self) -> None:
         """The kernel is about to forget how long some operations took."""
-        self.stalls.take_times()
+        self.stalls.record_times()
 
     def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
         """Names of the network devices of a process."""
         process = self._processes.get(tgid)
         arrays = self._completion.levels.device_arrays_of(library) if self._completion is not None else None
-        file = self._discovery.file_of(library, process.identity) if process is not None else None
+        file = self._libraries.file_of(library, process.identity) if process is not None else None
         if process is None or arrays is None or file is None:
             return ()
         return net_devices(self._config.procfs, process.identity, file, arrays)
@@ -220,22 +220,22 @@ class NcclObserver:
 
     @property
     def unsettled(self) -> str | None:
-        """What is not as it was, as far as the last tick and the last look for stalls tell; None: all is."""
+        """What changed, by the last update and the last evaluation of stalls; None: nothing."""
         if self.stalls.suspicious:
             return "a rank is suspected, or has come to rest"
-        if self._control is not None and not self._control.settled:
+        if self._control is not None and not self._control.is_stable:
             return "the probes' budget may not be kept"
         return None
 
     @property
     def change_fd(self) -> int | None:
-        """Becomes readable when a probed library is written to; `take_changes` then."""
-        return self._discovery.change_fd
+        """Becomes readable when a probed library is written to; `detach_changed_libraries` then."""
+        return self._libraries.change_fd
 
     @property
     def libraries(self) -> tuple[Library, ...]:
         """Those that were found, probed or not."""
-        return self._discovery.libraries
+        return self._libraries.libraries
 
     @property
     def living(self) -> int:
@@ -245,20 +245,20 @@ class NcclObserver:
     # What happened
 
     def scan(self) -> None:
-        """Look at every process of the host."""
+        """Scan every process of the host."""
         started_ns = self._clock.monotonic_ns()
         self._end_programs(list(self._processes))
-        self._discovery.scan()
+        self._libraries.scan()
         self._end_the_silent(started_ns)
         self._scanned = CollectorResult(
-            "collective", not self._discovery.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
+            "collective", not self._libraries.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
         )
-        self._troubles.say([*self._discovery.errors, *self._follow()])
-        mappers = {mapper.pid for library in self._discovery.libraries for mapper in library.mappers}
+        self._troubles.say([*self._libraries.errors, *self._follow()])
+        mappers = {mapper.pid for library in self._libraries.libraries for mapper in library.mappers}
         self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
 
     def _end_the_silent(self, now_ns: int) -> None:
-        """Processes whose end no descriptor told of: there may have been too many to hold one for each.
+        """End processes whose exit no descriptor reported: there may be too many processes for a descriptor each.
 
         One that has only just ended is left until the next scan: its descriptor knows how it ended.
         """
@@ -272,7 +272,7 @@ class NcclObserver:
         self._silent = silent
 
     def _end_programs(self, pids: Iterable[int]) -> None:
-        """Put away what processes did before they executed another program: its communicators went with its memory."""
+        """Archive what processes did before they executed another program: its communicators went with its memory."""
         for pid in pids:
             process = self._processes.get(pid)
             if process is None or process.ended_ns is not None or process.program is None:
@@ -281,69 +281,71 @@ class NcclObserver:
                 continue
             _log.info("process %d executes another program", pid)
             self._end(pid, self._clock.monotonic_ns())
-            self._collectives.settle_processes()
+            self._collectives.archive_ended_processes()
             # At once: no call of the new program may go uncounted.
             self._add(process.identity, UNKNOWN)
-            self._discovery.meet_again(process.identity)
+            self._libraries.rescan_process(process.identity)
 
-    def look_at(self, pids: Set[int]) -> None:
-        """Look at processes that have just mapped something executable."""
-        changes = self._discovery.changes
+    def scan_processes(self, pids: Set[int]) -> None:
+        """Scan processes that have just mapped an executable file."""
+        changes = self._libraries.changes
         self._end_programs(pids)
-        errors = [error for pid in pids for error in self._discovery.look_at(pid)]
+        errors = [error for pid in pids for error in self._libraries.scan_process(pid)]
         # A host that starts processes all the time has few that map NCCL: only those may have more to be probed.
-        mappers = (mapper.pid for library in self._discovery.libraries for mapper in library.mappers)
-        if changes != self._discovery.changes or not pids.isdisjoint(mappers):
+        mappers = (mapper.pid for library in self._libraries.libraries for mapper in library.mappers)
+        if changes != self._libraries.changes or not pids.isdisjoint(mappers):
             errors += self._follow()
         self._troubles.say(errors, more=True)
 
     def _follow(self) -> list[str]:
-        """Look below the calls of the libraries that are probed; returns what went wrong."""
+        """Observe the probed libraries below their calls; returns errors."""
         if self._completion is None:
             return []
-        return self._completion.follow(library for library in self._discovery.libraries if library.links is not None)
+        return self._completion.set_libraries(
+            library for library in self._libraries.libraries if library.links is not None
+        )
 
     def process_gone(self, identity: ProcessIdentity, status: int | None) -> None:
-        """Keep what a process that has ended did, and let go of the rest; `status` as wait(2) tells it."""
+        """Archive what an ended process did, and free the rest; `status` as wait(2) returns it."""
         now_ns = self._clock.monotonic_ns()
-        self._discovery.process_gone(identity)
+        self._libraries.process_gone(identity)
         self._follow()
         process = self._processes.get(identity.pid)
         if process is not None and process.identity == identity:
             self._end(identity.pid, now_ns, status)
 
-    def take_lifecycle(self) -> None:
-        """Learn of communicators that came or went."""
-        self._collectives.drain()
+    def read_lifecycle_events(self) -> None:
+        """Read lifecycle events: communicators that were created or ended."""
+        self._collectives.read_lifecycle_events()
         self._meet_all()
 
     def _meet_all(self) -> None:
-        """Look at the processes behind new communicators; only ever on the loop's thread, which watches them."""
-        for tgid in self._collectives.unmet():
+        """Scan the processes of new communicators; only on the loop's thread, which watches them."""
+        for tgid in self._collectives.pop_unknown_pids():
             self._meet(tgid)
 
-    def take_changes(self) -> None:
+    def detach_changed_libraries(self) -> None:
         """Take the probes off libraries that are being written to, before a process maps what they become."""
-        self._discovery.take_changes()
+        self._libraries.detach_changed()
         self._follow()
 
-    def tick(self, *, relate: bool) -> list[LinkEvents]:
-        """Relate, fold, forget: see `Observer.tick`."""
+    def update(self, *, relate: bool) -> list[LinkEvents]:
+        """Correlate, fold, forget: see `Observer.update`."""
         now_ns = self._clock.monotonic_ns()
         # Without a communicator nothing is handed over, and to read that takes as long as all else here.
         if relate and self._completion is not None and self.in_use:
             self._completion.read_handed_over()
         counts = self._collectives.read()
         expected = self._collectives.expected(counts) if relate else None
-        closed = self._hardware.tick(expected, self._handed_over)
+        closed = self._hardware.update(expected, self._handed_over)
         self._meet_all()
-        self._collectives.look_for_errors(now_ns)
-        self._collectives.look_for_positions(now_ns)
-        self._collectives.settle(now_ns)
+        self._collectives.read_stored_errors(now_ns)
+        self._collectives.read_positions(now_ns)
+        self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
-            errors = self._control.tick(self._collectives.processes_with_communicators)
+            errors = self._control.update(self._collectives.processes_with_communicators)
             self._troubles.say(errors, more=True)
         return closed
 
@@ -389,7 +391,7 @@ class NcclObserver:
         if known is not None:
             # The pid is used again: what the process before did is put away first.
             self._end(identity.pid, self._clock.monotonic_ns())
-            self._collectives.settle_processes()
+            self._collectives.archive_ended_processes()
         environment = environ(self._config.procfs, identity.pid)
         job = job_facts(environment, cgroup(self._config.procfs, identity.pid) or "", self._node_name)
         interfaces = environment.get("NCCL_SOCKET_IFNAME", "")
@@ -411,7 +413,7 @@ class NcclObserver:
         if process is None or process.ended_ns is not None:
             return
         # While its communicators still count as living.
-        self._collectives.drain()
+        self._collectives.read_lifecycle_events()
         self.stalls.process_gone(tgid, status)
         self.rank_processes.remove(process.identity)
         self._processes[tgid] = replace(process, ended_ns=now_ns)
@@ -420,14 +422,14 @@ class NcclObserver:
             self._programs.forget(tgid)
         self._hardware.remove_process(tgid)
 
-    def take_calls(self, events: Records) -> None:
-        """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""
-        self.stalls.take_calls(events)
+    def record_calls(self, events: Records) -> None:
+        """Record calls (dtype CALL_EVENT) that were read from the ring."""
+        self.stalls.record_calls(events)
 
-    def take_completions(self, events: Records) -> None:
-        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+    def record_completions(self, events: Records) -> None:
+        """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
         if self._completion is not None:
-            self._completion.take_completions(events)
+            self._completion.record_completions(events)
 
     # What is known
 
@@ -441,7 +443,7 @@ class NcclObserver:
         collectives = self._collectives.facts(
             counts, self.stalls.times(), now_ns=started_ns, realtime_offset_ns=realtime_offset_ns
         )
-        self._hardware.relate(self._collectives.expected(counts), self._handed_over)
+        self._hardware.correlate(self._collectives.expected(counts), self._handed_over)
         self._in_network = any(one.algorithm.startswith("CollNet") for one in collectives.completion.launches)
         probes = self._probe_health()
         # Last: it says whether all of the above could be read.
@@ -451,7 +453,7 @@ class NcclObserver:
         return ProbeHealth(
             processes_observed=self.living,
             attached=tuple(probe for library in self.libraries for probe in self._probes(library)),
-            levels=self._completion.levels.shown() if self._completion is not None else (),
+            levels=self._completion.levels.probe_levels() if self._completion is not None else (),
             events_lost=self._collectives.events_lost(),
             overhead_seconds=self._control.seconds if self._control is not None else {},
         )
@@ -472,11 +474,11 @@ class NcclObserver:
 
     def begin_to_close(self, executor: Executor) -> list[Future[None]]:
         """Detach everywhere, each kind of probe on a thread of its own: the kernel waits for every one."""
-        closing = [executor.submit(self._discovery.close)]
+        closing = [executor.submit(self._libraries.close)]
         if self._completion is not None:
             closing.append(executor.submit(self._completion.close))
         return closing
 
     def close(self) -> None:
-        """Let go of what was opened to look at stalls, once everything is detached."""
+        """Close what was opened to inspect stalls, once everything is detached."""
         self.stalls.close()

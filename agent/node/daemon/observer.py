@@ -1,4 +1,4 @@
-"""What is known about this host, put together: its ports and GPUs, and what NCCL programs do on it.
+"""Combines everything known about this host: its ports and GPUs, and its NCCL programs.
 
 The observer owns no loop and no thread: the daemon (or `--once`) calls it when something happened and asks it for a
 `Snapshot`.  One lock makes those two safe beside each other.
@@ -21,7 +21,7 @@ from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, Ncc
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.recorder.triggers import Recordings
-from railscope.agent.node.stalls.watchdog import REST_NS, StallWatch
+from railscope.agent.node.stalls.watchdog import REST_NS, Watchdog
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.events import LinkEvents
@@ -65,25 +65,25 @@ class Observer:
         with self._lock:
             return self._nccl is not None and self._nccl.in_use
 
-    def look_for_stalls(self) -> int:
-        """Judge whether operations come to their end; returns when to look again, in ns from now."""
+    def evaluate_stalls(self) -> int:
+        """Evaluate whether operations stall; returns when to evaluate again, in ns from now."""
         with self._lock:
-            return self._nccl.stalls.look() if self._nccl is not None and self._nccl.in_use else REST_NS
+            return self._nccl.stalls.evaluate() if self._nccl is not None and self._nccl.in_use else REST_NS
 
-    def take_calls(self, events: Records) -> None:
-        """Learn from events of calls (dtype CALL_EVENT) that were read from the ring."""
+    def record_calls(self, events: Records) -> None:
+        """Record calls (dtype CALL_EVENT) that were read from the ring."""
         with self._lock:
             if self._nccl is not None:
-                self._nccl.take_calls(events)
+                self._nccl.record_calls(events)
 
-    def take_completions(self, events: Records) -> None:
-        """Learn from completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
+    def record_completions(self, events: Records) -> None:
+        """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
         with self._lock:
             if self._nccl is not None:
-                self._nccl.take_completions(events)
+                self._nccl.record_completions(events)
 
     @property
-    def stalls(self) -> StallWatch | None:
+    def stalls(self) -> Watchdog | None:
         """What watches for stalls; None: collectives are not observed."""
         return self._nccl.stalls if self._nccl is not None else None
 
@@ -93,10 +93,10 @@ class Observer:
 
     @property
     def unsettled(self) -> str | None:
-        """What is not as it was, as far as the last tick and the last look for stalls tell; None: all is."""
+        """What changed, by the last update and the last evaluation of stalls; None: nothing."""
         with self._lock:
             why = self._nccl.unsettled if self._nccl is not None else None
-            return why or (None if self._hardware.settled else "bytes are under way from one tick to the next")
+            return why or (None if self._hardware.all_sent else "bytes are under way from one tick to the next")
 
     @property
     def rails_alive(self) -> bool:
@@ -114,65 +114,65 @@ class Observer:
     # What happened
 
     def scan(self) -> None:
-        """Look at every process of the host."""
+        """Scan every process of the host."""
         if self._nccl is not None:
             with self._lock:
                 self._nccl.scan()
 
-    def look_at(self, pids: Set[int]) -> None:
-        """Look at processes that have just mapped something executable."""
+    def scan_processes(self, pids: Set[int]) -> None:
+        """Scan processes that have just mapped an executable file."""
         if self._nccl is not None:
             with self._lock:
-                self._nccl.look_at(pids)
+                self._nccl.scan_processes(pids)
 
     def process_gone(self, identity: ProcessIdentity, status: int | None = None) -> None:
-        """Keep what a process that has ended did, and let go of the rest; `status` as wait(2) tells it."""
+        """Archive what an ended process did, and free the rest; `status` as wait(2) returns it."""
         if self._nccl is not None:
             with self._lock:
                 self._nccl.process_gone(identity, status)
 
-    def take_lifecycle(self) -> None:
-        """Learn of communicators that came or went."""
+    def read_lifecycle_events(self) -> None:
+        """Read lifecycle events: communicators that were created or ended."""
         if self._nccl is not None:
             with self._lock:
-                self._nccl.take_lifecycle()
+                self._nccl.read_lifecycle_events()
 
     @property
     def change_fd(self) -> int | None:
-        """Becomes readable when a probed library is written to; `take_changes` then."""
+        """Becomes readable when a probed library is written to; `detach_changed_libraries` then."""
         return self._nccl.change_fd if self._nccl is not None else None
 
-    def take_changes(self) -> None:
+    def detach_changed_libraries(self) -> None:
         """Take the probes off libraries that are being written to, before a process maps what they become."""
         if self._nccl is not None:
             with self._lock:
-                self._nccl.take_changes()
+                self._nccl.detach_changed_libraries()
 
-    def take_link_events(self, events: LinkEvents) -> None:
+    def handle_link_events(self, events: LinkEvents) -> None:
         with self._lock:
-            self._hardware.rails.take_events(events)
+            self._hardware.rails.handle_link_events(events)
 
-    def look(self) -> None:
-        """Learn of ports and links before the first `tick`, so that all of their sources can be read."""
+    def refresh_devices(self) -> None:
+        """Read ports and links before the first `update`, so that all of their sources can be read."""
         with self._lock:
-            self._hardware.look()
+            self._hardware.refresh_devices()
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly."""
         with self._lock:
-            return self._hardware.awaited()
+            return self._hardware.unread_sources()
 
-    def tick(self, *, relate: bool = True, calm: bool = False) -> list[LinkEvents]:
-        """Now and then: relate, fold, forget.  Returns link events that must not be polled any more.
+    def update(self, *, relate: bool = True, calm: bool = False) -> list[LinkEvents]:
+        """Correlate, fold, forget; call it periodically.  Returns link events that must not be polled any more.
 
         `relate` False: what collectives sent and what ports counted is brought together by `snapshot` alone.  `calm`:
         nobody waits for what drivers, queues and connections tell.
         """
         with self._lock:
-            self._hardware.look(calm=calm)
+            self._hardware.refresh_devices(calm=calm)
             if self._nccl is None:
-                return self._hardware.tick([] if relate else None, lambda: NOT_OBSERVED)
-            return self._nccl.tick(relate=relate)
+                return self._hardware.update([] if relate else None, lambda: NOT_OBSERVED)
+            return self._nccl.update(relate=relate)
 
     # What is known
 
@@ -186,7 +186,7 @@ class Observer:
                 nccl = self._nccl.facts(realtime_ns - monotonic_ns)
             else:
                 nccl = NcclFacts()
-                self._hardware.relate([], lambda: NOT_OBSERVED)
+                self._hardware.correlate([], lambda: NOT_OBSERVED)
             return Snapshot(
                 realtime_ns=realtime_ns,
                 version=self._version,
@@ -207,7 +207,7 @@ class Observer:
             )
 
     def rank_processes(self) -> tuple[RankProcess, ...]:
-        """Who runs the processes that map NCCL, and what those take; read now, on the thread that asks."""
+        """The owners and resource use of the processes that map NCCL; read now, on the calling thread."""
         return self._nccl.rank_processes.read() if self._nccl is not None else ()
 
     def attached(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the agent itself takes of its host: processor time, memory, descriptors, and since when it runs.
+"""The agent's own resource use: CPU time, memory, descriptors, start time.
 
 These are the series that every Prometheus client exports of its process, under the same names
 (https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics), so that dashboards for any exporter show
@@ -25,7 +25,7 @@ class OwnProcess:
         self._told = False
 
     def read(self) -> OwnProcessFacts | None:
-        """What it takes now; None where the kernel does not tell, which is said once."""
+        """The current resource use; None if the kernel does not tell, which is logged once."""
         try:
             with self._process.oneshot():
                 times, memory = self._process.cpu_times(), self._process.memory_info()

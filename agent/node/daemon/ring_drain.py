@@ -1,4 +1,4 @@
-"""Reading the kernel's rings: what is in them is learnt from, and recorded where a recorder is."""
+"""Drains the kernel's event rings into the observer and the flight recorder."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ class RingDrain:
         fullness = 0.0
         if self._internals is not None:
             add_completions = recorder.add_completions if recorder is not None else None
-            fullness = empty(self._internals.completion_events, self._observer.take_completions, add_completions)
+            fullness = drain_ring(self._internals.completion_events, self._observer.record_completions, add_completions)
         add_calls = recorder.add_calls if recorder is not None else None
-        fullness = max(fullness, empty(self._programs.call_events, self._observer.take_calls, add_calls))
+        fullness = max(fullness, drain_ring(self._programs.call_events, self._observer.record_calls, add_calls))
         return pause_ns(fullness, waited_ns, used=used)
 
 
-def empty(ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None) -> float:
-    """Let what is in a ring be learnt from, and recorded where a recorder is; returns how full it was found, or is."""
+def drain_ring(
+    ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None
+) -> float:
+    """Pass the records of a ring to `learn` and to the recorder, if any; returns how full the ring was, or is."""
     fullness = left = ring.fullness()
     for _ in range(_MOST_BATCHES):
         with ring.batch() as records:

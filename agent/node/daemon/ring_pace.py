@@ -1,4 +1,4 @@
-"""When to read the kernel's rings again: soon enough that a burst fits in, and no sooner.
+"""Decides when to read the event rings again: before a burst overflows them, and no sooner.
 
 A look at a ring costs some hundred microseconds, however little is in it, and on a host whose cores are all busy the
 job loses more than that to each waking.  So the pause is as long as the ring takes to fill to a part of its size, at

@@ -1,4 +1,4 @@
-"""What the loop does when: reading rings, looking for stalls, ticks, scans of processes.
+"""The schedule of the loop: ring reads, stall evaluation, updates, process scans.
 
 A tick (relating bytes, judging what probes cost, reading drivers, queues and connections) takes most of the agent's
 time.  A job that has run alike for ten seconds will as a rule do so for the next four, and where its threads keep every
@@ -41,28 +41,28 @@ _ASKED: Final = 3
 
 
 class Pace:
-    """Not thread-safe but for `asked`, which whoever asks calls from a thread of its own."""
+    """Not thread-safe, except `record_request`, which any thread may call."""
 
     def __init__(self, now_ns: int) -> None:
         self._disturbed_ns = self._followed_ns = now_ns
         self._asked_ns: deque[int] = deque(maxlen=_ASKED)
         self.why = "the agent has just come"
-        """What was not as it was, last, in words for the log."""
+        """The last change, in words for the log."""
 
-    def disturb(self, now_ns: int, what: str) -> None:
-        """Something is not as it was."""
+    def record_change(self, now_ns: int, what: str) -> None:
+        """Record that something has changed."""
         self._disturbed_ns = now_ns
         self.why = what
 
-    def asked(self, now_ns: int) -> None:
+    def record_request(self, now_ns: int) -> None:
         """Somebody was shown what is known."""
         self._asked_ns.append(now_ns)
         if len(self._asked_ns) == _ASKED and now_ns - self._asked_ns[0] <= FOLLOWED_NS:
             self._followed_ns = now_ns
             self.why = "somebody asks again and again"
 
-    def calm(self, now_ns: int) -> bool:
-        """Whether all has been as it was for long enough, and nobody follows it."""
+    def is_calm(self, now_ns: int) -> bool:
+        """Whether nothing has changed for long enough, and no reader follows it."""
         return now_ns - max(self._disturbed_ns, self._followed_ns) >= STEADY_NS
 
 
@@ -105,12 +105,12 @@ class Schedule:
         self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._next_scan_ns = 0
 
     @property
-    def why(self) -> str:
-        """What was not as it was, last, in words for the log."""
+    def last_change(self) -> str:
+        """The last change, in words for the log."""
         return self._pace.why
 
-    def stream(self) -> None:
-        """What is recorded goes on to somebody at once, from now on: ticks never rest."""
+    def keep_pace(self) -> None:
+        """From now on updates never pause: a stream receives what is recorded at once."""
         self._streams = True
 
     def begin(self, now_ns: int) -> None:
@@ -142,16 +142,16 @@ class Schedule:
         """The rings were read, and may be left alone for so long."""
         self._next_drain_ns = now_ns + pause_ns
 
-    def looked(self, now_ns: int, pause_ns: int, unsettled: str | None) -> None:
-        """Stalls were looked for, and need not be for so long; `unsettled`: what is not as it was, if anything."""
+    def stalls_evaluated(self, now_ns: int, pause_ns: int, unsettled: str | None) -> None:
+        """Stalls were evaluated, and need not be for `pause_ns`; `unsettled`: what changed, if anything."""
         self._looked_ns = now_ns
         self._next_look_ns = now_ns + (max(self._least_look_ns, pause_ns) if self.used else UNUSED_NS)
         if unsettled is not None:
-            self._pace.disturb(now_ns, unsettled)
+            self._pace.record_change(now_ns, unsettled)
 
     def tick_is_due(self, now_ns: int, plan: Plan) -> bool:
         """Whether a tick is due by this plan, or because the rest is over."""
-        self._calm = self.used and not self._streams and self._pace.calm(now_ns)
+        self._calm = self.used and not self._streams and self._pace.is_calm(now_ns)
         tick_ns = plan.tick_ns
         if self.resting and not self._calm:
             self.resting = False
@@ -167,7 +167,7 @@ class Schedule:
     def tick_ended(self, now_ns: int, unsettled: str | None) -> None:
         """The tick that began at this moment has ended; `unsettled`: as for `looked`."""
         if unsettled is not None:
-            self._pace.disturb(now_ns, unsettled)
+            self._pace.record_change(now_ns, unsettled)
         elif self._calm:
             self.resting = True
             self._next_tick_ns = now_ns + CALM_NS
@@ -177,11 +177,11 @@ class Schedule:
         self._next_scan_ns = now_ns + self._scan_interval_ns
 
     def scanned(self, now_ns: int, spent_ns: int, *, mappings_heard: bool) -> None:
-        """The scan that began at this moment took so long; `mappings_heard`: the kernel tells of new mappings."""
+        """The scan that began at this moment took `spent_ns`; `mappings_heard`: the kernel reports new mappings."""
         share = _SCAN_SHARE_UNHURRIED if mappings_heard and not self._shown else _SCAN_SHARE
         self._next_scan_ns = now_ns + max(self._scan_interval_ns, share * spent_ns)
 
-    def use(self, now_ns: int, *, used: bool) -> None:
+    def set_in_use(self, now_ns: int, *, used: bool) -> None:
         """Whether there is a communicator, after all that was done."""
         if used == self.used:
             return
@@ -190,20 +190,20 @@ class Schedule:
             self._next_tick_ns = now_ns
         self._next_drain_ns = self._next_look_ns = self._next_tick_ns  # seldom, and then all at once
 
-    def look_soon(self, now_ns: int) -> None:
+    def evaluate_soon(self, now_ns: int) -> None:
         """A communicator or process has come or gone, which the last look for stalls did not foresee."""
-        self.disturb(now_ns, "a communicator or process has come or gone")
+        self.record_change(now_ns, "a communicator or process has come or gone")
         self._next_look_ns = min(self._next_look_ns, now_ns + self._least_look_ns)
 
-    def drain_at_once(self, now_ns: int, drained_ns: int) -> None:
+    def drain_now(self, now_ns: int, drained_ns: int) -> None:
         """A ring fills much faster than it did."""
         self._next_drain_ns = drained_ns  # long past: not to be put off to what is due soon
-        self.disturb(now_ns, "a ring fills faster")
+        self.record_change(now_ns, "a ring fills faster")
 
-    def disturb(self, now_ns: int, what: str) -> None:
-        """Something is not as it was."""
-        self._pace.disturb(now_ns, what)
+    def record_change(self, now_ns: int, what: str) -> None:
+        """Record that something has changed."""
+        self._pace.record_change(now_ns, what)
 
-    def asked(self, now_ns: int) -> None:
+    def record_request(self, now_ns: int) -> None:
         """Somebody was shown what is known; from any thread."""
-        self._pace.asked(now_ns)
+        self._pace.record_request(now_ns)

@@ -1,4 +1,4 @@
-"""Which signals end the agent and a recording in good order: probes come off, and what was seen is kept.
+"""Handles the signals that end the agent or a recording: probes are detached, and recorded data is kept.
 
 SIGHUP is among them: the terminal of whoever started it has gone.  Under nohup(1) it is ignored, and stays so.
 """
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM, SIGINT and SIGHUP as long as the block runs, however often; in the main thread only."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    end_by_signals(stop)
+    install_stop_handlers(stop)
     try:
         yield
     finally:
@@ -22,7 +22,7 @@ def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_by_signals(stop: Callable[[], None]) -> None:
+def install_stop_handlers(stop: Callable[[], None]) -> None:
     """Call `stop` on SIGTERM, SIGINT and SIGHUP from now on; in the main thread only."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

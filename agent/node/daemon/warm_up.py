@@ -1,4 +1,4 @@
-"""What `agent --once` waits for before it prints, and `record` before it begins: a first reading of everything.
+"""Waits for a first reading of every source: before `agent --once` prints and before `record` begins.
 
 A first result or a failure counts.  Without that a source that takes long, or that is read after others, would be left
 out without a word, and what a rail carried before its first reading would be missing from a recording.
@@ -19,23 +19,23 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class Host(Protocol):
-    """Whose sources are read."""
+    """A host whose sources are read."""
 
-    def look(self) -> None:
-        """Learn of ports and links, so that the sources that need to know them can be read."""
+    def refresh_devices(self) -> None:
+        """Read ports and links, so that the sources that need them can be read."""
         ...
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly."""
         ...
 
 
 def await_first_readings(host: Host, clock: Clock, settle_ns: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Wait `settle_ns`, and until all was read, `patience_seconds` longer at most; what was not read is logged."""
-    host.look()
+    host.refresh_devices()
     clock.sleep(settle_ns / 1e9)
     last_ns = clock.monotonic_ns() + round(patience_seconds * 1e9)
-    while awaited := host.awaited():
+    while awaited := host.unread_sources():
         if clock.monotonic_ns() >= last_ns:
             _log.warning("not read within %g s: %s", patience_seconds, ", ".join(awaited))
             return

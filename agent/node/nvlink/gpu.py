@@ -1,4 +1,4 @@
-"""One GPU as the agent follows it: who it is, what its NVLinks have carried.
+"""One GPU: its identity, and what its NVLinks have carried.
 
 A total begins with what the GPU itself counts when it is first read, and never falls: a counter that fell, or a GPU
 that was lost and came back, starts a new baseline, and what went by in between is not made up.  Everything here is
@@ -46,7 +46,7 @@ class GpuTotals:
         """By link: the errors of its last reading, and their totals."""
 
     def add(self, key: _Key, value: int | None, counted: str = "") -> int | None:
-        """Take in a reading, None where there is none; returns the total, None for what was never read.
+        """Add a reading, None if there is none; returns the total, None if it was never read.
 
         Another `counted` under the same key is another counter: a new baseline for the same total.
         """
@@ -64,7 +64,7 @@ class GpuTotals:
         return total
 
     def add_errors(self, link: str, errors: _Errors) -> _Errors:
-        """Take in all errors (kind, count) of a link; returns their totals.  They hardly ever move."""
+        """Add all errors (kind, count) of a link; returns their totals.  They rarely change."""
         last = self._errors.get(link)
         if last is not None and last[0] == errors:
             return last[1]
@@ -106,13 +106,13 @@ class GpuHistories:
         self._window_ns = window_ns
         self._histories: dict[str, GpuHistory] = {}
 
-    def of(self, uuid: str) -> GpuHistory:
+    def get(self, uuid: str) -> GpuHistory:
         history = self._histories.get(uuid)
         if history is None:
-            history = self._histories[uuid] = self.new()
+            history = self._histories[uuid] = self.create()
         return history
 
-    def new(self) -> GpuHistory:
+    def create(self) -> GpuHistory:
         """That of a GPU that is not known yet."""
         return GpuHistory(GpuTotals(), Utilization(self._window_ns))
 
@@ -128,7 +128,7 @@ class Gpu:
         self._histories = histories
         self._links: GpuLinks | None = None
         self._handle: object = None
-        self._history = histories.new()
+        self._history = histories.create()
         self._refresh_ns: int | None = None
         """When it was last tried to see how often the counters change."""
         self._identity = NOBODY
@@ -149,7 +149,7 @@ class Gpu:
             reading = links.read()
             if self.retired:
                 return
-            self._take(reading)
+            self._publish(reading)
             if self._refresh_due(reading):
                 self._measure_refresh(links)
         except NvmlError as error:
@@ -164,13 +164,13 @@ class Gpu:
         handle = session.handle(self._index)
         pci = session.pci_address(handle)
         self._identity = GpuIdentity(session.uuid(handle), pci, session.name(handle), _numa_node(self._sysfs, pci))
-        self._history = self._histories.of(self._identity.uuid)
+        self._history = self._histories.get(self._identity.uuid)
         self._history.totals.restart()
         self._handle = handle
         self._links = GpuLinks(session, handle, self._clock)
         return self._links
 
-    def _take(self, reading: GpuReading) -> None:
+    def _publish(self, reading: GpuReading) -> None:
         add = self._history.totals.add
         identity, fabric = self._identity, reading.fabric
         self.gpu = replace(
@@ -193,8 +193,8 @@ class Gpu:
         transmit_bytes = totals.add((label, "transmit"), link.transmit_bytes, counted)
         receive_bytes = totals.add((label, "receive"), link.receive_bytes, counted)
         if transmit_bytes is not None and receive_bytes is not None:
-            utilization.take(label, read_ns, transmit_bytes, receive_bytes)
-        transmit_utilization, receive_utilization = utilization.of(label, link.speed_bytes_per_second)
+            utilization.record(label, read_ns, transmit_bytes, receive_bytes)
+        transmit_utilization, receive_utilization = utilization.ratios_of(label, link.speed_bytes_per_second)
         return NvlinkFacts(
             gpu=self.gpu.gpu,
             link=label,

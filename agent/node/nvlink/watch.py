@@ -1,4 +1,4 @@
-"""Follows GPUs and their NVLinks: a thread for NVML's session, one for each GPU, so that none waits for another.
+"""Reads GPUs and NVLinks: one thread for NVML's session and one for each GPU, so that none blocks another.
 
 A call into NVML may hang for as long as a GPU is ill, and no one can interrupt it.  So each GPU is read in a thread of
 its own, and what it found is published as immutable facts that anyone may take at any time.  A GPU whose call does not
@@ -72,7 +72,7 @@ class _Repeated:
         lasting_ns = 0 if since_ns is None else self._clock.monotonic_ns() - since_ns
         return lasting_ns if lasting_ns > HANG_NS else 0
 
-    def turn(self) -> int:
+    def run_once(self) -> int:
         """Do it once; returns how many nanoseconds to wait."""
         self.since_ns = self._clock.monotonic_ns()
         try:
@@ -83,7 +83,7 @@ class _Repeated:
 
     def _run(self) -> None:
         while not self.stopping:
-            pause_ns = self.turn()
+            pause_ns = self.run_once()
             self._wake.wait(pause_ns / 1e9)
 
 
@@ -185,11 +185,11 @@ class NvlinkWatch:
         return self._keeper.alive
 
     @property
-    def missing(self) -> str:
+    def why_no_nvml(self) -> str:
         """Why there is no NVML, on one line; empty: there is, or it was not looked for yet."""
         return self._missing
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Collectors that have no result yet, good or bad."""
         if not self._keeper.turns:
             return ("nvlink",)

@@ -1,4 +1,4 @@
-"""Puts the governor to work: what the probes cost is added up, and levels follow what the budget allows.
+"""Applies the governor: adds up the probes' cost and sets the level that the budget allows.
 
 Calls are counted at every level, so nothing here touches them.
 """
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.overhead.cost import Overhead, busy_factor
-from railscope.agent.node.overhead.governor import LEVELS, Governor, Measured, name_of
+from railscope.agent.node.overhead.governor import LEVELS, Governor, Measured, level_name
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.calibration import Calibration
@@ -55,7 +55,7 @@ class LevelControl:
         self._below: tuple[Mapping[InternalStat, int], list[Sent], int] = ({}, [], 0)
         """Of the last tick that read them."""
         if completion is not None:
-            completion.want(self._governor.level)
+            completion.set_level(self._governor.level)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -63,12 +63,12 @@ class LevelControl:
         return self._overhead.seconds
 
     @property
-    def settled(self) -> bool:
-        """See `Governor.settled`."""
-        return self._governor.settled
+    def is_stable(self) -> bool:
+        """See `Governor.is_stable`."""
+        return self._governor.is_stable
 
-    def tick(self, processes: int) -> list[str]:
-        """Now and then: add up, and move to another level if need be; returns what went wrong, one line each.
+    def update(self, processes: int) -> list[str]:
+        """Add up the cost and change the level if necessary; returns errors, one line each.
 
         `processes`: observed processes that have a communicator.
         """
@@ -80,7 +80,7 @@ class LevelControl:
         except KernelRefusal as refusal:
             return [f"what the probes cost cannot be read: {refusal.strerror}"]
         self._calls = calls
-        interval = self._overhead.take(calls, *self._below)
+        interval = self._overhead.add_hits(calls, *self._below)
         if self._completion is None:
             return []
         available = self._completion.levels.highest
@@ -88,10 +88,10 @@ class LevelControl:
         if self._governor.reason != self._reason:
             self._reason = self._governor.reason
             _log.info("%s", self._reason)
-        if level == self._completion.levels.wanted:
-            return self._completion.levels.settle()
-        return self._completion.want(level)
+        if level == self._completion.levels.target_level:
+            return self._completion.levels.finish_detaching()
+        return self._completion.set_level(level)
 
     def describe(self) -> str:
         """What is observed beyond calls, for the log."""
-        return name_of(self._completion.levels.wanted if self._completion is not None else Level.COUNTS)
+        return level_name(self._completion.levels.target_level if self._completion is not None else Level.COUNTS)

@@ -1,4 +1,4 @@
-"""What the probes cost the processes that run into them.
+"""Computes what the probes cost the processes that run into them.
 
 The programs count the hits of observed processes in the kernel (others, where there are any, pay for theirs, and that
 is not known here); what one hit costs is measured when the agent starts (probes/loading/calibration.py).  The product
@@ -88,7 +88,7 @@ class Overhead:
         """By program: what its hits have cost so far, seconds; never falls."""
         return {program: cost / 1e9 for program, cost in self._cost_ns.items()}
 
-    def take(
+    def add_hits(
         self,
         calls: Mapping[Stat, int],
         internals: Mapping[InternalStat, int],

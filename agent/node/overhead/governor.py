@@ -1,4 +1,4 @@
-"""How much is observed, within a budget of the observed threads' time.
+"""Chooses the level of observation within a budget of the observed threads' time.
 
 Every hit of a probe takes time of the thread that runs into it.  Calls are always counted; what is observed beyond
 that, level by level (probes/nccl/functions/internals.py), stays attached as long as it costs less than the budget.
@@ -9,7 +9,7 @@ serves the network.  One of each is taken per process, and the kind that suffers
 nothing to a busy proxy.  On a host whose cores are busy a hit counts for more than its own time.
 
 One level serves all libraries: the kernel counts hits by program, not by library, and a node's job seldom maps two.
-A library that lacks a level's functions does with less (`level_of`).
+A library that lacks a level's functions does with less (`allowed_level`).
 
 How it moves, one level at a time but for the worst:
 
@@ -166,7 +166,7 @@ class Governor:
         self._without_processes_ns = 0
         self.load_ratio = 0.0
         """Average of the last ticks: share of the observed threads' time that probes took."""
-        self.reason = "" if fixed is None else f"{name_of(fixed)}: set by hand"
+        self.reason = "" if fixed is None else f"{level_name(fixed)}: set by hand"
         """Why the level is what it is, one line for the log; changes whenever the level does."""
         self._level = Level.COUNTS
         self._start_anew()
@@ -185,13 +185,13 @@ class Governor:
         return min(self._level, self._available)
 
     @property
-    def settled(self) -> bool:
+    def is_stable(self) -> bool:
         """Whether the level will do for some seconds: the budget is kept, or there is nothing to give up."""
         nothing_to_give_up = self._fixed is not None or self.level is Level.COUNTS
         kept = bool(self._ticks) and max(self.load_ratio, self._ticks[-1].load) <= self._budget
         return nothing_to_give_up or kept
 
-    def level_of(self, available: Level) -> Level:
+    def allowed_level(self, available: Level) -> Level:
         """What is to be attached in a library that has probes up to `available`."""
         return min(self._level, available)
 
@@ -201,14 +201,14 @@ class Governor:
         self._now_ns += elapsed_ns
         if measured.available is not self._available:
             self._available = measured.available
-            self._settle()
+            self._restart_window()
         if measured.processes <= 0:
             self._wait_for_processes(elapsed_ns)
             return self.level
         self._without_processes_ns = 0
         if elapsed_ns <= 0:
             return self.level
-        tick = self._tick(measured)
+        tick = self._measure(measured)
         self._ticks.append(tick)
         recent = _average(self._last_ticks())
         self.load_ratio = recent.load
@@ -246,9 +246,9 @@ class Governor:
             before = self.level
             self._start_anew()
             if self.level is not before:
-                self.reason = f"{name_of(before)} to {name_of(self.level)}: nothing is left of what was observed"
+                self.reason = f"{level_name(before)} to {level_name(self.level)}: nothing is left of what was observed"
 
-    def _tick(self, measured: Measured) -> _Tick:
+    def _measure(self, measured: Measured) -> _Tick:
         costs = cost_ns(measured.interval.hits, self._calibration)
         thread_ns = measured.interval.elapsed_ns * measured.processes
         loads = dict.fromkeys(Level, _NO_LOAD)
@@ -301,11 +301,11 @@ class Governor:
         return evidence.load * (call_rate / evidence.call_rate) if scalable else evidence.load
 
     def _move(self, level: Level, why: str) -> None:
-        self.reason = f"{name_of(self.level)} to {name_of(level)}: {why}"
+        self.reason = f"{level_name(self.level)} to {level_name(level)}: {why}"
         self._level = level
-        self._settle()
+        self._restart_window()
 
-    def _settle(self) -> None:
+    def _restart_window(self) -> None:
         """From now on another level is measured."""
         self._since_ns = self._now_ns
         self._ticks.clear()
@@ -316,7 +316,7 @@ def available_level(points: InternalPoints) -> Level:
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)
 
 
-def name_of(level: Level) -> str:
+def level_name(level: Level) -> str:
     """The level as a person writes it."""
     return level.name.lower()
 

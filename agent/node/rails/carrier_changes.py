@@ -34,8 +34,8 @@ class CarrierChanges:
         self._counts: dict[tuple[int, str], _Count] = {}
         """By namespace and name."""
 
-    def take(self, netns: int, devices: Iterable[NetworkDevice], now_ns: int) -> None:
-        """Learn from a list of one namespace's devices."""
+    def record(self, netns: int, devices: Iterable[NetworkDevice], now_ns: int) -> None:
+        """Record a list of one namespace's devices."""
         for device in devices:
             if device.carrier_changes is None:
                 continue
@@ -54,7 +54,7 @@ class CarrierChanges:
             if key[0] == netns and now_ns - count.seen_ns > _FORGET_NS:
                 del self._counts[key]
 
-    def of(self, netns: int, name: str) -> int | None:
+    def count(self, netns: int, name: str) -> int | None:
         """Changes so far; None where the kernel does not count them for this device."""
         count = self._counts.get((netns, name))
         return count.total if count is not None else None

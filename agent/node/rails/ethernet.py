@@ -28,9 +28,9 @@ from railscope.agent.node.rails.ethernet_facts import (
     rail_queue,
     rail_tcp,
 )
-from railscope.agent.node.rails.ethernet_rules import use_of
+from railscope.agent.node.rails.ethernet_rules import statistic_use
 from railscope.agent.node.sampling.sampler import Sampler
-from railscope.agent.node.sampling.state import SamplerState, SourceResult, on_one_line
+from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.connection_accounts import ConnectionAccounts
 from railscope.probes.netdev.counters import CounterReading, CounterSource
@@ -140,7 +140,7 @@ class _Watched:
         """What one source of this namespace is called."""
         return source if self.namespace.own else f"{source} net:[{self.namespace.inode}]"
 
-    def ways(self) -> Iterable[NetworkNamespace]:
+    def namespaces(self) -> Iterable[NetworkNamespace]:
         return (self.namespace,) if self.permanent else tuple(self.processes.values())
 
 
@@ -190,7 +190,7 @@ class EthernetWatch:
         self._gone: dict[int, _Gone] = {}
 
     def watch_own(self, namespace: NetworkNamespace) -> None:
-        """Watch the agent's own namespace for good."""
+        """Watch the agent's own namespace until `close`."""
         self._open(namespace, permanent=True)
 
     def add_process(self, pid: int, namespace: NetworkNamespace) -> None:
@@ -207,7 +207,7 @@ class EthernetWatch:
                 if not watched.processes and not watched.permanent:
                     self._close(netns)
 
-    def tick(self, decisions: Iterable[RailDecision], *, calm: bool = False) -> tuple[RailEthernet, ...]:
+    def update(self, decisions: Iterable[RailDecision], *, calm: bool = False) -> tuple[RailEthernet, ...]:
         """Read these rails from now on, say what is in trouble, forget what has been gone for long; returns `facts`.
 
         `calm`: nobody waits for readings.
@@ -224,7 +224,7 @@ class EthernetWatch:
             if devices != watched.devices:
                 watched.devices = devices
                 self._sampler.read_soon(watched.sources)
-            self._say(watched, state)
+            self._log_trouble(watched, state)
         now_ns = self._clock.monotonic_ns()
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         return self._facts(state)
@@ -253,7 +253,7 @@ class EthernetWatch:
             result.collector_result(every_device=True) for result in results if result is not None and result.reads
         )
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly, since the rails of their namespace are known."""
         state = self._sampler.state()
         found = []
@@ -276,7 +276,7 @@ class EthernetWatch:
             watched.accounts = gone.accounts
         if self._queues:
             watched.queues = _Inside(
-                watched.ways,
+                watched.namespaces,
                 lambda: QueueCounters(self._clock),
                 lambda source: source.watch(watched.devices),
                 lambda: watched.devices,
@@ -284,7 +284,7 @@ class EthernetWatch:
             self._add(watched, "qdisc", watched.queues)
         if self._tcp:
             watched.connections = _Inside(
-                watched.ways,
+                watched.namespaces,
                 lambda: TcpCounters(self._clock, self._procfs, watched.accounts),
                 lambda source: source.watch(watched.devices, watched.processes),
                 lambda: watched.devices,
@@ -293,8 +293,8 @@ class EthernetWatch:
         # Last: a driver that asks its firmware for long keeps nobody waiting who looks closely at the others.
         if self._ethtool:
             watched.statistics = _Inside(
-                watched.ways,
-                lambda: EthtoolStatistics(self._clock, use_of),
+                watched.namespaces,
+                lambda: EthtoolStatistics(self._clock, statistic_use),
                 lambda source: source.watch(watched.devices),
                 lambda: watched.devices,
             )
@@ -342,12 +342,12 @@ class EthernetWatch:
         for key in watched.remarks:
             self._sampler.remove(key)
 
-    def _say(self, watched: _Watched, state: SamplerState) -> None:
+    def _log_trouble(self, watched: _Watched, state: SamplerState) -> None:
         """One line when trouble begins, changes or ends."""
         for key, remark in watched.remarks.items():
             result = state.result(key)
             if result is not None and result.reads:
-                remark.say(on_one_line(result.troubles))
+                remark.say(join_troubles(result.troubles))
 
 
 def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
@@ -358,9 +358,9 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
     waiting = {found.device: found for found in queues.last} if queues else {}
     faring = {found.device: found for found in connections.last} if connections else {}
     for rail, device in watched.rails:
-        counted = state.of_source(watched.key("ethtool"), device)
-        queue = state.of_source(watched.key("qdisc"), device)
-        carried = state.of_source(watched.key("tcp"), device)
+        counted = state.device_of_source(watched.key("ethtool"), device)
+        queue = state.device_of_source(watched.key("qdisc"), device)
+        carried = state.device_of_source(watched.key("tcp"), device)
         reading = state.result(watched.key("tcp")) if watched.connections else None
         yield RailEthernet(
             netns=watched.namespace.inode,
@@ -378,7 +378,7 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
 
 
 def _takes_long(reading: SourceResult | None) -> bool:
-    """Whether a source cannot be read again while somebody waits."""
+    """Whether reading a source again takes too long for a caller that waits."""
     return reading is not None and reading.duration_seconds > _READ_PATIENCE_SECONDS / 2
 
 

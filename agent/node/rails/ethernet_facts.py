@@ -104,7 +104,7 @@ def rail_queue(waiting: DeviceQueue, counted: DeviceTotals) -> RailQueue:
 
 
 def rail_tcp(faring: DeviceConnections, counted: DeviceTotals) -> RailTcp:
-    """Bring together how connections fare now and what they carried."""
+    """Combine the state of connections with what they carried."""
     total = dict(counted.counters)
     mean_us, maximum_us = faring.round_trip_mean_us, faring.round_trip_maximum_us
     deviation_us = faring.round_trip_deviation_us

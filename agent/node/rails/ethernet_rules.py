@@ -125,7 +125,7 @@ def statistic_rule(name: str) -> StatisticRule | None:
     return None
 
 
-def use_of(name: str) -> StatisticUse:
+def statistic_use(name: str) -> StatisticUse:
     """What a reader of statistics is to do with this one."""
     rule = statistic_rule(name)
     if rule is None:
@@ -134,7 +134,7 @@ def use_of(name: str) -> StatisticUse:
 
 
 def lossless_priorities(statistics: DeviceStatistics) -> frozenset[int]:
-    """Priorities of which a pause was ever sent or heard, since the driver was loaded."""
+    """Priorities for which a pause was sent or received since the driver was loaded."""
     found = set()
     for name, value in zip(statistics.names, statistics.values, strict=True):
         rule = statistic_rule(name)

@@ -1,4 +1,4 @@
-"""Which port of which card is which rail, and which GPUs send through it.
+"""Maps ports to rails, and GPUs to the ports that they send through.
 
 Where a rail's number comes from, the first that says something:
 
@@ -30,7 +30,7 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail, natural_order
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.ib_hca import HcaList
-from railscope.probes.topology.machine import Gpu, Nic, placed, places_in
+from railscope.probes.topology.machine import Gpu, Nic, described_places, find_described_place
 from railscope.probes.topology.nccl_xml import XmlNet, XmlTopology
 from railscope.probes.topology.paths import PathType, Place, path_type, shared_switches
 from railscope.probes.topology.pci import pci_order
@@ -64,7 +64,7 @@ class MappedNic:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What the machine itself says of a port."""
+    """What the machine reports of a port."""
 
     is_rail: bool
     reason: str
@@ -90,11 +90,12 @@ def map_rails(
     `hca_lists` are the jobs' NCCL_IB_HCA, `topology` their topology file; `known` the (device, port) that were rails
     before: they stay rails when they get slow or lose their link.
     """
-    described = places_in(topology) if topology else {}
+    described = described_places(topology) if topology else {}
     by_place = _by_description(sorted(nics, key=_name_order), described)
     ports = list(by_place)
     gpus = [
-        replace(gpu, place=placed(gpu.place, described) or gpu.place) for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+        replace(gpu, place=find_described_place(gpu.place, described) or gpu.place)
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
     ]
     keep = {nic for nic in ports if (nic.device, nic.port) in known}
     machine = _nearest(ports, gpus, keep)
@@ -107,7 +108,7 @@ def map_rails(
         choices = _admitted(ports, gpus, hca_lists, machine, keep) if hca_lists else dict(machine)
         for nic in ports:
             net = _described(nic, topology)
-            admitted = not hca_lists or any(hca_list.admits(nic.device, nic.port) for hca_list in hca_lists)
+            admitted = not hca_lists or any(hca_list.allows(nic.device, nic.port) for hca_list in hca_lists)
             if net is not None and net.rail is not None and admitted:
                 choices[nic] = replace(choices[nic], is_rail=True)
     planes = _given_by_nccl(ports, hca_lists, topology, given)
@@ -146,7 +147,7 @@ def _by_description(nics: Iterable[Nic], described: Mapping[str, Place]) -> dict
     """The ports where the topology file puts them, and whether it does."""
     found = {}
     for nic in nics:
-        place = placed(nic.place, described)
+        place = find_described_place(nic.place, described)
         found[nic if place is None else replace(nic, place=place)] = place is not None
     return found
 
@@ -189,7 +190,7 @@ def _nearest(nics: Sequence[Nic], gpus: Sequence[Gpu], keep: Collection[Nic]) ->
 
 
 def _speed(nic: Nic) -> int:
-    """0 where it says nothing: a port without a link shows some slow rate."""
+    """0 if unknown: a port without a link reports some slow rate."""
     return 0 if nic.up is False else nic.speed_bytes_per_second or 0
 
 
@@ -315,7 +316,7 @@ def _admitted(
     """What is a rail to a job is one; what every job leaves out is none."""
     choices: dict[Nic, _Choice] = {}
     for hca_list in hca_lists:
-        admitted = [nic for nic in nics if hca_list.admits(nic.device, nic.port)]
+        admitted = [nic for nic in nics if hca_list.allows(nic.device, nic.port)]
         for nic, choice in _nearest(admitted, gpus, keep).items():
             entry = None if hca_list.exclude else hca_list.find(nic.device, nic.port)
             if entry is not None and entry.rail is not None:

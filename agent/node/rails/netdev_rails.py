@@ -1,4 +1,4 @@
-"""The rails of every network namespace that observed processes live in: found, sampled, and related to collectives.
+"""The rails of every network namespace with observed processes: finds, samples and correlates them.
 
 A namespace is opened with its first process and closed shortly after its last one, since an open socket keeps it
 alive; what its rails had carried stays readable for a while.
@@ -31,7 +31,7 @@ from railscope.agent.node.rails.selection import (
     rail_facts,
 )
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
-from railscope.agent.node.sampling.state import SamplerState, SourceResult, on_one_line
+from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
 from railscope.agent.node.sampling.totals import FORGET_NS
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
@@ -125,12 +125,12 @@ class RailWatch:
     def start(self) -> None:
         self._sampler.start()
 
-    def take_ethernet(self, facts: Iterable[RailEthernet]) -> None:
-        """Learn all that drivers, queues and connections tell of the devices: the last call alone counts."""
+    def set_ethernet(self, facts: Iterable[RailEthernet]) -> None:
+        """Set what drivers, queues and connections tell of the devices; the last call replaces earlier ones."""
         self._ethernet = {(one.netns, one.device): one for one in facts}
 
-    def take_rdma(self, ports: RdmaPorts) -> None:
-        """Learn of the RDMA side of this host, whose rails' numbers are not given to other networks."""
+    def set_rdma_ports(self, ports: RdmaPorts) -> None:
+        """Set this host's RDMA ports, whose rail numbers other networks do not get."""
         if ports != self._rdma:
             self._rdma = ports
             self._decide()
@@ -140,9 +140,9 @@ class RailWatch:
         return self._sampler.alive
 
     @property
-    def settled(self) -> bool:
-        """See `Correlator.settled`."""
-        return self._correlator.settled
+    def all_sent(self) -> bool:
+        """See `Correlator.all_sent`."""
+        return self._correlator.all_sent
 
     def watch_recorded(self) -> None:
         """Read a recorded sysfs tree instead of a running host's devices."""
@@ -154,7 +154,7 @@ class RailWatch:
         self._open(0, sources, "netdev", permanent=True)
 
     def watch_own(self, namespace: NetworkNamespace) -> LinkEvents | None:
-        """Watch the agent's own namespace for good; returns its link events to poll."""
+        """Watch the agent's own namespace until `close`; returns its link events to poll."""
         return self._enter(namespace, permanent=True)
 
     def add_process(self, pid: int, namespace: NetworkNamespace, socket_interfaces: str) -> LinkEvents | None:
@@ -207,7 +207,7 @@ class RailWatch:
             watched.devices = tuple(watched.sources.inventory.read())
         except (OSError, ValueError) as error:
             _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
-        self._carrier_changes.take(netns, watched.devices, watched.inventory_ns)
+        self._carrier_changes.record(netns, watched.devices, watched.inventory_ns)
         self._decide()
 
     def _decide(self) -> None:
@@ -235,7 +235,7 @@ class RailWatch:
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
 
-    def take_events(self, events: LinkEvents) -> None:
+    def handle_link_events(self, events: LinkEvents) -> None:
         """Act on what a namespace's link events say; what cannot be read now is read again at the next tick."""
         found = next((entry for entry in self._watched.items() if entry[1].sources.events is events), None)
         if found is None:
@@ -254,7 +254,7 @@ class RailWatch:
             if any(change.change is not LinkChange.CARRIER for change in changes):
                 self._sampler.refresh(watched.key)
 
-    def tick(
+    def update(
         self, expected: Sequence[ExpectedBytes] | None, handed_over: HandedBytes = NOT_OBSERVED
     ) -> list[LinkEvents]:
         """Relate bytes, renew inventories, close what is due; returns events that must not be polled any more.
@@ -265,14 +265,14 @@ class RailWatch:
         state = self._sampler.state()
         if expected is not None:
             self._relate(state, expected, handed_over)
-        self._say(state)
+        self._log_trouble(state)
         for sources in self._to_close:
             sources.close()
         self._to_close.clear()
         closed = []
         for netns, watched in list(self._watched.items()):
             if watched.events_error and watched.sources.events is not None:
-                self.take_events(watched.sources.events)
+                self.handle_link_events(watched.sources.events)
             if watched.close_ns is not None and now_ns >= watched.close_ns:
                 if watched.sources.events is not None:
                     closed.append(watched.sources.events)
@@ -283,23 +283,23 @@ class RailWatch:
         self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
 
-    def _say(self, state: SamplerState) -> None:
+    def _log_trouble(self, state: SamplerState) -> None:
         """One line when counters begin to be in trouble, when that changes, and when it ends."""
         for watched in self._watched.values():
             result = state.result(watched.key)
             if result is not None and result.reads:
-                watched.remark.say(on_one_line(result.troubles))
+                watched.remark.say(join_troubles(result.troubles))
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly."""
-        return self._sampler.state().awaited
+        return self._sampler.state().unread_sources
 
     @property
     def namespaces(self) -> set[int]:
         """Network namespaces (inodes) whose rails are shown."""
         return {*self._watched, *self._gone}
 
-    def relate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
+    def correlate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
         """Bring expected wire bytes and port bytes together."""
         self._relate(self._sampler.state(), expected, handed_over)
 
@@ -318,8 +318,8 @@ class RailWatch:
             )
         now_ns = self._clock.monotonic_ns()
         for key, carried in zip(keys, ports, strict=True):
-            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
-        self._utilization.keep(keys)
+            self._utilization.record(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+        self._utilization.forget_others(keys)
         wire = self._correlator.update(now_ns, ports, expected)
         self._wire = dict(zip(keys, wire, strict=True))
         self._account(state)
@@ -381,7 +381,7 @@ class RailWatch:
                 rail_facts(
                     decision,
                     state.device(device.netns, device.name),
-                    carrier_changes=self._carrier_changes.of(device.netns, device.name),
+                    carrier_changes=self._carrier_changes.count(device.netns, device.name),
                     netns_label=self._labels.get((device.netns, device.name), ""),
                     transmit_wire_bytes=wire.transmit.wire_bytes if wire else None,
                     transmit_collective_bytes=None
@@ -393,13 +393,13 @@ class RailWatch:
                     ethernet=ethernet,
                     connections_awaited=self._awaits_connections_of(ethernet),
                     bond_members=members_of_bond(device, devices),
-                    ledger=self._ledgers.of((device.netns, device.name)),
-                    utilization=self._utilization.of((device.netns, device.name), device.speed_bytes_per_second),
+                    ledger=self._ledgers.get((device.netns, device.name)),
+                    utilization=self._utilization.ratios_of((device.netns, device.name), device.speed_bytes_per_second),
                 )
             )
         return tuple(facts)
 
-    def of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
+    def rails_of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
         """Rails of one network namespace, each with when it last gained or lost its carrier while watched."""
         return tuple(
             (facts, self._carrier_changes.changed_ns(netns, facts.device))

@@ -1,4 +1,4 @@
-"""The RDMA ports of this host: found, read at a steady beat, and told what their counters mean.
+"""The RDMA ports of this host: finds them, samples their counters and classifies them.
 
 Every counter of mlx5 is a firmware command, so everything is read once a second, and the bytes alone as often as
 asked for.  Where the kernel answers RDMA netlink, all hw_counters of a port come in one request.  A host without RDMA
@@ -17,12 +17,12 @@ from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, Histogram
 from railscope.agent.node.rails.counter_rules import Severity, rule_of
 from railscope.agent.node.sampling.sampler import Sampler
-from railscope.agent.node.sampling.state import DeviceTotals, on_one_line
+from railscope.agent.node.sampling.state import DeviceTotals, join_troubles
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
 from railscope.probes.rdma.netlink import RdmaNetlink
-from railscope.probes.rdma.port import only_bytes
+from railscope.probes.rdma.port import choose_byte_counters
 
 _log = logging.getLogger("railscope.rdma")
 
@@ -101,7 +101,7 @@ class RdmaWatch:
         self._ports: tuple[RdmaPort, ...] = ()
         self._remark = Remark(_log, "RDMA counters", "all ports are read again")
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
         now_ns = self._clock.monotonic_ns()
         if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
@@ -113,7 +113,7 @@ class RdmaWatch:
             state = self._sampler.state()
             results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
             troubles = [trouble for result in results if result is not None for trouble in result.troubles]
-            self._remark.say(on_one_line(troubles))
+            self._remark.say(join_troubles(troubles))
 
     @property
     def ports(self) -> tuple[RdmaPort, ...]:
@@ -124,7 +124,9 @@ class RdmaWatch:
         """Every port and what it carried."""
         state = self._sampler.state()
         return tuple(
-            port_facts(port, state.of_source(COUNTERS_KEY, port.name), state.of_source(BYTES_KEY, port.name))
+            port_facts(
+                port, state.device_of_source(COUNTERS_KEY, port.name), state.device_of_source(BYTES_KEY, port.name)
+            )
             for port in self._ports
         )
 
@@ -153,7 +155,7 @@ class RdmaWatch:
         if self._bytes_period_seconds is None:
             return
         try:
-            only = RdmaCounters(self._sysfs, self._clock, wanted=only_bytes, excluded=self._excluded)
+            only = RdmaCounters(self._sysfs, self._clock, wanted=choose_byte_counters, excluded=self._excluded)
         except OSError as error:
             _log.warning("RDMA bytes are read every %g s only: %s", self._period_seconds, error.strerror)
             return

@@ -1,4 +1,4 @@
-"""RDMA ports as rails: which of them are, what collectives put on them, and what they carried.
+"""RDMA ports as rails: selects them and correlates collectives with port bytes.
 
 Where a host has RDMA rails NCCL sends through them and leaves the network devices alone, unless a job switched that
 off (NCCL_IB_DISABLE, NCCL_NET=Socket).  RDMA devices are the host's: the wire bytes of all network namespaces are
@@ -34,7 +34,7 @@ from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
-from railscope.probes.topology.nccl_xml import XmlTopology, topology_of_process
+from railscope.probes.topology.nccl_xml import XmlTopology, read_topology_of_process
 from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
@@ -45,7 +45,7 @@ _NO_RATES: Final = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a job was told about networks, by its environment."""
+    """A job's network settings, from its environment."""
 
     hca_list: str
     sockets_only: bool
@@ -65,7 +65,7 @@ class RdmaRails:
         patterns: Sequence[RailPattern],
         on_reading: OnReading | None = None,
     ) -> None:
-        """`on_reading` is shown what the sampler reads; None: nobody asks."""
+        """`on_reading` is called with every reading."""
         self._procfs = procfs
         self._topology: XmlTopology | None = None
         self._clock = clock
@@ -91,7 +91,7 @@ class RdmaRails:
 
     def start(self) -> None:
         """Find the ports there are, and begin to read."""
-        self._watch.tick()
+        self._watch.update()
         self._sampler.start()
         self._decide()
 
@@ -99,7 +99,7 @@ class RdmaRails:
         """A process maps NCCL; the first whose topology file can be read describes the machine."""
         if self._topology is None and self._watch.ports:
             try:
-                self._topology = topology_of_process(self._procfs, pid, environment.get("NCCL_TOPO_FILE", ""))
+                self._topology = read_topology_of_process(self._procfs, pid, environment.get("NCCL_TOPO_FILE", ""))
             except (OSError, ValueError) as error:
                 _log.info("NCCL's topology file of process %d is not used: %s", pid, error)
             if self._topology is not None:
@@ -113,23 +113,23 @@ class RdmaRails:
         self._said.pop(pid, None)
 
     @property
-    def carries(self) -> bool:
+    def carries_collectives(self) -> bool:
         """Whether collectives between hosts go through RDMA here."""
         if all(entry.rail is None for entry in self._mapped.values()):
             return False
         return not self._said or not all(said.sockets_only for said in self._said.values())
 
     @property
-    def settled(self) -> bool:
-        """See `Correlator.settled`."""
-        return self._correlator.settled
+    def all_sent(self) -> bool:
+        """See `Correlator.all_sent`."""
+        return self._correlator.all_sent
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Find devices that came or went, and decide which are rails."""
-        self._watch.tick()
+        self._watch.update()
         self._decide()
 
-    def relate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
+    def correlate(self, expected: Sequence[ExpectedBytes], handed_over: HandedBytes = NOT_OBSERVED) -> None:
         """Bring expected wire bytes and port bytes together."""
         self._handed_over = handed_over
         ports = [
@@ -138,11 +138,11 @@ class RdmaRails:
             if facts.transmit_bytes is not None and facts.receive_bytes is not None
         ]
         now_ns = self._clock.monotonic_ns()
-        wire = self._correlator.update(now_ns, ports, [_together(expected)] if self.carries else [])
+        wire = self._correlator.update(now_ns, ports, [_together(expected)] if self.carries_collectives else [])
         self._wire = {(entry.device, entry.port): entry for entry in wire}
         for carried in ports:
             key = (carried.device, carried.port)
-            self._utilization.take(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
+            self._utilization.record(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
         self._ledgers.update([evidence for facts, _ in self._rails() for evidence in self._evidence(facts)])
 
     def _evidence(self, facts: PortFacts) -> Iterable[RailEvidence]:
@@ -181,9 +181,9 @@ class RdmaRails:
         """How reading goes; none on a host without RDMA."""
         return self._watch.collectors()
 
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly."""
-        return self._sampler.state().awaited
+        return self._sampler.state().unread_sources
 
     def close(self) -> None:
         self._watch.close()
@@ -229,7 +229,7 @@ class RdmaRails:
     def _facts(self, facts: PortFacts, mapped: MappedNic) -> RailFacts:
         port = facts.port
         wire = self._wire.get((port.device, str(port.port)))
-        utilization = self._utilization.of((port.device, str(port.port)), port.rate_bytes_per_second)
+        utilization = self._utilization.ratios_of((port.device, str(port.port)), port.rate_bytes_per_second)
         return RailFacts(
             rail=mapped.rail or UNKNOWN,
             device=port.device,
@@ -255,7 +255,7 @@ class RdmaRails:
             transmit_collective_bytes=self._handed(port),
             pinned=facts.pinned,
             bond_members=tuple((member.name, member.up) for member in port.bond_members),
-            ledger=self._ledgers.of(_key(port)),
+            ledger=self._ledgers.get(_key(port)),
             transmit_utilization=utilization[0],
             receive_utilization=utilization[1],
         )

@@ -314,7 +314,7 @@ def rail_facts(
         gpu=gpu,
         link_layer=device.link_layer,
         driver=device.driver or UNKNOWN,
-        up=works(device),
+        up=is_up(device),
         speed_bytes_per_second=device.speed_bytes_per_second,
         transmit_bytes=totals.transmit_bytes if totals else None,
         receive_bytes=totals.receive_bytes if totals else None,
@@ -355,12 +355,12 @@ def members_of_bond(
         return ()
     members = [(name, devices.get((bond.netns, name))) for name in bond.slaves]
     return tuple(
-        (name, None if member is None else works(member) if member.bond_link is None else member.bond_link)
+        (name, None if member is None else is_up(member) if member.bond_link is None else member.bond_link)
         for name, member in members
     )
 
 
-def works(device: NetworkDevice) -> bool | None:
+def is_up(device: NetworkDevice) -> bool | None:
     """Switched on and connected; None where one of them cannot be known."""
     if device.up is False or device.carrier is False:
         return False

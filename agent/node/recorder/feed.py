@@ -1,4 +1,4 @@
-"""What the flight recorder is not told as it happens: rails as they are, what was lost, what is under way.
+"""Feeds the flight recorder with state that no event reports: rails, losses, operations in flight.
 
 The loop gives it calls and completions as it reads them, the samplers give it their readings; the rest is asked for
 here, at each of the loop's ticks and when a recording is made.
@@ -16,7 +16,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
-from railscope.agent.node.recorder.triggers import recorded_stall
+from railscope.agent.node.recorder.triggers import make_recorded_stall
 from railscope.agent.recording.format import RecordedStall, Recording
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -57,7 +57,7 @@ class Stream(Protocol):
     def ready(self) -> bool:
         """Whether it has room for another piece."""
 
-    def take(self, piece: StreamPiece) -> None:
+    def enqueue(self, piece: StreamPiece) -> None:
         """Only called while it is ready, or at the end."""
 
 
@@ -88,52 +88,52 @@ class RecorderFeed:
         self._stream_period_ns = 0
         self._next_take_ns = 0
 
-    def stream_to(self, stream: Stream, period_ns: int) -> None:
+    def start_stream(self, stream: Stream, period_ns: int) -> None:
         """Give all that comes in from now on to a stream, every `period_ns` or sooner where memory is short."""
         self._stream, self._stream_period_ns = stream, period_ns
         self._next_take_ns = self._recorder.now_ns() + period_ns
 
-    def look_at_rails(self) -> None:
+    def record_rail_changes(self) -> None:
         """Something about rails may have changed; costs next to nothing when nothing has."""
-        self._recorder.take_rails(self._known.rail_decisions())
+        self._recorder.record_rails(self._known.rail_decisions())
 
-    def tick(self) -> None:
-        """Now and then, as the loop does all else.
+    def update(self) -> None:
+        """Run the periodic work of the feed.
 
         Raises:
             KernelRefusal: what was lost cannot be read.
         """
-        self._recorder.tick()
-        self.look_at_rails()
+        self._recorder.update()
+        self.record_rail_changes()
         self._note_losses()
         if self._stream is not None and self._stream.ready:
             now_ns = self._recorder.now_ns()
             if now_ns >= self._next_take_ns or self._recorder.fullness >= _MOST_UNTAKEN:
                 self._next_take_ns = now_ns + self._stream_period_ns
-                self.give(self._stream)
+                self.write_to(self._stream)
 
     def _note_losses(self) -> None:
         if self._programs is None:
             return
         lost = self._programs.stats()
         below = {} if self._internals is None else self._internals.stats()
-        self._recorder.note_losses(
+        self._recorder.record_losses(
             calls=lost[Stat.RING_FULL],
             completions=below.get(InternalStat.RING_FULL, 0),
             lifecycle=lost[Stat.LIFECYCLE_RING_FULL],
         )
 
-    def give(self, stream: Stream) -> None:
+    def write_to(self, stream: Stream) -> None:
         """Give a stream what came in since it was given something."""
         operations, connections = self._under_way()
         snapshot = self._known.snapshot()
         now = self._recorder.clocks()
         stalls = {
-            (stall.instance, stall.since_ns): recorded_stall(stall, now)
+            (stall.instance, stall.since_ns): make_recorded_stall(stall, now)
             for stall in (*snapshot.stalls.ended, *snapshot.stalls.current)
         }
-        piece = self._recorder.take("record", snapshot, open_operations=operations, connections=connections)
-        stream.take(StreamPiece(piece, stalls))
+        piece = self._recorder.read_new("record", snapshot, open_operations=operations, connections=connections)
+        stream.enqueue(StreamPiece(piece, stalls))
 
     def freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
         """A recording of the last moments, with what the kernel's tables hold now as far as they can be read."""
@@ -148,8 +148,8 @@ class RecorderFeed:
         """Operations and connections in the kernel's tables, with losses noted; None: they are not seen."""
         operations = connections = None
         try:
-            self._recorder.tick()
-            self.look_at_rails()
+            self._recorder.update()
+            self.record_rail_changes()
             self._note_losses()
             if self._internals is not None:
                 _, operations = self._internals.operations()

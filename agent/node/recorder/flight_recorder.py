@@ -1,4 +1,4 @@
-"""The flight recorder: what happened lately on this host, kept in bounded memory until somebody wants it.
+"""The flight recorder: keeps the last events of this host in bounded memory.
 
 It is given what the agent reads anyway: calls and completions from the kernel's rings, samples of the rails, lifecycle
 events, links that changed.  `freeze` makes a `Recording` of the last moments, complete in itself: with the identities
@@ -63,7 +63,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came in between two calls of `FlightRecorder.take`."""
+    """What came in between two calls of `FlightRecorder.read_new`."""
 
     recording: Recording
     overwritten: Mapping[str, int]
@@ -109,7 +109,7 @@ class FlightRecorder:
         self._sources: dict[tuple[int, int], SampledRails] = {}
         self._marked = 0
         """Marks so far."""
-        self.tick()
+        self.update()
         self._taken = dict.fromkeys(self._rings, 0)
         """How many records of each kind have been taken, those that were overwritten included."""
         self._taken_marks = 0
@@ -145,7 +145,7 @@ class FlightRecorder:
             or source.generation != self._generation
         ):
             source = self._learn(netns, read.names, read.fields)
-        source.keep_last_of(read)
+        source.keep_last_reading(read)
         if len(source.devices):
             self._samples.add(source.samples(read).reshape(-1))
 
@@ -193,8 +193,8 @@ class FlightRecorder:
             self._next_number += 1
         return device
 
-    def take_rails(self, decisions: Sequence[RailDecision]) -> None:
-        """Learn which network devices are rails, and record links that changed; cheap while nothing did."""
+    def record_rails(self, decisions: Sequence[RailDecision]) -> None:
+        """Set which network devices are rails, and record links that changed; cheap while none did."""
         if decisions is self._decisions:
             return
         self._decisions = decisions
@@ -228,18 +228,18 @@ class FlightRecorder:
             event["carrier_changes"], event["speed_bytes_per_second"] = changes or 0, speed or 0
         self._rings["link_events"].add(event)
 
-    def note_losses(self, *, calls: int, completions: int, lifecycle: int) -> None:
+    def record_losses(self, *, calls: int, completions: int, lifecycle: int) -> None:
         """How many events the kernel's rings had no room for, since the programs were loaded."""
         loss = np.array([(self._clock.monotonic_ns(), calls, completions, lifecycle)], KINDS["losses"])
         self._rings["losses"].add(loss)
 
-    def mark(self, text: str) -> None:
+    def add_mark(self, text: str) -> None:
         """Something happened that is worth a word: a stall began, the level of observation changed."""
         self._marks.append(Mark(self._clock.monotonic_ns(), text))
         self._marked += 1
 
-    def tick(self) -> None:
-        """Now and then, once a second is enough: read both clocks when it is time to, forget rails long gone."""
+    def update(self) -> None:
+        """Read both clocks if due, and forget rails long gone; once a second is enough."""
         now_ns = self._clock.monotonic_ns()
         if self._clocks and now_ns - self._clocks[-1].monotonic_ns < self._clock_period_ns:
             return
@@ -279,7 +279,7 @@ class FlightRecorder:
         arrays, complete_from_ns = {}, {}
         for kind, ring in self._rings.items():
             # Of links and losses also what they were when the window began.
-            arrays[kind], oldest_ns = ring.since(0 if kind in ("link_events", "losses") else began_ns)
+            arrays[kind], oldest_ns = ring.read_since(0 if kind in ("link_events", "losses") else began_ns)
             complete_from_ns[kind] = max(began_ns, oldest_ns or 0)
         arrays["link_events"] = _with_last_before(arrays["link_events"], began_ns, "device")
         arrays["losses"] = _with_last_before(arrays["losses"], began_ns, None)
@@ -299,10 +299,10 @@ class FlightRecorder:
 
     @property
     def fullness(self) -> float:
-        """How much of the fullest ring nobody has taken, of 1; 1: something will be overwritten, or has been."""
+        """The unread share of the fullest ring; 1: records will be overwritten, or have been."""
         return min(1.0, max((ring.added - self._taken[kind]) / ring.capacity for kind, ring in self._rings.items()))
 
-    def take(
+    def read_new(
         self,
         reason: str,
         snapshot: Snapshot,
@@ -316,7 +316,7 @@ class FlightRecorder:
         began_ns, ended_ns = self._taken_ns, self._clock.monotonic_ns()
         arrays, overwritten = {}, {}
         for kind, ring in self._rings.items():
-            arrays[kind], overwritten[kind] = ring.after(self._taken[kind])
+            arrays[kind], overwritten[kind] = ring.read_after(self._taken[kind])
             self._taken[kind] += overwritten[kind] + len(arrays[kind])
         # Totals: the last ones before belong to the first ones now.
         arrays["losses"] = np.concatenate((self._taken_losses, arrays["losses"]))

@@ -1,4 +1,4 @@
-"""Which rows of a counter source's readings are rails, and what these say of them: dtype RAIL_SAMPLE.
+"""Selects the rows of a counter reading that are rails, as records of dtype RAIL_SAMPLE.
 
 Called by the samplers' threads, which must not wait.
 """
@@ -46,7 +46,7 @@ class SampledRails:
             words = words.compress(read.shape.known.take(self.places).all(axis=1), axis=1)
         return words.view(RAIL_SAMPLE)[:, :, 0]
 
-    def keep_last_of(self, read: CounterReading | CounterBlock) -> None:
+    def keep_last_reading(self, read: CounterReading | CounterBlock) -> None:
         """Remember the last reading by itself: a block would keep all that it is a part of."""
         if isinstance(read, CounterBlock):
             last = read.reading(len(read.times_ns) - 1)

@@ -40,7 +40,7 @@ class RecordRing:
         return self._added
 
     def add(self, batch: Records) -> None:
-        """Take in records of the ring's dtype, oldest first, with or without gaps; the oldest of all make room."""
+        """Add records of the ring's dtype, oldest first, with or without gaps; they overwrite the oldest."""
         count = len(batch)
         capacity = len(self._records)
         if count > capacity:
@@ -54,7 +54,7 @@ class RecordRing:
             if first < len(content):
                 self._slots[: len(content) - first] = content[first:]
 
-    def after(self, count: int) -> tuple[Records, int]:
+    def read_after(self, count: int) -> tuple[Records, int]:
         """A copy of what was added after the first `count` records, in the order in which it was added.
 
         The second is how many of those have been overwritten; with them and the copy, `count` rises to `added`.
@@ -73,7 +73,7 @@ class RecordRing:
             parts = [self._records[at : at + kept - behind], self._records[:behind]]
             return _together(parts), fresh - kept
 
-    def since(self, time_ns: int) -> tuple[Records, int | None]:
+    def read_since(self, time_ns: int) -> tuple[Records, int | None]:
         """A copy of what is held from `time_ns` on, oldest first (records need a field of that name).
 
         The second is None, or the time of the oldest record held, where older ones have been overwritten.

@@ -1,4 +1,4 @@
-"""The folder of recordings: written whole or not at all, never larger than allowed, nor than its disk.
+"""The folder of recordings: atomic writes, bounded in size and by free disk space.
 
 Room for a recording is made by those that were made on a signal, the oldest first, and only then by those of stalls:
 whoever sends signals in quick succession loses nothing that nobody can ask for again.
@@ -169,7 +169,7 @@ class RecordingStore:
         done(recording.reason, WriteResult.WRITTEN)
 
     def _save(self, recording: Recording) -> tuple[Path, int]:
-        path = self._folder / name_of(recording)
+        path = self._folder / file_name(recording)
         try:
             return save(recording, path, self._most_bytes, self._wrote)
         except OSError as error:
@@ -214,7 +214,7 @@ def _reach(recording: Recording) -> str:
     return f"; {short}: more memory holds more (recordings.memory)" if short else ""
 
 
-def name_of(recording: Recording) -> str:
+def file_name(recording: Recording) -> str:
     """`railscope-HOST-20260102T030405.678Z-stall.npz`: sorted by host, then by time."""
     moment = datetime.fromtimestamp(recording.realtime_ns(recording.ended_ns) / 1e9, UTC)
     stamp = moment.strftime("%Y%m%dT%H%M%S.") + f"{moment.microsecond // 1000:03d}Z"

@@ -1,4 +1,4 @@
-"""When a recording is made: on a stall, on a signal, and not too often.
+"""Decides when a recording is made: on a stall or a signal, with a rate limit.
 
 Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
 together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
@@ -40,22 +40,22 @@ def settling_ns(sample_interval_ns: int) -> int:
     return min(sample_interval_ns + sample_interval_ns // 4, _LONGEST_SETTLING_NS)
 
 
-def recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
+def make_recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
     """A stall as recordings describe it, at the moment of a reading of the clocks."""
-    blame = stall.blame
+    diagnosis = stall.diagnosis
     return RecordedStall(
         comm=stall.comm,
         rank=stall.rank,
         nranks=stall.nranks,
         op=stall.op,
-        cause=blame.cause.value,
+        cause=diagnosis.cause.value,
         strength=stall.strength,
         since_realtime_ns=stall.since_realtime_ns,
         seconds=stall.length_ns(now.monotonic_ns) / 1e9,
-        blamed_rank="" if blame.blamed_rank is None else str(blame.blamed_rank),
-        rail=blame.rail,
-        device=blame.device,
-        evidence=blame.evidence,
+        blamed_rank="" if diagnosis.blamed_rank is None else str(diagnosis.blamed_rank),
+        rail=diagnosis.rail,
+        device=diagnosis.device,
+        evidence=diagnosis.evidence,
     )
 
 
@@ -115,16 +115,16 @@ class Recordings:
         self._wake()
         return True
 
-    def stall_began(self, stall: Stall) -> bool:
-        """As `request`, for a stall as the watch describes it; it waits for nobody's lock but its own."""
-        return self.request(recorded_stall(stall, read_clocks(self._clock)))
+    def request_for_stall(self, stall: Stall) -> bool:
+        """As `request`, for a stall of the watchdog; it takes no lock but its own."""
+        return self.request(make_recorded_stall(stall, read_clocks(self._clock)))
 
-    def signal(self) -> None:
+    def request_from_signal(self) -> None:
         """Ask for a recording from a signal handler, which must not wait for a lock."""
         self._signalled = True
         self._wake()
 
-    def turn(self) -> None:
+    def write_due(self) -> None:
         """Make the recording that is due, if one is; returns at once, the disk is another thread's business."""
         if self._store is None:
             if self._signalled:

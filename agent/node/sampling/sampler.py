@@ -1,4 +1,4 @@
-"""Reads counters at a steady beat and keeps what a scrape every few seconds would lose.
+"""Reads counters periodically and keeps the peaks that a scrape every few seconds would miss.
 
 One `Sampler` reads every registered `CounterSource` at that source's own period, turns readings into totals that
 never fall, and sorts the rate over each interval into a histogram: a burst of 20 ms shows in it, while the totals
@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Final
 
-from railscope.agent.node.sampling.source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, words
+from railscope.agent.node.sampling.source import ASKED_PATIENCE_NS, OTHER_THINGS, SampledSource, describe_failure
 from railscope.agent.node.sampling.state import SamplerState
 from railscope.probes.clock import Clock
 from railscope.probes.native import beats
@@ -65,7 +65,7 @@ class Sampler:
     """Reads counter sources in a thread of its own; every method may be called from any thread."""
 
     def __init__(self, clock: Clock, on_reading: OnReading | None = None) -> None:
-        """`on_reading` is shown every reading as it is understood; None: nobody asks."""
+        """`on_reading` is called with every reading once it is parsed."""
         self._clock = clock
         self._on_reading = on_reading
         self._lock = threading.Lock()
@@ -139,10 +139,10 @@ class Sampler:
         now_ns = self._clock.monotonic_ns()
         with self._lock:
             awaited = [self._entries[key] for key in keys if key in self._entries]
-            awaited = [entry for entry in awaited if entry.want(now_ns)]
+            awaited = [entry for entry in awaited if entry.request_read(now_ns)]
         self._ring()
         deadline_ns = now_ns + round(patience_seconds * 1e9)
-        while self._clock.monotonic_ns() < deadline_ns and any(entry.wanted for entry in awaited):
+        while self._clock.monotonic_ns() < deadline_ns and any(entry.is_requested for entry in awaited):
             self._clock.sleep(_READ_POLL_SECONDS)
 
     def start(self) -> None:
@@ -170,7 +170,7 @@ class Sampler:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def tick(self, now_ns: int) -> int | None:
+    def read_due(self, now_ns: int) -> int | None:
         """Read every source that is due; returns when the next one is, in monotonic nanoseconds, None without any."""
         next_ns: int | None = None
         for entry in self._listed:
@@ -190,7 +190,7 @@ class Sampler:
             if (entry.waiting or entry.asked) and entry.use.acquire(timeout=_STATE_PATIENCE_SECONDS):
                 try:
                     if not entry.removed:
-                        self._hear(entry, look=False)
+                        self._read_answers(entry, look=False)
                         self._understand(entry)
                 finally:
                     entry.use.release()
@@ -202,10 +202,10 @@ class Sampler:
     def _read(self, entry: SampledSource) -> None:
         with entry.use:
             if entry.asked is not None:
-                self._hear(entry)
+                self._read_answers(entry)
             elif not entry.removed:
                 # Without another thread, the usual beat: an answer is taken, and nothing else happens.
-                if not entry.take_answer():
+                if not entry.read_raw():
                     self._read_now(entry)
                 if len(entry.waiting) >= entry.most_waiting:
                     self._understand(entry)
@@ -218,7 +218,7 @@ class Sampler:
         """Hand the asking over to the other thread, where there is a question; the caller holds `entry.use`."""
         entry.next_try = entry.reads + _READS_BETWEEN_TRIES
         if self._beats is None:
-            self._beats = beats.start()
+            self._beats = beats.start_thread()
         if self._beats is None or self._beats.hangs(self._clock.monotonic_ns(), ASKED_PATIENCE_NS):
             return
         try:
@@ -236,21 +236,21 @@ class Sampler:
             if entry.refresh:
                 entry.due_ns = self._clock.monotonic_ns()
 
-    def _hear(self, entry: SampledSource, *, look: bool = True) -> None:
-        """Take in what another thread was answered; the caller holds `entry.use`.
+    def _read_answers(self, entry: SampledSource, *, look: bool = True) -> None:
+        """Read the answers that another thread received; the caller holds `entry.use`.
 
         `look`: and see whether it is to go on asking, which whoever only wants to know need not do.
         """
-        if entry.asked is None or not (look or entry.asked.waits()):
+        if entry.asked is None or not (look or entry.asked.has_answers()):
             return
         hears_ns = entry.due_ns
-        goes_on = entry.hear()
+        goes_on = entry.read_answers()
         if entry.waiting and entry.hanging:
             entry.hanging = False
             with self._lock:
                 entry.succeed(())
         self._understand(entry)
-        entry.asked.let_go()
+        entry.asked.release()
         usual = goes_on and (entry.success or entry.hanging) and not entry.removed
         if usual and not look:
             # A source that hangs gives nothing to hear: the sampler's thread comes as before, and says so.
@@ -282,7 +282,7 @@ class Sampler:
             return True
         behind = now_ns - entry.due_ns > _HANGING_NS and self._beats.hangs(now_ns, _HANGING_NS)
         # Where another source keeps the thread waiting, this one can be read here.
-        if entry.refresh or behind or not entry.holds():
+        if entry.refresh or behind or not entry.question_is_current():
             return False
         entry.asked.resume()
         return True
@@ -310,11 +310,11 @@ class Sampler:
                     entry.source.refresh()
                 reading = entry.source.read()
             except (OSError, ValueError) as failure:
-                error = words(failure)
+                error = describe_failure(failure)
         ended_ns = self._clock.monotonic_ns()
         with self._lock:
             if reading is not None:
-                error = entry.take(reading)
+                error = entry.add_reading(reading)
                 if self._on_reading is not None and not error:
                     self._on_reading(entry.netns, reading)
             if error:
@@ -322,19 +322,19 @@ class Sampler:
             entry.schedule(started_ns, ended_ns)
 
     def _understand(self, entry: SampledSource) -> None:
-        """Take in what was answered so far; the caller holds `entry.use`."""
+        """Parse the answers so far; the caller holds `entry.use`."""
         answers, entry.waiting = entry.waiting, []
         if entry.deferring is None or not answers:
             return
         try:
-            blocks = entry.deferring.understand(answers)
+            blocks = entry.deferring.parse_raw(answers)
         except (OSError, ValueError) as failure:
             with self._lock:
-                entry.fail(words(failure), len(answers))
+                entry.fail(describe_failure(failure), len(answers))
             return
         with self._lock:
             for block in blocks:
-                if not entry.totals.widen(block.fields):
+                if not entry.totals.add_columns(block.fields):
                     entry.fail(OTHER_THINGS, len(block.times_ns))
                     return
                 entry.totals.add_block(block, rates=entry.rates)
@@ -346,7 +346,7 @@ class Sampler:
         _sharpen_timers()
         clock = self._clock
         while not self._stopping:
-            next_ns = self.tick(clock.monotonic_ns())
+            next_ns = self.read_due(clock.monotonic_ns())
             if self._beats is not None:
                 if next_ns is None or next_ns > clock.monotonic_ns():
                     self._beats.wait(next_ns)
@@ -362,7 +362,7 @@ class Sampler:
             if self._bell.locked():
                 self._bell.release()
             if self._beats is not None:
-                self._beats.ring()
+                self._beats.wake()
 
 
 def _sharpen_timers() -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.node.sampling.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals, middles
+from railscope.agent.node.sampling.totals import IMPLAUSIBLE_BYTES_PER_SECOND, Totals, midpoints
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, Flags, Values
 
 _WIDEST: Final = np.uint64(2**64 - 1)
@@ -51,8 +51,8 @@ class ShapedTotals(Totals):
     def pinned(self) -> Flags:
         return self._pinned
 
-    def widen(self, fields: tuple[str, ...]) -> bool:
-        """See `Totals.widen`."""
+    def add_columns(self, fields: tuple[str, ...]) -> bool:
+        """See `Totals.add_columns`."""
         before = len(self.fields)
         if fields[:before] != self.fields:
             return False
@@ -117,7 +117,7 @@ class ShapedTotals(Totals):
                 self.add(block.reading(number), rates=rates or number > 0)
 
     def _add_rising(self, block: CounterBlock, *, rates: bool) -> bool:
-        """Take in readings that show what the last one did, if nothing in them falls; False: nothing was done."""
+        """Add readings of the same shape as the last one, if no counter falls; False: nothing was done."""
         count, shape, values = len(block.names), block.shape, block.values
         if count == 0 or shape is None or block.names != self.names or block.generations != self._generations:
             return False
@@ -126,7 +126,7 @@ class ShapedTotals(Totals):
             return False
         if (known & ((values[0] < previous) | (values[1:] < values[:-1]).any(axis=0))).any():
             return False
-        now_ns = middles(block.times_ns)
+        now_ns = midpoints(block.times_ns)
         carrying = known[:, self._directions]
         read_ns = np.concatenate((previous_ns[np.newaxis], np.repeat(now_ns[:, np.newaxis], count, axis=1)))
         rate = np.where(carrying, self._rates(values, read_ns[1:] - read_ns[:-1]), 0.0)

@@ -1,4 +1,4 @@
-"""One counter source that a sampler reads: its schedule, what it gave so far, and what is not understood yet."""
+"""One counter source of a sampler: its schedule, its totals, and raw readings that are not parsed yet."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class SampledSource:
 
     @property
     def hearing_ns(self) -> int:
-        """How long another thread's answers wait for whoever comes for them only."""
+        """How long another thread's answers may wait to be read."""
         return self.most_heard * self.period_ns
 
     def succeed(self, failed_devices: tuple[DeviceFailure, ...]) -> None:
@@ -107,26 +107,26 @@ class SampledSource:
         self.consecutive_failures += 1
         self.rates = False
 
-    def take(self, reading: CounterReading) -> str:
-        """Take in a reading; returns why it does not go with those before, empty: it does."""
+    def add_reading(self, reading: CounterReading) -> str:
+        """Add a reading; returns why it does not fit those before, empty: it does."""
         if not self.totals.fields:
             self.totals = totals_for(reading)
-        if not self.totals.widen(reading.fields):
+        if not self.totals.add_columns(reading.fields):
             return OTHER_THINGS
         self.totals.add(reading, rates=self.rates)
         self.rates = True
         self.succeed(reading.failed)
         return ""
 
-    def take_answer(self) -> bool:
-        """Ask a source whose answer may be understood later; False: it must be read, or `refusal` says why not."""
+    def read_raw(self) -> bool:
+        """Read a source's raw answer, to be parsed later; False: it must be read whole, or `refusal` says why not."""
         self.refusal = ""
         if self.deferring is None or self.refresh or self.removed or not self.success:
             return False
         try:
-            answer = self.deferring.take()
+            answer = self.deferring.read_raw()
         except (OSError, ValueError) as failure:
-            self.refusal = words(failure)
+            self.refusal = describe_failure(failure)
             return False
         if answer is None:
             return False
@@ -134,10 +134,10 @@ class SampledSource:
         self.schedule(answer.before_ns, answer.after_ns)
         return True
 
-    def hear(self) -> bool:
-        """Take over what another thread was answered; returns whether it goes on asking."""
+    def read_answers(self) -> bool:
+        """Read the answers that another thread received; returns whether that thread continues."""
         assert self.asked is not None
-        heard = self.asked.hear()
+        heard = self.asked.read_answers()
         self.waiting += heard.answers
         if heard.answers:
             self.duration_ns = heard.answers[-1].after_ns - heard.answers[-1].before_ns
@@ -147,7 +147,7 @@ class SampledSource:
         self.due_ns = heard.due_ns
         return not heard.ended
 
-    def holds(self) -> bool:
+    def question_is_current(self) -> bool:
         """Whether what another thread asks, and is to ask no more for now, is what the source would have asked."""
         assert self.asked is not None
         assert self.deferring is not None
@@ -159,11 +159,11 @@ class SampledSource:
     def end_asking(self) -> None:
         """Let another thread ask no more."""
         if self.asked is not None:
-            self.asked.end(ASKED_PATIENCE_NS)
+            self.asked.cancel(ASKED_PATIENCE_NS)
             self.asked = None
 
     def close(self) -> None:
-        """Close the source, unless somebody uses it: they do it then."""
+        """Close the source, unless it is in use: its user closes it then."""
         if self.use.acquire(blocking=False):
             try:
                 if not self.closed:
@@ -181,7 +181,7 @@ class SampledSource:
         """
         self.begun_ns = started_ns
         self._set_next_beat(started_ns, ended_ns)
-        if self.wanted:  # since this read began
+        if self.is_requested:  # since this read began
             self.due_ns, self.aligned = ended_ns, False
 
     def _set_next_beat(self, started_ns: int, ended_ns: int) -> None:
@@ -213,7 +213,7 @@ class SampledSource:
         self.ticks_missed += missed
         self.ticks_spared += steps - 1
 
-    def want(self, now_ns: int) -> bool:
+    def request_read(self, now_ns: int) -> bool:
         """Let a read that begins from now on come at once; False: it failed lately, and keeps its pause."""
         if self.consecutive_failures:
             return False
@@ -222,8 +222,8 @@ class SampledSource:
         return True
 
     @property
-    def wanted(self) -> bool:
-        """Whether no read has ended yet that began since somebody wished for one."""
+    def is_requested(self) -> bool:
+        """Whether no read has ended yet that began after the last request."""
         return self.wanted_ns > self.begun_ns
 
     def set_period(self, period_ns: int, now_ns: int) -> None:
@@ -253,6 +253,6 @@ class SampledSource:
         )
 
 
-def words(failure: Exception) -> str:
-    """What a failure says, or what it is called."""
+def describe_failure(failure: Exception) -> str:
+    """The message of a failure, or its class's name."""
     return str(failure) or type(failure).__name__

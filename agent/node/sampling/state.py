@@ -1,4 +1,4 @@
-"""What a sampler (sampler.py) has found: its sources, their devices, and what is wrong with them."""
+"""The state of a sampler (sampler.py): its sources, their devices, their errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class SourceResult:
         return CollectorResult(self.key, success, self.duration_seconds, self.ticks_missed)
 
 
-def on_one_line(troubles: Iterable[str]) -> str:
+def join_troubles(troubles: Iterable[str]) -> str:
     """The first few of these, each once, and how many more there are."""
     once = list(dict.fromkeys(troubles))
     more = len(once) - _MOST_SAID
@@ -91,7 +91,7 @@ class SamplerState:
         return tuple(frame.result for frame in self._frames.values())
 
     @property
-    def awaited(self) -> tuple[str, ...]:
+    def unread_sources(self) -> tuple[str, ...]:
         """Keys of sources that were not read yet, well or badly."""
         return tuple(result.key for result in self.results if not result.reads)
 
@@ -114,7 +114,7 @@ class SamplerState:
                 return self._device(frame, name)
         return None
 
-    def of_source(self, key: str, name: str) -> DeviceTotals | None:
+    def device_of_source(self, key: str, name: str) -> DeviceTotals | None:
         """Totals of one device as one source sees them; None if it has not."""
         frame = self._frames.get(key)
         return self._device(frame, name) if frame is not None and name in frame.rows else None

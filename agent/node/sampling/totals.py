@@ -1,4 +1,4 @@
-"""What devices have counted, and how fast: readings of counters turned into totals that never fall, and rates.
+"""Turns counter readings into totals that never fall, and rates.
 
 A total begins with what the device itself shows when it is first read, so that totals here are those of other tools,
 and go on where they were when the agent is started anew.  From then on it only rises: a counter that fell, a device
@@ -61,11 +61,11 @@ class Totals:
 
     @property
     def pinned(self) -> Flags | None:
-        """Rows by columns: whether the counter stands at its maximum, so that more may have happened; None: none."""
+        """Rows by columns: whether the counter is saturated, so that more may have happened; None: none."""
         return None
 
-    def widen(self, fields: tuple[str, ...]) -> bool:
-        """Take in columns that a source appended; False: these are other columns than before."""
+    def add_columns(self, fields: tuple[str, ...]) -> bool:
+        """Add columns that a source appended; False: these are other columns than before."""
         return fields == self.fields
 
     def _allocate(self, count: int) -> None:
@@ -79,7 +79,7 @@ class Totals:
         self._first_bucket = np.arange(count * 2).reshape(count, 2) * (len(RATE_BOUNDS) + 1)
 
     def add(self, reading: CounterReading, *, rates: bool) -> None:
-        """Take in one reading; `rates` is False after a gap, whose average is not a short-interval rate."""
+        """Add one reading; `rates` is False after a gap, whose average is not a short-interval rate."""
         now_ns = (reading.before_ns + reading.after_ns) // 2
         if reading.names != self.names or reading.generations != self._generations:
             self._arrange(reading, now_ns)
@@ -106,7 +106,7 @@ class Totals:
         self._steady = True
 
     def add_block(self, block: CounterBlock, *, rates: bool) -> None:
-        """Take in readings one after the other; the same as `add` for each, at little more than the cost of one."""
+        """Add several readings; the same as `add` for each, at little more than the cost of one."""
         count = len(block.names)
         same = block.names == self.names and block.generations == self._generations
         if not (same and self._steady and self._add_steady(block.values, block.times_ns, count, rates=rates)):
@@ -114,10 +114,10 @@ class Totals:
                 self.add(block.reading(number), rates=rates or number > 0)
 
     def _add_steady(self, values: Values, times_ns: tuple[tuple[int, int], ...], count: int, *, rates: bool) -> bool:
-        """Take in readings of the last one's devices, if all of their counters only rise; False: nothing was done."""
+        """Add readings of the last one's devices, if no counter falls; False: nothing was done."""
         if count == 0:
             return False
-        now_ns = middles(times_ns)
+        now_ns = midpoints(times_ns)
         previous = self._previous[:count]
         if (values[0] < previous).any() or (values[1:] < values[:-1]).any():
             return False
@@ -137,7 +137,7 @@ class Totals:
         return np.diff(carried, axis=0, prepend=before) / (np.maximum(elapsed_ns, 1) / 1e9)[:, :, np.newaxis]
 
     def _observe_many(self, rate: Floats, rows: npt.NDArray[np.bool_] | None = None) -> None:
-        """Take in rates of many readings (readings by rows by directions), of these rows only; None: of all."""
+        """Add rates of many readings (readings by rows by directions), of these rows only; None: of all."""
         count = rate.shape[1]
         buckets = np.searchsorted(self._bounds, rate, side="left") + self._first_bucket[:count]
         if rows is not None:
@@ -198,7 +198,7 @@ class Totals:
         return self.totals, self.counts, self.sums, self._previous, self._previous_ns, self._generation
 
 
-def middles(times_ns: tuple[tuple[int, int], ...]) -> Counts:
+def midpoints(times_ns: tuple[tuple[int, int], ...]) -> Counts:
     """The time that each of these reads (began, ended) is taken to have happened at."""
     found: Counts = np.array(times_ns, dtype=np.int64).sum(axis=1) // 2
     return found

@@ -1,4 +1,4 @@
-"""How much of what a link can carry it carried lately, direction by direction."""
+"""Computes the recent utilisation of links, by direction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Utilization:
         self._window_ns = window_ns
         self._links: dict[Hashable, deque[_Sample]] = {}
 
-    def take(self, link: Hashable, time_ns: int, transmit_bytes: int, receive_bytes: int) -> None:
+    def record(self, link: Hashable, time_ns: int, transmit_bytes: int, receive_bytes: int) -> None:
         """What a link had carried when it was read, monotonic time; totals that fell begin a new window."""
         samples = self._links.setdefault(link, deque())
         sample = _Sample(time_ns, transmit_bytes, receive_bytes)
@@ -41,7 +41,7 @@ class Utilization:
         while len(samples) > 2 and samples[1].time_ns <= time_ns - self._window_ns:
             samples.popleft()
 
-    def of(self, link: Hashable, speed_bytes_per_second: int | None) -> tuple[float | None, float | None]:
+    def ratios_of(self, link: Hashable, speed_bytes_per_second: int | None) -> tuple[float | None, float | None]:
         """(transmit, receive), 1 for all that one direction can carry; None: the speed or the bytes are not known.
 
         Above 1 where more passed than the link's own speed allows: devices without a real speed name one all the same.
@@ -56,6 +56,6 @@ class Utilization:
             (last.receive_bytes - first.receive_bytes) / possible_bytes,
         )
 
-    def keep(self, links: Collection[Hashable]) -> None:
+    def forget_others(self, links: Collection[Hashable]) -> None:
         """Forget all other links."""
         self._links = {link: samples for link, samples in self._links.items() if link in links}

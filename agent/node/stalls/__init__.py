@@ -1,1 +1,1 @@
-"""Operations that do not come to their end: detection, evidence, root cause."""
+"""Operations that do not complete: detection, evidence, root cause."""

@@ -1,4 +1,4 @@
-"""How long operations usually take, by communicator, kind and size: what "too long" means for each of them.
+"""The usual duration of operations by communicator, kind and size, from which "too long" follows.
 
 The kernel sums up durations (probes/bpf/history.h); differences between readings are means over about a second.  The
 last few of these are recent, and what they push out becomes part of what is usual, unless the communicator was stalled
@@ -106,7 +106,7 @@ class _Known:
 
     @property
     def may_be_slower(self) -> bool:
-        """False: the last second alone says that it is not; told without looking at all that is known."""
+        """False: the last second alone shows that it is not; cheaper than `slower`."""
         return bool(self.recent) and self.recent[-1].mean_ns >= self.slow_ns
 
     def slower(self, history: OwnHistory) -> bool:
@@ -119,15 +119,15 @@ class _Known:
         return history.recent_mean_ns is not None and history.recent_mean_ns >= limit_ns
 
 
-class Histories:
+class Baselines:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[tuple[int, int], _Known]] = {}
         """By instance, then op and size bucket."""
 
-    def take(self, now_ns: int, keys: Records, values: Records, stalled: Container[int]) -> None:
-        """Learn from a reading of the kernel's table (HISTORY_KEY, HISTORY), about once a second.
+    def record(self, now_ns: int, keys: Records, values: Records, stalled: Container[int]) -> None:
+        """Record a reading of the kernel's table (HISTORY_KEY, HISTORY), about once a second.
 
         `stalled`: instances whose last second is not usual.
         """
@@ -140,7 +140,7 @@ class Histories:
                 known.add(_Window(now_ns, more, duration_ns - known.duration_ns, instance in stalled))
             known.operations, known.duration_ns = operations, duration_ns
 
-    def take_calls(self, now_ns: int, instance: int, calls: int, *, stalled: bool) -> None:
+    def record_calls(self, now_ns: int, instance: int, calls: int, *, stalled: bool) -> None:
         """The same where only calls are seen: the time from call to call stands for their duration."""
         fresh = _CALLS not in self._known.get(instance, {})
         known = self._of(instance, *_CALLS)
@@ -150,14 +150,14 @@ class Histories:
         if more or fresh:
             known.operations, known.duration_ns = calls, now_ns
 
-    def of(self, now_ns: int, instance: int, op: int, size: int) -> OwnHistory | None:
+    def history_of(self, now_ns: int, instance: int, op: int, size: int) -> OwnHistory | None:
         """None: it has none yet."""
         known = self._known.get(instance, {}).get((op, size))
         return None if known is None else known.history(now_ns)
 
-    def of_calls(self, now_ns: int, instance: int) -> OwnHistory | None:
+    def call_history_of(self, now_ns: int, instance: int) -> OwnHistory | None:
         """None: it has none yet."""
-        return self.of(now_ns, instance, *_CALLS)
+        return self.history_of(now_ns, instance, *_CALLS)
 
     def slowest(
         self, now_ns: int, instance: int, *, stalled: bool, followed: bool = True

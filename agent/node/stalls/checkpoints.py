@@ -1,4 +1,4 @@
-"""Which processes write to storage while none of their communicators is called: a checkpoint, most likely.
+"""Detects processes that write to storage while no communicator of theirs is called: probably a checkpoint.
 
 While one rank writes, the others wait in a collective on hosts that cannot know why.  So the writer's own host tells,
 and whoever sees the whole cluster then knows that they wait for no fault.  A process is asked only while it is silent,
@@ -31,7 +31,7 @@ class _Silence:
     """When it was last seen to have written; None: not since that call."""
 
 
-class Writers:
+class Checkpoints:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self, written: Callable[[int], int | None], silence_ns: int, excuse_ns: int) -> None:
@@ -45,7 +45,7 @@ class Writers:
         self._looked_ns = 0
         self._silent: dict[int, _Silence] = {}
 
-    def look(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
+    def update(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
         """Ask those that are silent, about once a second.
 
         `last_calls`: of every living process, by pid, the last on any communicator, ns.
@@ -72,7 +72,7 @@ class Writers:
         """A process has ended."""
         self._silent.pop(pid, None)
 
-    def writing(self, now_ns: int) -> tuple[int, ...]:
+    def writing_pids(self, now_ns: int) -> tuple[int, ...]:
         """Pids of those that write, or did so a moment ago: who writes pauses now and then."""
         if now_ns - self._looked_ns > 3 * PERIOD_NS:
             return ()  # nobody looks while no communicator lives

@@ -1,4 +1,4 @@
-"""Who of a communicator's ranks on this host is held up in another communicator, and by what in the end.
+"""Finds ranks of a communicator that are held up in another communicator, and what holds up that one.
 
 A job's ranks are in several communicators at once.  One that is stopped keeps its peers waiting in one of them, these
 keep theirs waiting in others, and so on: only the first of them waits for somebody who is to blame.
@@ -99,7 +99,7 @@ class Dependencies:
         return self._why
 
     def _first_causes(self) -> dict[str, str]:
-        """Communicators that wait for whom nobody else holds up."""
+        """Communicators that wait for a rank which no other communicator holds up."""
         stopped = {
             pid: facts.condition
             for pid in self._ranks.by_process

@@ -1,4 +1,4 @@
-"""What a stall is, and what is none.
+"""Decides which operations are stalls.
 
 An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
 default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
@@ -23,9 +23,9 @@ from typing import Final
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.facts.stall import Blame, InFlight, Stall
+from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
-from railscope.agent.node.stalls.root_cause import blame_for
+from railscope.agent.node.stalls.root_cause import find_root_cause
 from railscope.probes.processes.owner import ProcessOwner
 
 _SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
@@ -66,14 +66,14 @@ class StallLimits:
     """And never less than this."""
 
     def suspicion_ns(self) -> int:
-        """From what age on an operation is looked at closely."""
+        """The age from which on an operation is inspected."""
         return min(self.floor_ns, self.after_ns) // 2
 
-    def limit_ns(self, flight: InFlight, blame: Blame) -> float:
+    def limit_ns(self, flight: InFlight, diagnosis: Diagnosis) -> float:
         """How long this operation may take."""
-        if not blame.culprit:
+        if not diagnosis.culprit:
             return self.after_ns
-        if blame.cause in _BROKEN:
+        if diagnosis.cause in _BROKEN:
             return min(self.after_ns, self.floor_ns)
         history = flight.history
         if history is None or history.operations < _LEAST_HISTORY:
@@ -89,7 +89,7 @@ class Changes:
     ended: tuple[Stall, ...]
 
 
-class Stalls:
+class Detector:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Stalls:
     def current(self) -> tuple[Stall, ...]:
         return tuple(self._current.values())
 
-    def look(
+    def evaluate(
         self,
         now_ns: int,
         ranks: Iterable[RankFacts],
@@ -164,12 +164,12 @@ class Stalls:
         if rank.instance in self._gone:
             return None
         flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
-        blame = Blame(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
-        first = next(iter(self.gone_of(rank.comm)), None)
+        diagnosis = Diagnosis(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
+        first = next(iter(self.stalls_of_gone_ranks(rank.comm)), None)
         if first is not None:
             sentence = f"rank {first.rank}, process {first.pid}, had ended before"
-            blame = replace(first.blame, evidence=(evidence, sentence), culprit=False)
-        stall = self._stall(rank, replace(flight, strength="strong"), blame, now_ns)
+            diagnosis = replace(first.diagnosis, evidence=(evidence, sentence), culprit=False)
+        stall = self._stall(rank, replace(flight, strength="strong"), diagnosis, now_ns)
         if before is not None:
             stall = replace(stall, since_ns=before.since_ns, realtime_offset_ns=before.realtime_offset_ns)
         self._current[rank.instance] = stall
@@ -182,13 +182,13 @@ class Stalls:
         """Names of communicators that lost a rank whose process has ended."""
         return frozenset(self._gone_by_comm) - {UNKNOWN}
 
-    def gone_of(self, comm: str) -> tuple[Stall, ...]:
+    def stalls_of_gone_ranks(self, comm: str) -> tuple[Stall, ...]:
         """The stalls of the ranks of a communicator whose processes have ended, in the order in which they did."""
         instances = self._gone_by_comm.get(comm, ()) if comm != UNKNOWN else ()
         return tuple(self._current[instance] for instance in instances)
 
     def _of_nobody(self, now_ns: int) -> list[Stall]:
-        """End what stalls for nobody: a communicator's ranks are gone, or left it, and it was said for long enough."""
+        """End stalls for which no rank waits: the ranks are gone or have left, and the stall was shown long enough."""
         stalls = {instance: self._current[instance] for instance in self._gone}
         ranks: defaultdict[str, set[str]] = defaultdict(set)
         last_ns: dict[str, int] = {}
@@ -203,35 +203,35 @@ class Stalls:
         """Nobody can ask about these communicators any more; returns the stalls that end with them."""
         return tuple(self._end(self._current[one], now_ns) for one in instances if one in self._current)
 
-    def _late(self, now_ns: int, instance: int, flight: InFlight, blame: Blame) -> bool:
+    def _late(self, now_ns: int, instance: int, flight: InFlight, diagnosis: Diagnosis) -> bool:
         """Whether an operation takes longer than it may."""
-        if blame.excused:
+        if diagnosis.excused:
             self._excused[instance] = flight.since_ns, now_ns
             return False
-        limit_ns = self.limits.limit_ns(flight, blame)
+        limit_ns = self.limits.limit_ns(flight, diagnosis)
         since_ns, excused_ns = self._excused.get(instance, (0, 0))
-        if since_ns == flight.since_ns and not (blame.culprit and blame.cause in _BROKEN):
+        if since_ns == flight.since_ns and not (diagnosis.culprit and diagnosis.cause in _BROKEN):
             # Who writes pauses now and then.
             return now_ns - excused_ns >= self.limits.after_ns
         return now_ns - flight.since_ns >= limit_ns
 
-    def _held_often(self, rank: RankFacts, blame: Blame) -> bool:
+    def _held_often(self, rank: RankFacts, diagnosis: Diagnosis) -> bool:
         """Whether a process that runs now and then was found stopped in half of the looks since operations are slow."""
         if rank.slow is None:
             return False
         looks = self._held.setdefault(rank.instance, deque(maxlen=_HELD_LOOKS))
-        looks.append(blame.cause is Cause.PROCESS_STOPPED)
+        looks.append(diagnosis.cause is Cause.PROCESS_STOPPED)
         return looks[-1] and looks.count(True) >= _HELD_LOOKS // 2
 
-    def _insists(self, instance: int, blame: Blame) -> bool:
-        """Whether looks in a row found the same reason for slowness: one queue that was full once says nothing.
+    def _insists(self, instance: int, diagnosis: Diagnosis) -> bool:
+        """Whether consecutive evaluations found the same reason for slowness: one full queue proves nothing.
 
         What is plainly broken needs no more looks, and who is stopped was found so in many already.
         """
-        cause, device, looks = self._insisted.get(instance, (blame.cause, blame.device, 0))
-        looks = looks + 1 if (cause, device) == (blame.cause, blame.device) else 1
-        self._insisted[instance] = blame.cause, blame.device, looks
-        return blame.cause in _BROKEN or looks >= _LOOKS_IN_A_ROW
+        cause, device, looks = self._insisted.get(instance, (diagnosis.cause, diagnosis.device, 0))
+        looks = looks + 1 if (cause, device) == (diagnosis.cause, diagnosis.device) else 1
+        self._insisted[instance] = diagnosis.cause, diagnosis.device, looks
+        return diagnosis.cause in _BROKEN or looks >= _LOOKS_IN_A_ROW
 
     def _end(self, stall: Stall, now_ns: int) -> Stall:
         self._insisted.pop(stall.instance, None)
@@ -253,26 +253,26 @@ class Stalls:
             if not old:
                 return None
         evidence = evidence_of(rank)
-        blame = blame_for(rank, evidence, now_ns)
-        held = self._held_often(rank, blame)
+        diagnosis = find_root_cause(rank, evidence, now_ns)
+        held = self._held_often(rank, diagnosis)
         same = before is not None and flight is not None and before.since_ns == flight.since_ns
-        if old and flight is not None and not self._moves(now_ns, flight, blame, evidence):
-            judged = blame.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
-            if same or (judged and self._late(now_ns, rank.instance, flight, blame)):
-                return self._continued(before if same else None, rank, flight, blame, now_ns)
-        slows = _slows(rank, evidence, blame) or held
+        if old and flight is not None and not self._moves(now_ns, flight, diagnosis, evidence):
+            judged = diagnosis.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
+            if same or (judged and self._late(now_ns, rank.instance, flight, diagnosis)):
+                return self._continued(before if same else None, rank, flight, diagnosis, now_ns)
+        slows = _slows(rank, evidence, diagnosis) or held
         if rank.slow is not None and before is not None and before.slow:
             # The signs come and go within an operation; that operations are slow does not.
-            return self._continued(before, rank, _slow_flight(rank, now_ns), blame, now_ns) if slows else before
-        if slows and self._insists(rank.instance, blame):
-            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(blame, rank), now_ns)
+            return self._continued(before, rank, _slow_flight(rank, now_ns), diagnosis, now_ns) if slows else before
+        if slows and self._insists(rank.instance, diagnosis):
+            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(diagnosis, rank), now_ns)
             return replace(found, slow=True)
         if not slows:
             self._insisted.pop(rank.instance, None)
         # Bytes move again, but the operation that was stalled is not through yet.
         return before if same else None
 
-    def _moves(self, now_ns: int, flight: InFlight, blame: Blame, evidence: Evidence) -> bool:
+    def _moves(self, now_ns: int, flight: InFlight, diagnosis: Diagnosis, evidence: Evidence) -> bool:
         """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
         process = evidence.process
         if not process.window_ns:
@@ -283,25 +283,27 @@ class Stalls:
         # A port's bytes may be another job's, or storage's: they say nothing against what was seen, and not for ever.
         if evidence.sends is False and flight.op in _SENT_BY_ALL:
             return False
-        if blame.culprit and (blame.cause in _BROKEN or blame.cause is Cause.RANK_BEHIND):
+        if diagnosis.culprit and (diagnosis.cause in _BROKEN or diagnosis.cause is Cause.RANK_BEHIND):
             return False
         if now_ns - flight.since_ns >= _PORT_SPEAKS_FACTOR * self.limits.after_ns:
             return False
         return any(not rail.connections and _is_busy(rail) for rail in evidence.rails)
 
-    def _continued(self, before: Stall | None, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+    def _continued(
+        self, before: Stall | None, rank: RankFacts, flight: InFlight, diagnosis: Diagnosis, now_ns: int
+    ) -> Stall:
         """The stall as it is now: what was found to be its cause stays until something better founded is."""
         if before is None:
-            return self._stall(rank, flight, blame, now_ns)
-        better = _ORDER.index(blame.cause) < _ORDER.index(before.blame.cause)
-        same = (blame.cause, blame.device, blame.blamed_rank) == (
-            before.blame.cause,
-            before.blame.device,
-            before.blame.blamed_rank,
+            return self._stall(rank, flight, diagnosis, now_ns)
+        better = _ORDER.index(diagnosis.cause) < _ORDER.index(before.diagnosis.cause)
+        same = (diagnosis.cause, diagnosis.device, diagnosis.blamed_rank) == (
+            before.diagnosis.cause,
+            before.diagnosis.device,
+            before.diagnosis.blamed_rank,
         )
-        return replace(before, blame=blame) if better or same else before
+        return replace(before, diagnosis=diagnosis) if better or same else before
 
-    def _stall(self, rank: RankFacts, flight: InFlight, blame: Blame, now_ns: int) -> Stall:
+    def _stall(self, rank: RankFacts, flight: InFlight, diagnosis: Diagnosis, now_ns: int) -> Stall:
         return Stall(
             instance=rank.instance,
             comm=rank.comm,
@@ -314,25 +316,25 @@ class Stalls:
             flagged_ns=now_ns,
             realtime_offset_ns=self._realtime_offset_ns(),
             strength=flight.strength,
-            blame=blame,
+            diagnosis=diagnosis,
             owner=self._owner(rank.pid),
         )
 
 
-def _slows(rank: RankFacts, evidence: Evidence, blame: Blame) -> bool:
-    """Whether somebody makes operations slow.
+def _slows(rank: RankFacts, evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """Whether the evidence shows what makes operations slow.
 
     A busy machine delays every thread now and then: threads that wait for a processor matter where operations come to
     take half a second.
     """
     if rank.slow is None or rank.slow.recent_mean_ns is None:
         return False
-    if blame.cause is Cause.RAIL_SLOW and any(
-        rail.device == blame.device and _others_use(rail) for rail in evidence.rails
+    if diagnosis.cause is Cause.RAIL_SLOW and any(
+        rail.device == diagnosis.device and _others_use(rail) for rail in evidence.rails
     ):
         return False
-    starved = blame.cause is Cause.RANK_BEHIND and evidence.process.starved
-    return blame.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
+    starved = diagnosis.cause is Cause.RANK_BEHIND and evidence.process.starved
+    return diagnosis.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
 
 
 def _others_use(rail: RailSigns) -> bool:
@@ -348,8 +350,8 @@ def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
     return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, slowly")
 
 
-def _with_slowness(blame: Blame, rank: RankFacts) -> Blame:
+def _with_slowness(diagnosis: Diagnosis, rank: RankFacts) -> Diagnosis:
     if rank.slow is None or rank.slow.recent_mean_ns is None:
-        return blame
+        return diagnosis
     sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {rank.slow.ratio:.1f} times as long as before"
-    return replace(blame, evidence=(*blame.evidence, sentence))
+    return replace(diagnosis, evidence=(*diagnosis.evidence, sentence))

@@ -1,4 +1,4 @@
-"""What stalls are judged by: one rank's end of a communicator, its process, its rails, at one moment.
+"""The evidence on which stalls are judged: a rank, its process and its rails at one moment.
 
 `agent/node/stalls/watchdog.py` gathers these, `agent/node/stalls/root_cause.py` finds who is to blame,
 `agent/node/stalls/detector.py` decides what a stall is.  Times are CLOCK_MONOTONIC, ns; what is not known is None.
@@ -196,5 +196,5 @@ class Evidence:
         connected = [rail for rail in self.rails if rail.connections]
         return sum(rail.unread_bytes for rail in connected) if all(rail.unread_bytes for rail in connected) else 0
 
-    def of_peer(self, pid: int) -> ProcessFacts | None:
+    def process_of_peer(self, pid: int) -> ProcessFacts | None:
         return next((facts for number, facts in self.peer_processes if number == pid), None)

@@ -1,4 +1,4 @@
-"""What says that something is in flight on a communicator where no operation is seen, and on which of several.
+"""Infers that an operation is in flight, and on which communicator, if none is observed directly.
 
 A process tells more than one of its communicators: bytes lie unread in it, it is stopped, its threads wait for the
 network.  With one communicator that is enough.  With several such a sign goes to where the process most likely is: to
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns, RankFacts
-from railscope.agent.node.stalls.sources import Known, Look
+from railscope.agent.node.stalls.sources import Inspection, Known
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.memory.proxy_work import proxy_has_work
@@ -84,18 +84,18 @@ class _Sign:
         return self.sequence != rank.enqueued or now_ns - self.looked_ns >= pause_ns
 
 
-class Signs:
+class InferredFlights:
     """Remembers what was found of each communicator.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, known: Known, look: Look, procfs: Path) -> None:
+    def __init__(self, known: Known, inspector: Inspection, procfs: Path) -> None:
         self._known = known
-        self._look = look
+        self._inspector = inspector
         self._procfs = procfs
         self._seen: dict[int, _Sign] = {}
         """By instance."""
 
     def forget(self, instance: int) -> None:
-        """Nothing may be wrong with this communicator any more, or nobody can ask about it."""
+        """Drop a communicator that is no longer suspected, or that is forgotten."""
         self._seen.pop(instance, None)
 
     def add(
@@ -112,23 +112,29 @@ class Signs:
             sign is None or sign.flight is not None or sign.due(now_ns, rank)
             for rank, sign in zip(suspects, signs, strict=True)
         ):
-            self._ask(now_ns, suspects, _OneLook(self._known, self._look, self._procfs, tuple(every()), described))
+            self._ask(
+                now_ns, suspects, _Evaluation(self._known, self._inspector, self._procfs, tuple(every()), described)
+            )
         return [replace(rank, in_flight=self._seen[rank.instance].flight) for rank in suspects]
 
-    def _ask(self, now_ns: int, suspects: Sequence[RankFacts], look: _OneLook) -> None:
+    def _ask(self, now_ns: int, suspects: Sequence[RankFacts], evaluation: _Evaluation) -> None:
         """Find out what is in flight where that is due."""
         due: defaultdict[_Stage, list[RankFacts]] = defaultdict(list)
         for rank in suspects:
             known = self._seen.get(rank.instance)
-            look.record(rank, None if known is None else known.flight)
-            if known is None or known.due(now_ns, rank) or (known.flight is not None and look.depends_on_others(rank)):
-                due[look.stage(rank)].append(rank)
+            evaluation.record(rank, None if known is None else known.flight)
+            if (
+                known is None
+                or known.due(now_ns, rank)
+                or (known.flight is not None and evaluation.depends_on_others(rank))
+            ):
+                due[evaluation.stage(rank)].append(rank)
         # Whether others wait for a process is known once they have been looked at.
         for stage in _Stage:
-            look.begin_stage()
+            evaluation.begin_stage()
             for rank in due[stage]:
-                flight = self._flight(now_ns, rank, look.of(rank), look.described)
-                look.record(rank, flight)
+                flight = self._flight(now_ns, rank, evaluation.infer(rank), evaluation.described)
+                evaluation.record(rank, flight)
                 self._seen[rank.instance] = _Sign(rank.enqueued, now_ns, flight)
 
     def _flight(self, now_ns: int, rank: RankFacts, found: _Found | None, described: Described) -> InFlight | None:
@@ -150,7 +156,7 @@ class Signs:
 
 
 class _Stage(IntEnum):
-    """In which order ranks are judged: whoever depends on others comes after them."""
+    """The order in which ranks are evaluated: a rank that depends on others comes after them."""
 
     ALONE = 0
     UNREAD = 1
@@ -174,7 +180,7 @@ class _Waiting:
         return self.total - self.counts.get(pid, 0)
 
     def longest_without(self, pid: int) -> tuple[RankFacts, InFlight] | None:
-        """Who has waited longest among other processes; None: nobody waits there."""
+        """The rank of another process that has waited longest; None: no other process waits."""
         return next((one for one in self.first if one[0].pid != pid), None)
 
 
@@ -200,7 +206,7 @@ class _Lead:
     """By place in `entered`: what those with more calls than so many called last."""
 
 
-class _OneLook:
+class _Evaluation:
     """All ranks of this host at one moment.
 
     A process may have thousands of communicators, each of which asks the same of it: whatever is true of a process or
@@ -208,10 +214,10 @@ class _OneLook:
     """
 
     def __init__(
-        self, known: Known, look: Look, procfs: Path, every: tuple[RankFacts, ...], described: Described
+        self, known: Known, inspector: Inspection, procfs: Path, every: tuple[RankFacts, ...], described: Described
     ) -> None:
         self._known = known
-        self._look = look
+        self._inspector = inspector
         self._procfs = procfs
         self.described: Final = described
         self._flights: dict[int, InFlight | None] = {}
@@ -267,8 +273,8 @@ class _OneLook:
         """Whether its process may not run."""
         return self._facts(rank).condition in _HELD
 
-    def of(self, rank: RankFacts) -> _Found | None:
-        """What says that a rank without an operation has something in flight on its communicator."""
+    def infer(self, rank: RankFacts) -> _Found | None:
+        """The evidence that a rank without an observed operation has one in flight on its communicator."""
         return self._of_held(rank) if self.is_held(rank) else self._of_running(rank)
 
     def _of_held(self, rank: RankFacts) -> _Found | None:
@@ -464,11 +470,11 @@ class _OneLook:
 
     def _facts(self, rank: RankFacts) -> ProcessFacts:
         if rank.pid not in self._processes:
-            self._processes[rank.pid] = self._look.process(self.described.place(rank.instance).process)
+            self._processes[rank.pid] = self._inspector.process(self.described.place(rank.instance).process)
         return self._processes[rank.pid]
 
     def _threads_wait(self, rank: RankFacts) -> str:
-        waiting = self._look.waits_for_network(self.described.place(rank.instance).process)
+        waiting = self._inspector.waits_for_network(self.described.place(rank.instance).process)
         return f"a thread that took part in collectives waits in {', '.join(waiting)}" if waiting else ""
 
     def _lost_a_peer(self, rank: RankFacts) -> bool:
@@ -477,7 +483,7 @@ class _OneLook:
 
     def _rails(self, rank: RankFacts) -> tuple[RailSigns, ...]:
         if rank.pid not in self._ways:
-            self._ways[rank.pid] = self._look.rails(self.described.place(rank.instance).process, frozenset())
+            self._ways[rank.pid] = self._inspector.rails(self.described.place(rank.instance).process, frozenset())
         return self._ways[rank.pid]
 
     def _unread(self, rank: RankFacts) -> int:

@@ -1,4 +1,4 @@
-"""Looks closely at what is suspected: a process, its connections, its rails, as they were over the last second or two.
+"""Inspects suspects: a process, its connections and its rails over the last one or two seconds.
 
 Nothing here runs while no operation is suspected.  What is read is kept for a short while, so that two readings say
 what moved between them.
@@ -63,7 +63,7 @@ class _Latest:
     """By pid and devices, as far as somebody asked."""
 
 
-class CloseLook:
+class Inspector:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self, clock: Clock, procfs: Path, rails_of: RailsOf) -> None:
@@ -176,7 +176,7 @@ class CloseLook:
         latest.signs[pid, devices] = tuple(found)
         return latest.signs[pid, devices]
 
-    def hidden(self, process: ObservedProcess) -> str:
+    def why_hidden(self, process: ObservedProcess) -> str:
         """Why the connections of a process could not be seen when its rails were last asked for; empty: they could."""
         if process.namespace is None:
             return "its network namespace is not known"
@@ -187,8 +187,8 @@ class CloseLook:
         """Whether a network namespace is held open."""
         return bool(self._asked_ns)
 
-    def sweep(self) -> None:
-        """Let go of what nobody asked about lately."""
+    def close_unused(self) -> None:
+        """Close what was not inspected lately."""
         now_ns = self._clock.monotonic_ns()
         for netns, asked_ns in list(self._asked_ns.items()):
             if now_ns - asked_ns > _KEPT_NS:
@@ -376,6 +376,6 @@ def _drop_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Readi
 
 
 def _drop_if_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Reading], int]) -> None:
-    """Begin anew where nobody looked for a while: what happened meanwhile says nothing about the last moments."""
+    """Restart after a pause: older readings say nothing about the last moments."""
     if readings and time_of(readings[-1]) < before_ns:
         readings.clear()

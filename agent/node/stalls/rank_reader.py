@@ -1,4 +1,4 @@
-"""What every rank's end of a communicator is at: its calls, the oldest operation in flight, and how it usually goes.
+"""Reads the state of every rank: its calls, its oldest operation in flight, its usual duration.
 
 Where completion is seen, an operation is in flight when it was handed to NCCL's proxy and is not complete.  Where only
 calls are seen, the communicator's sequence must stand, and something else must say that an operation is in flight
@@ -20,10 +20,10 @@ from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.operation_times import OperationTimes
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
-from railscope.agent.node.stalls.baseline import Histories
+from railscope.agent.node.stalls.baseline import Baselines
 from railscope.agent.node.stalls.evidence import RankFacts
-from railscope.agent.node.stalls.inferred_flight import Described, Place, Signs
-from railscope.agent.node.stalls.sources import InFlightTables, Known, Look
+from railscope.agent.node.stalls.inferred_flight import Described, InferredFlights, Place
+from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
@@ -88,7 +88,7 @@ class RankReader:
         communicators: Table,
         tables: InFlightTables | None,
         known: Known,
-        look: Look,
+        inspector: Inspection,
         procfs: Path,
         suspicion_ns: int,
     ) -> None:
@@ -96,9 +96,9 @@ class RankReader:
         self._communicators = communicators
         self._tables = tables
         self._known = known
-        self._look = look
+        self._inspector = inspector
         self._suspicion_ns = suspicion_ns
-        self._histories = Histories()
+        self._baselines = Baselines()
         self.times = OperationTimes()
         self._history_ns = 0
         self._slow: dict[int, tuple[int | None, OwnHistory]] = {}
@@ -122,7 +122,7 @@ class RankReader:
         """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
-        self._signs = Signs(known, look, procfs)
+        self._inferred_flights = InferredFlights(known, inspector, procfs)
         self._last_send: dict[int, tuple[int, int]] = {}
         """By pid: when the last message was handed over, and when that was read."""
         self._advanced_ns: dict[int, int] = {}
@@ -130,8 +130,8 @@ class RankReader:
         self._operations: dict[int, int] = {}
         """By pid: operations that its communicators had completed when messages were last counted."""
 
-    def take_calls(self, events: Records) -> list[int]:
-        """Learn what each communicator was called for last: dtype CALL_EVENT, in the order of the calls.
+    def record_calls(self, events: Records) -> list[int]:
+        """Record the last call of each communicator: dtype CALL_EVENT, in the order of the calls.
 
         Returns the instances that were called.
         """
@@ -186,31 +186,33 @@ class RankReader:
             row = _Row(communicator, process, enqueued, last_ns or first_ns, oldest.get(instance), address, library)
             rows[instance] = row
             if remember:
-                self._histories.take_calls(now_ns, instance, enqueued, stalled=instance in unusual)
+                self._baselines.record_calls(now_ns, instance, enqueued, stalled=instance in unusual)
                 if now_ns - row.last_call_ns < _RECENT_CALL_NS and self._known.completed(instance) is None:
-                    self._look.remember_threads(process)
+                    self._inspector.remember_threads(process)
             if not self._is_well(now_ns, row) or instance in self._slow or instance in stalled:
                 suspects.append(instance)
             elif (suspect_ns := row.since_ns + self._suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
-            self.take_times()
+            self.record_times()
         self.read_ns, self._rows, self._facts = now_ns, rows, {}
         self._late = {row.communicator.comm_hash for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
-            self._histories.forget(rows)
+            self._baselines.forget(rows)
             followed = self._followed is not None
             slowest = {
-                one: self._histories.slowest(now_ns, one, stalled=one in unusual, followed=followed) for one in rows
+                one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed) for one in rows
             }
             self._slow = {one: history for one, history in slowest.items() if history is not None}
         without = [rank for rank in found if rank.in_flight is None and not self._is_well(now_ns, rows[rank.instance])]
         if without:
-            described = Described(self._place, self.op_of, lambda one: self._histories.of_calls(now_ns, one), broken)
+            described = Described(
+                self._place, self.last_op, lambda one: self._baselines.call_history_of(now_ns, one), broken
+            )
             self._facts.update(
-                (rank.instance, rank) for rank in self._signs.add(now_ns, without, self.every, described)
+                (rank.instance, rank) for rank in self._inferred_flights.add(now_ns, without, self.all_ranks, described)
             )
         found = [self._facts[rank.instance] for rank in found]
         restless = self._slow or any(rank.in_flight is not None for rank in found)
@@ -222,11 +224,11 @@ class RankReader:
         """Instances of all ranks at the last look."""
         return self._rows.keys()
 
-    def every(self) -> list[RankFacts]:
+    def all_ranks(self) -> list[RankFacts]:
         """All ranks as of the last look: put together only for who asks, as most are well most of the time."""
         return [self._fact(instance) for instance in self._rows]
 
-    def of_process(self, pid: int) -> list[RankFacts]:
+    def ranks_of_process(self, pid: int) -> list[RankFacts]:
         """Those of one process."""
         return [self._fact(instance) for instance, row in self._rows.items() if row.communicator.tgid == pid]
 
@@ -245,19 +247,19 @@ class RankReader:
         standing_ns = now_ns - row.last_call_ns
         if row.enqueued and self._suspicion_ns <= standing_ns <= IDLE_NS:
             return False
-        self._signs.forget(row.communicator.instance)
+        self._inferred_flights.forget(row.communicator.instance)
         return True
 
-    def take_times(self) -> None:
-        """Learn now how long operations took: the kernel is about to forget some of them.
+    def record_times(self) -> None:
+        """Record operation times now: the kernel is about to drop some of them.
 
         Raises:
             KernelRefusal: the table cannot be read.
         """
         if self._tables is not None:
-            self.times.take(*self._tables.histories(), self._known.communicator)
+            self.times.record(*self._tables.histories(), self._known.communicator)
 
-    def op_of(self, instance: int) -> str:
+    def last_op(self, instance: int) -> str:
         """What a communicator was called for last."""
         op = self._last_op.get(instance)
         return UNKNOWN if op is None else op_name(op)
@@ -267,7 +269,7 @@ class RankReader:
         """The tables, while the programs keep them up to date; None: calls are all that is seen."""
         return self._tables if self._known.level() >= Level.COMPLETION else None
 
-    def ways(self, rank: RankFacts) -> tuple[frozenset[str], tuple[int, ...]]:
+    def devices_and_peers(self, rank: RankFacts) -> tuple[frozenset[str], tuple[int, ...]]:
         """Devices that a communicator uses, and ranks that it waits to receive from."""
         tables = self._followed
         if tables is None:
@@ -280,7 +282,7 @@ class RankReader:
         numbers = {int(number) for number in connections["net_device"].tolist() if number >= 0}
         return self._known.devices(rank.pid, numbers), tuple(sorted(set(waiting["peer"].tolist())))
 
-    def sends(self, now_ns: int, pid: int) -> bool | None:
+    def sent_recently(self, now_ns: int, pid: int) -> bool | None:
         """Whether a process handed anything to a network device within the last moments; None: not observed."""
         if self._known.level() < Level.RAILS or pid not in self._last_send or not self._counted(pid):
             return None
@@ -297,7 +299,7 @@ class RankReader:
         gone = tuple(instances)
         self.times.forget(gone)
         for instance in gone:
-            self._signs.forget(instance)
+            self._inferred_flights.forget(instance)
             self._last_op.pop(instance, None)
             self._apart.discard(instance)
             self._unusual.discard(instance)
@@ -333,7 +335,7 @@ class RankReader:
             last_call_ns=row.last_call_ns,
             in_flight=None if row.operation is None else self._flight(communicator.tgid, row.operation),
             slow=slow,
-            slow_op=self.op_of(instance) if op is None else op_name(op),
+            slow_op=self.last_op(instance) if op is None else op_name(op),
             comparable=position is not None and instance not in self._apart,
             unseen_calls=0 if position is None else position - row.enqueued,
         )
@@ -343,8 +345,8 @@ class RankReader:
         if tables is None:
             return
         keys, values = tables.histories()
-        self._histories.take(now_ns, keys, values, unusual)
-        self.times.take(keys, values, self._known.communicator)
+        self._baselines.record(now_ns, keys, values, unusual)
+        self.times.record(keys, values, self._known.communicator)
         operations: defaultdict[int, int] = defaultdict(int)
         for instance, count in zip(keys["instance"].tolist(), values["operations"].tolist(), strict=True):
             operations[pids.get(instance, 0)] += count
@@ -380,7 +382,7 @@ class RankReader:
             since_ns=posted_ns,
             strength="strong",
             sign="handed to the network and not complete",
-            history=self._histories.of(self.read_ns, operation.instance, operation.op, size),
+            history=self._baselines.history_of(self.read_ns, operation.instance, operation.op, size),
             nothing_sent=operation.op in _BEGINS_WITH_A_SEND
             and operation.algorithm == _RING
             and operation.net_devices != 0

@@ -1,4 +1,4 @@
-"""Who is to blame for an operation that does not come to its end, from what one host can see.
+"""Finds the root cause of an operation that does not complete, as far as one host can see it.
 
 A ring is lock-step: with one sick rail, or one stopped rank, everything stands everywhere, and bytes fall on all rails
 alike.  What separates them is what is asked here, in this order: is the process itself stopped or gone; has a rail no
@@ -14,7 +14,7 @@ from statistics import median, median_low
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.stall import Blame, rail_name
+from railscope.agent.facts.stall import Diagnosis, rail_name
 from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
 
 UNANSWERED_NS: Final = 800_000_000
@@ -43,7 +43,7 @@ _IDLE_RATIO: Final = 0.4
 """Of a rail that holds nobody up; at the end of a slow one there is data under way nearly all the time."""
 
 
-def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
+def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis:
     """The best founded explanation; `unknown` where nothing on this host speaks for any."""
     found = (
         _process(rank, evidence.process)
@@ -55,27 +55,27 @@ def blame_for(rank: RankFacts, evidence: Evidence, now_ns: int) -> Blame:
         or _perhaps_down(evidence)
         or _waiting(rank, evidence)
     )
-    return found or Blame(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
+    return found or Diagnosis(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
 
 
-def _process(rank: RankFacts, process: ProcessFacts) -> Blame | None:
+def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
     words = {
         "stopped": "is stopped (state T): `kill -CONT` lets it go on",
         "traced": "is held by a debugger (state t)",
         "frozen": "is frozen by its control group",
     }
     if process.condition == "gone":
-        return Blame(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
+        return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
     if process.condition in words:
         sentence = f"process {rank.pid} {words[process.condition]}"
         sentences = [sentence]
         if rank.in_flight is not None and rank.in_flight.one_of > 1:
             sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it cannot be told")
-        return Blame(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
+        return Diagnosis(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
     return None
 
 
-def _rail(evidence: Evidence, now_ns: int) -> Blame | None:
+def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
     rails = evidence.rails
     for rail in rails:
         if rail.up is False and _matters(rail):
@@ -100,16 +100,16 @@ def _rail(evidence: Evidence, now_ns: int) -> Blame | None:
     return _weak(rails)
 
 
-def _peer_gone(rank: RankFacts, evidence: Evidence) -> Blame | None:
+def _peer_gone(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """A peer's process ended on this host, or the other end closed connections: it does so when its process ends."""
     if evidence.gone:
         first = evidence.gone[0]
-        return Blame(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
+        return Diagnosis(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
     closed = _closed(evidence)
     if not closed or evidence.others:
         return None  # who destroys one of several communicators closes its connections too
     sentence = f"{closed}: that process has ended"
-    return Blame(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+    return Diagnosis(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
 
 
 def _closed(evidence: Evidence) -> str:
@@ -126,11 +126,11 @@ def _matters(rail: RailSigns) -> bool:
     return rail.surely_used or rail.carrier_lost_ns is not None
 
 
-def _is_down(rail: RailSigns) -> Blame:
+def _is_down(rail: RailSigns) -> Diagnosis:
     return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} has no carrier or is switched off")
 
 
-def _perhaps_down(evidence: Evidence) -> Blame | None:
+def _perhaps_down(evidence: Evidence) -> Diagnosis | None:
     """A rail without a carrier that may or may not be used: some ports never had a cable."""
     down = [rail for rail in evidence.rails if rail.up is False]
     return replace(_is_down(down[0]), culprit=False) if down else None
@@ -140,7 +140,7 @@ def _waits_in_vain(rail: RailSigns) -> bool:
     return rail.unanswered > 0 and rail.unanswered_ns >= UNANSWERED_NS
 
 
-def _weak(rails: tuple[RailSigns, ...]) -> Blame | None:
+def _weak(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
     """A rail that loses, or is slow.  While one rail is slow TCP sends again on its siblings too, for no reason."""
     read = tuple(rail for rail in rails if rail.peer_limited_ratio < _PEER_LIMITED_RATIO)
     slow, lossy = _slow(read), _lossy(read)
@@ -152,7 +152,7 @@ def _weak(rails: tuple[RailSigns, ...]) -> Blame | None:
     return lossy if counted or (much and lossy.device == slow.device) else slow
 
 
-def _lossy(rails: tuple[RailSigns, ...]) -> Blame | None:
+def _lossy(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
     counted = {rail: _counted(rail, rails) for rail in rails}
     most = {rail: max((more for _, more in losses), default=0) for rail, losses in counted.items()}
     for rail in sorted(rails, key=lambda rail: (-rail.retransmitted_bytes, -most[rail])):
@@ -183,7 +183,7 @@ def _counted(rail: RailSigns, rails: tuple[RailSigns, ...]) -> list[tuple[str, i
     return found
 
 
-def _slow(rails: tuple[RailSigns, ...]) -> Blame | None:
+def _slow(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
     """A rail that differs from its siblings."""
     found: list[tuple[int, RailSigns, list[str]]] = []
     for rail in rails:
@@ -255,7 +255,7 @@ def _busy(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     return [f"{_name(rail)} had data under way {rail.busy_ratio:.0%} of the time, its siblings at most {usual:.0%}"]
 
 
-def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
+def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """A rank of this host that made fewer calls on this communicator than another."""
     ranks = tuple(one for one in (rank, *evidence.peers) if one.comparable)
     if rank not in ranks:
@@ -265,7 +265,7 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
 
     def guiltiest(one: RankFacts) -> tuple[bool, bool, int, int]:
         """Of those that are behind, first who may not run, last who waits himself."""
-        facts = evidence.process if one is rank else evidence.of_peer(one.pid)
+        facts = evidence.process if one is rank else evidence.process_of_peer(one.pid)
         held = one.entered < most and facts is not None and facts.condition != "running"
         return not held, one.entered == most or one.pid in waits, one.entered, one.last_call_ns
 
@@ -275,12 +275,12 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
     before = None if flight is None or flight.calls_before is None else flight.calls_before + rank.unseen_calls
     if last.entered == most or (before is not None and last.entered > before):
         return _stopped_peer(rank, evidence)
-    process = evidence.process if last is rank else evidence.of_peer(last.pid)
+    process = evidence.process if last is rank else evidence.process_of_peer(last.pid)
     missing = most - last.entered
     calls = "1 call" if missing == 1 else f"{missing} calls"
     sentences = [f"rank {last.name} has made {calls} fewer than the others of this host"]
     if last.pid in waits:
-        return _stopped_peer(rank, evidence) or Blame(
+        return _stopped_peer(rank, evidence) or Diagnosis(
             Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
         )
     culprit, excused = True, False
@@ -294,26 +294,26 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Blame | None:
             sentences.append(_busy_with(process))
         else:
             sentences.append("it sleeps")
-    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
+    return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
 
 
-def _missing(rank: RankFacts, evidence: Evidence) -> Blame | None:
+def _missing(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """A rank of this host for which all others wait, although their calls cannot be compared."""
     for one in (rank, *evidence.peers):
-        process = evidence.process if one is rank else evidence.of_peer(one.pid)
+        process = evidence.process if one is rank else evidence.process_of_peer(one.pid)
         if one.in_flight is not None and one.in_flight.missing and process is not None:
             sentences = (
                 f"all other ranks wait for rank {one.name} of this host, which does not read what peers sent it",
                 "its process sleeps, and is in no other operation",
             )
-            return Blame(Cause.RANK_BEHIND, sentences, culprit=True, blamed_rank=one.rank)
+            return Diagnosis(Cause.RANK_BEHIND, sentences, culprit=True, blamed_rank=one.rank)
     return None
 
 
-def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
+def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """A rank of this host that made the call, and whose process does not carry it out."""
     for peer in evidence.peers:
-        process = evidence.of_peer(peer.pid)
+        process = evidence.process_of_peer(peer.pid)
         if process is None:
             continue
         if process.condition != "running":
@@ -322,11 +322,11 @@ def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Blame | None:
             sentence = f"threads of rank {peer.name} {_starving(process)}"
         else:
             continue
-        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=peer.rank)
+        return Diagnosis(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=peer.rank)
     process = evidence.process
     if process.starved:
         sentence = f"its own threads {_starving(process)}"
-        return Blame(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=rank.rank)
+        return Diagnosis(Cause.RANK_BEHIND, (sentence,), culprit=True, blamed_rank=rank.rank)
     return None
 
 
@@ -337,10 +337,10 @@ def _starving(process: ProcessFacts) -> str:
     )
 
 
-def _gpu(rank: RankFacts) -> Blame | None:
+def _gpu(rank: RankFacts) -> Diagnosis | None:
     if rank.in_flight is None or not rank.in_flight.nothing_sent:
         return None
-    return Blame(
+    return Diagnosis(
         Cause.GPU_NOT_PROGRESSING,
         (
             "the call was handed over, and its first bytes never came from the GPU: its kernel has not begun",
@@ -352,7 +352,7 @@ def _gpu(rank: RankFacts) -> Blame | None:
     )
 
 
-def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
+def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """Nothing is wrong with processes and rails here: a rank does not come, unless all that there are have come."""
     flight = rank.in_flight
     if flight is None:
@@ -360,12 +360,12 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
     if flight.one_of > 1:
         sentence = f"{flight.sign}, in a process that sleeps or computes and has {flight.one_of} communicators"
         which = "in which of them it is behind cannot be told"
-        return Blame(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
+        return Diagnosis(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
     if flight.strength == "weak" and evidence.unread_bytes and not evidence.others:
         process = evidence.process
         sentences = [f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: they are ahead"]
         sentences += ["it is busy with something else"] if process.computing else ["its process sleeps"]
-        return Blame(
+        return Diagnosis(
             Cause.RANK_BEHIND,
             tuple(sentences),
             culprit=not process.computing,
@@ -373,15 +373,15 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
             excused=process.writing,
         )
     if rank.completed is not None and rank.completed >= rank.enqueued:
-        return Blame(
+        return Diagnosis(
             Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
         )
     unseen = _not_seen_to_enter(rank, evidence)
     for peer in unseen:
-        writer = evidence.of_peer(peer.pid)
+        writer = evidence.process_of_peer(peer.pid)
         if writer is not None and writer.writing:
             sentence = f"rank {peer.name} of this host was not seen to make this call"
-            return Blame(
+            return Diagnosis(
                 Cause.RANK_BEHIND, (sentence, _busy_with(writer)), culprit=False, blamed_rank=peer.rank, excused=True
             )
     whom = "ranks on other hosts"
@@ -389,10 +389,10 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
         if silent is not None:
             sentence = f"it waits for rank {silent.name} of this host, whose GPU has not begun with the call"
-            return Blame(Cause.GPU_NOT_PROGRESSING, (sentence,), culprit=False, blamed_rank=silent.rank)
+            return Diagnosis(Cause.GPU_NOT_PROGRESSING, (sentence,), culprit=False, blamed_rank=silent.rank)
         if all(one.comparable for one in (rank, *evidence.peers)):
             sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
-            return Blame(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
+            return Diagnosis(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
         whom = "another rank of this host"
     elif unseen:
         whom = "other ranks, of this host or of others"
@@ -406,7 +406,7 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Blame | None:
         sentences.append(f"{closed}: that process has ended, or has destroyed its end of one of several communicators")
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
-    return Blame(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+    return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
 
 
 def _how_rails_are(rails: tuple[RailSigns, ...]) -> str:
@@ -451,5 +451,5 @@ def _name(rail: RailSigns) -> str:
     return rail_name(rail.rail, rail.device, rail.netns)
 
 
-def _of_rail(cause: Cause, rail: RailSigns, *sentences: str) -> Blame:
-    return Blame(cause, sentences, culprit=True, rail=rail.rail, device=rail.device, netns=rail.netns)
+def _of_rail(cause: Cause, rail: RailSigns, *sentences: str) -> Diagnosis:
+    return Diagnosis(cause, sentences, culprit=True, rail=rail.rail, device=rail.device, netns=rail.netns)

@@ -1,4 +1,4 @@
-"""What judging stalls needs of the rest of the agent: what it knows, what the kernel tells, a closer look."""
+"""The interfaces through which the stalls' room reads the rest of the agent and the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from railscope.probes.nccl.programs.internals import Sent
 from railscope.probes.processes.owner import ProcessOwner
 
 
-class Look(Protocol):
+class Inspection(Protocol):
     """What is needed of a closer look (agent/node/stalls/inspector.py)."""
 
     @property
@@ -25,9 +25,9 @@ class Look(Protocol):
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]: ...
     def remember_threads(self, process: ObservedProcess) -> None: ...
     def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]: ...
-    def hidden(self, process: ObservedProcess) -> str: ...
+    def why_hidden(self, process: ObservedProcess) -> str: ...
     def forget(self, pid: int) -> None: ...
-    def sweep(self) -> None: ...
+    def close_unused(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -51,7 +51,7 @@ class Known(Protocol):
     def process(self, pid: int) -> ObservedProcess | None: ...
 
     def owner(self, pid: int) -> ProcessOwner | None:
-        """Whose a process is; None: not known.  Never waits for the process."""
+        """The owner of a process; None: not known.  Never waits for the process."""
 
     def completed(self, instance: int) -> int | None:
         """Calls of a communicator that are complete; None: completion cannot be seen."""
@@ -69,4 +69,4 @@ class Known(Protocol):
         """Names of a process's network devices by NCCL's numbers; empty where one of them is not known."""
 
     def level(self) -> Level:
-        """How much is observed at present: what tables still hold of what is not is as it was when it last was."""
+        """The current level; tables of what is not observed hold their last values."""

@@ -1,4 +1,4 @@
-"""Looks whether an operation stalls, four times a second where that may be, and keeps what became of it.
+"""Evaluates operations four times a second if one may stall, and tracks stalls from begin to end.
 
 Where all is well a look a second does: it knows the age of all that is in flight, and so when the next may be needed.
 
@@ -18,24 +18,24 @@ from typing import Final
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
-from railscope.agent.facts.label_numbers import number_of
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import process_words
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, StallTotal, WritingRank
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
-from railscope.agent.node.stalls.checkpoints import Writers
+from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
-from railscope.agent.node.stalls.detector import StallLimits, Stalls
+from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
-from railscope.agent.node.stalls.inspector import CloseLook, RailsOf
+from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
-from railscope.agent.node.stalls.sources import InFlightTables, Known, Look
+from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
-from railscope.probes.processes.exit_status import ended_badly, exit_code
+from railscope.probes.processes.exit_status import exit_code, exited_badly
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -45,10 +45,10 @@ REST_NS: Final = 1_000_000_000
 """At most, where nothing is suspected: what is usual is learnt once a second."""
 _MOST_ENDED: Final = 100
 
-__all__ = ("LOOK_NS", "REST_NS", "InFlightTables", "Known", "StallWatch")
+__all__ = ("LOOK_NS", "REST_NS", "InFlightTables", "Known", "Watchdog")
 
 
-class StallWatch:
+class Watchdog:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(
@@ -61,18 +61,18 @@ class StallWatch:
         *,
         procfs: Path,
         rails_of: RailsOf,
-        look: Look | None = None,
+        inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
     ) -> None:
         """`tables` None: only calls are seen.  `look` None: at this host, by its procfs.  `began` is told of each stall
         that begins."""
         self._known = known
         self._clock = clock
-        self._look = look or CloseLook(clock, procfs, rails_of)
-        self._reader = RankReader(communicators, tables, known, self._look, procfs, limits.suspicion_ns())
-        self._stalls = Stalls(limits, self._realtime_offset_ns, known.ended, known.owner)
+        self._inspector = inspector or Inspector(clock, procfs, rails_of)
+        self._reader = RankReader(communicators, tables, known, self._inspector, procfs, limits.suspicion_ns())
+        self._detector = Detector(limits, self._realtime_offset_ns, known.ended, known.owner)
         self._stragglers = Stragglers()
-        self._writers = Writers(self._look.written_bytes, limits.suspicion_ns(), limits.after_ns)
+        self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
@@ -93,12 +93,12 @@ class StallWatch:
 
     @property
     def current(self) -> tuple[Stall, ...]:
-        return self._stalls.current
+        return self._detector.current
 
-    def take_calls(self, events: Records) -> None:
-        """Learn who called what, and when: dtype CALL_EVENT, in the order of the calls."""
-        called = self._reader.take_calls(events)
-        self._stragglers.take(events, called, self._known.communicator)
+    def record_calls(self, events: Records) -> None:
+        """Record calls: dtype CALL_EVENT, in the order of the calls."""
+        called = self._reader.record_calls(events)
+        self._stragglers.record(events, called, self._known.communicator)
 
     @property
     def suspicious(self) -> bool:
@@ -108,17 +108,17 @@ class StallWatch:
     @property
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
-        return bool(self.current) or self._look.open
+        return bool(self.current) or self._inspector.open
 
-    def look(self) -> int:
+    def evaluate(self) -> int:
         """Judge every living communicator that may not be well; returns when to look again, in ns from now.
 
         What is not foreseen, a communicator that comes or goes, wants a look after `LOOK_NS`.
         """
-        self._look.sweep()
+        self._inspector.close_unused()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
+            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
         except KernelRefusal as refusal:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
             return LOOK_NS
@@ -127,9 +127,9 @@ class StallWatch:
         resting = frozenset(rank.instance for rank in ranks)
         self._come_to_rest, self._resting = bool(resting - self._resting), resting
         if self._reader.learnt:
-            self._writers.look(now_ns, self._reader.last_calls())
-        changes = self._stalls.look(now_ns, ranks, self._evidence, others=self._reader.living)
-        self._settle(changes.begun, changes.ended)
+            self._checkpoints.update(now_ns, self._reader.last_calls())
+        changes = self._detector.evaluate(now_ns, ranks, self._evidence, others=self._reader.living)
+        self._log_changes(changes.begun, changes.ended)
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None:
@@ -145,12 +145,12 @@ class StallWatch:
         now_ns = self._clock.monotonic_ns()
         self._read_again(now_ns)
         code = exit_code(status)
-        badly = ended_badly(code)
-        self._look.forget(pid)
-        self._writers.forget(pid)
+        badly = exited_badly(code)
+        self._inspector.forget(pid)
+        self._checkpoints.forget(pid)
         self._reader.forget_process(pid)
-        self.take_times()
-        ranks = self._reader.of_process(pid)
+        self.record_times()
+        ranks = self._reader.ranks_of_process(pid)
         never_called = not any(one.enqueued for one in ranks)
         for rank in ranks:
             communicator = self._known.communicator(rank.instance)
@@ -163,26 +163,26 @@ class StallWatch:
             how = _words(code)
             if rank.in_flight is None:
                 # Which of several communicators it was in, if in any, nobody can tell any more.
-                op = self._reader.op_of(rank.instance) if len(ranks) == 1 else UNKNOWN
+                op = self._reader.last_op(rank.instance) if len(ranks) == 1 else UNKNOWN
                 rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
-            stall = self._stalls.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
+            stall = self._detector.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
             if stall is not None:
-                self._settle((stall,), ())
+                self._log_changes((stall,), ())
 
     def _read_again(self, now_ns: int) -> None:
-        """Learn what ranks are at now, judging nobody: of a process that has ended its status tells more."""
+        """Read the state of ranks without evaluating them: an ended process's status tells more."""
         if now_ns - self._reader.read_ns <= LOOK_NS:
             return
         try:
-            self._reader.read(now_ns, {stall.instance for stall in self.current}, self._stalls.broken)
+            self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
         except KernelRefusal as refusal:
             _log.error("what ranks are at cannot be read: %s", refusal.strerror)
         self._ranks = self._dependencies = None
 
-    def take_times(self) -> None:
-        """Learn now how long operations took: the kernel is about to forget some of them."""
+    def record_times(self) -> None:
+        """Record operation times now: the kernel is about to drop some of them."""
         try:
-            self._reader.take_times()
+            self._reader.record_times()
         except KernelRefusal as refusal:
             _log.error("how long operations took cannot be read: %s", refusal.strerror)
 
@@ -190,7 +190,7 @@ class StallWatch:
         """Nobody can ask about these communicators any more."""
         gone = tuple(instances)
         now_ns = self._clock.monotonic_ns()
-        self._settle((), self._stalls.forget(now_ns, gone))
+        self._log_changes((), self._detector.forget(now_ns, gone))
         for instance in gone:
             self._lengths.pop(instance, None)
         self._reader.forget(gone)
@@ -217,7 +217,7 @@ class StallWatch:
         return NodeTimes(times.by_rank(), times.by_size(), self._stragglers.arrivals())
 
     def close(self) -> None:
-        self._look.close()
+        self._inspector.close()
 
     def _writing(self) -> tuple[WritingRank, ...]:
         """Ranks for which others may wait because their processes write.
@@ -226,14 +226,14 @@ class StallWatch:
         """
         return tuple(
             WritingRank(rank.comm, rank.name)
-            for pid in self._writers.writing(self._clock.monotonic_ns())
-            for rank in self._reader.of_process(pid)
+            for pid in self._checkpoints.writing_pids(self._clock.monotonic_ns())
+            for rank in self._reader.ranks_of_process(pid)
             if rank.comm != UNKNOWN and (rank.in_flight is None or rank.in_flight.strength == "weak")
         )
 
-    def _settle(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
+    def _log_changes(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
         for stall in begun:
-            self._totals[stall.op, stall.blame.cause.value] += 1
+            self._totals[stall.op, stall.diagnosis.cause.value] += 1
             _log.warning("%s", _sentence(stall))
             self._began(stall)
         for stall in ended:
@@ -244,9 +244,9 @@ class StallWatch:
                 "communicator %s rank %s %s after %.1f s (%s)",
                 stall.comm,
                 stall.rank,
-                "is given up" if stall.blame.cause is Cause.PROCESS_GONE else "goes on",
+                "is given up" if stall.diagnosis.cause is Cause.PROCESS_GONE else "goes on",
                 stall.length_ns(self._clock.monotonic_ns()) / 1e9,
-                stall.blame.cause.value,
+                stall.diagnosis.cause.value,
             )
 
     def _count_lengths(self, now_ns: int) -> None:
@@ -264,11 +264,11 @@ class StallWatch:
         if process is None:
             return Evidence(ProcessFacts("gone", 0, 0.0, 0.0, 0, None), (), ())
         ranks = self._every()
-        devices, waits_for = self._reader.ways(rank)
+        devices, waits_for = self._reader.devices_and_peers(rank)
         peers = tuple(peer for peer in ranks.by_comm.get(rank.comm, ()) if peer.instance != rank.instance)
         processes = tuple((peer.pid, facts) for peer in peers if (facts := self._facts_of(peer.pid)) is not None)
-        rails, hidden = self._look.rails(process, devices), self._look.hidden(process)
-        sends = self._reader.sends(self._clock.monotonic_ns(), rank.pid)
+        rails, hidden = self._inspector.rails(process, devices), self._inspector.why_hidden(process)
+        sends = self._reader.sent_recently(self._clock.monotonic_ns(), rank.pid)
         if self._dependencies is None:
             self._dependencies = Dependencies(ranks)
         return Evidence(
@@ -285,11 +285,13 @@ class StallWatch:
         )
 
     def _gone_of(self, comm: str) -> tuple[GonePeer, ...]:
-        return tuple(GonePeer(number_of(stall.rank), stall.pid) for stall in self._stalls.gone_of(comm))
+        return tuple(
+            GonePeer(parse_number(stall.rank), stall.pid) for stall in self._detector.stalls_of_gone_ranks(comm)
+        )
 
     def _lost_a_peer(self, pid: int) -> bool:
         owner = self._known.process(pid)
-        return owner is not None and any(rail.peer_closed for rail in self._look.rails(owner, frozenset()))
+        return owner is not None and any(rail.peer_closed for rail in self._inspector.rails(owner, frozenset()))
 
     def _realtime_offset_ns(self) -> int:
         clocks = read_clocks(self._clock)
@@ -305,7 +307,7 @@ class StallWatch:
         if self._ranks is None:
             by_comm: defaultdict[str, list[RankFacts]] = defaultdict(list)
             by_process: defaultdict[int, list[RankFacts]] = defaultdict(list)
-            for rank in self._reader.every():
+            for rank in self._reader.all_ranks():
                 by_process[rank.pid].append(rank)
                 if rank.comm != UNKNOWN:
                     by_comm[rank.comm].append(rank)
@@ -315,12 +317,12 @@ class StallWatch:
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid
         if pid not in self._processes:
-            self._processes[pid] = self._look.process(process)
+            self._processes[pid] = self._inspector.process(process)
         return self._processes[pid]
 
 
 def _length_key(stall: Stall) -> tuple[str, str, str]:
-    return stall.comm, stall.rank, stall.blame.cause.value
+    return stall.comm, stall.rank, stall.diagnosis.cause.value
 
 
 def _words(code: int | None) -> str:
@@ -330,11 +332,11 @@ def _words(code: int | None) -> str:
 
 
 def _sentence(stall: Stall) -> str:
-    blame = stall.blame
-    whom = [f"rank {blame.blamed_rank}"] if blame.blamed_rank is not None else []
-    whom += [rail_name(blame.rail, blame.device, blame.netns)] if blame.rail else []
+    diagnosis = stall.diagnosis
+    whom = [f"rank {diagnosis.blamed_rank}"] if diagnosis.blamed_rank is not None else []
+    whom += [rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)] if diagnosis.rail else []
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
     return (
         f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
-        f"{stall.blame.cause.value}{blamed}: {'; '.join(blame.evidence)} ({process_words(stall.pid, stall.owner)})"
+        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({process_words(stall.pid, stall.owner)})"
     )

@@ -248,7 +248,7 @@ def _pod(variables: _Variables, cgroup: str, node_name: str) -> JobFacts:
 
 
 def _launcher(variables: _Variables) -> JobFacts:
-    """Who started the ranks inside the allocation or pod."""
+    """The launcher that started the ranks inside the allocation or pod."""
     ray_job, ray_cluster = variables.text("RAY_JOB_ID"), variables.text("RAY_CLUSTER_NAME")
     if ray_job or ray_cluster:
         return JobFacts(scheduler="ray", job=ray_job, job_name=ray_cluster)

@@ -1,4 +1,4 @@
-"""Which NCCL libraries are mapped on this host, by whom, and whether the probes are attached to them.
+"""Finds the NCCL libraries that processes map, and attaches the probes to them.
 
 A library is known by what it defines, not by its name: every file that a process maps executable is looked at once.
 Probes are attached when its first mapper appears and dropped when its last one has gone or let go of it, because a
@@ -100,8 +100,8 @@ class _Passed:
     damaged: bool
     """It could not be understood; it may be a file that is being written."""
 
-    def holds(self) -> bool:
-        """Whether the file is still as it was."""
+    def is_unchanged(self) -> bool:
+        """Whether the file is unchanged."""
         try:
             return not self.path or file_stamp(self.path) == self.stamp
         except OSError:
@@ -118,7 +118,7 @@ class _Round:
     """Files that another mapper need not be tried for in this round."""
 
 
-class Discovery:
+class Libraries:
     """Keeps the probes where NCCL is.  Not thread-safe: the daemon's loop owns it."""
 
     def __init__(
@@ -157,7 +157,7 @@ class Discovery:
         return tuple(self._libraries.values())
 
     def scan(self) -> None:
-        """Look at every process."""
+        """Scan every process."""
         this = _Round()
         scan = self._mapped_files.scan()
         self._without = {
@@ -165,19 +165,19 @@ class Discovery:
         }
         self._drop_overwritten()
         for identity, mappings in scan.processes.items():
-            self._look(identity, mappings, this)
+            self._examine_mappings(identity, mappings, this)
         self._looked = dict(scan.processes)
         self._forget_unmapped(scan.processes)
         self.errors = tuple(this.errors)
 
-    def look_at(self, pid: int) -> list[str]:
-        """Look at one process that has just mapped something; returns what went wrong, one line each."""
+    def scan_process(self, pid: int) -> list[str]:
+        """Scan one process that has just mapped a file; returns errors, one line each."""
         identity = identity_of(self._procfs, pid)
         this = _Round()
         if identity is not None:
             mappings = {mapping.file: mapping for mapping in executable_mappings(self._procfs, pid)}
             self._drop_overwritten()
-            self._look(identity, mappings, this)
+            self._examine_mappings(identity, mappings, this)
             self._looked[identity] = mappings
         return this.errors
 
@@ -187,10 +187,10 @@ class Discovery:
 
     @property
     def change_fd(self) -> int | None:
-        """Becomes readable when a probed library is written to: `take_changes` must come before its next mapper."""
+        """Becomes readable when a probed library is written to: `detach_changed` must come before its next mapper."""
         return self._changes.fileno() if self._changes is not None else None
 
-    def take_changes(self) -> None:
+    def detach_changed(self) -> None:
         """Take the probes off libraries that are being written to."""
         if self._changes is not None and self._changes.drain():
             self._drop_overwritten()
@@ -200,7 +200,7 @@ class Discovery:
         for library in list(self._libraries.values()):
             self._forget(library, identity)
 
-    def meet_again(self, identity: ProcessIdentity) -> None:
+    def rescan_process(self, identity: ProcessIdentity) -> None:
         """A mapper executes another program: what that maps is found anew, and until the next scan no probe is lost."""
         self._looked.pop(identity, None)
         for library in self._libraries.values():
@@ -215,13 +215,15 @@ class Discovery:
             self._changes.close()
             self._changes = None
 
-    def _look(self, identity: ProcessIdentity, mappings: Mapping[FileKey, MappedFile], this: _Round) -> None:
+    def _examine_mappings(
+        self, identity: ProcessIdentity, mappings: Mapping[FileKey, MappedFile], this: _Round
+    ) -> None:
         before = self._looked.get(identity, {})
         for file, mapping in mappings.items():
             passed = self._without.get(file)
             if passed is not None:
                 # Only a new mapper makes a path worth following: it may lead to a file server that has gone away.
-                if (file in before and not passed.damaged) or passed.holds():
+                if (file in before and not passed.damaged) or passed.is_unchanged():
                     continue
                 del self._without[file]
             number = self._by_file.get(file)
@@ -247,7 +249,7 @@ class Discovery:
                 self._attach(library, file, this)
 
     def _open(self, identity: ProcessIdentity, mapping: MappedFile, this: _Round) -> Library | None:
-        """Look into a file; None when there is no NCCL in it, or when that cannot be told now.
+        """Examine a file; None if it has no NCCL, or if that cannot be determined now.
 
         Raises:
             MappedFileError: it cannot be opened.

@@ -1,4 +1,4 @@
-"""Who runs the processes that map NCCL, and what those take of the host.
+"""The owner, command line and resource use of the processes that map NCCL.
 
 The daemon's loop only says which processes there are.  What a process chooses itself, its command line, is read on
 threads of our own, once for each program that it runs, and the loop takes what is known when it asks.  A command line
@@ -65,7 +65,7 @@ class RankProcesses:
                 del self._known[identity.pid]
 
     def owner(self, identity: ProcessIdentity) -> ProcessOwner | None:
-        """Whose a process is; None: not read yet, or not known."""
+        """The owner of a process; None: not read yet, or not known."""
         with self._lock:
             self._go_on_reading()
             known = self._known.get(identity.pid)

@@ -1,4 +1,4 @@
-"""Which functions of CUDA and of NCCL tell that what stands on a stream is complete (probes/bpf/cuda.h).
+"""The functions of CUDA and NCCL from which completion on a stream follows (probes/bpf/cuda.h).
 
 CUDA's are exported by libcudart, or by libcuda under other names with the same arguments; the handles are the same in
 both.  `_ptsz` variants serve programs compiled with a default stream for each thread.  Sources: the CUDA runtime and

@@ -1,4 +1,4 @@
-"""What to probe in one NCCL library.
+"""Chooses the probe points of one NCCL library.
 
 Where the library's symbol table names `ncclEnqueueCheck`, one probe there sees every collective and point-to-point
 call; a stripped library is probed at its exported functions instead.  Lifecycle functions are probed by name in both.

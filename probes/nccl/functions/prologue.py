@@ -1,4 +1,4 @@
-"""Which instruction of a function to probe.
+"""Chooses the instruction of a function at which a probe is attached.
 
 The kernel replaces the probed instruction by a breakpoint and then either emulates it (push, nop, jump) or single-steps
 it out of line; single-stepping takes about 17 times as long (bench).  A function that starts with an instruction of the

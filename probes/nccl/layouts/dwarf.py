@@ -194,7 +194,7 @@ class _UnusableError(Exception):
 
 
 def _builds_in(path: Path) -> Iterator[_Build]:
-    """Read what debug information tells of each library in a file.
+    """Read the debug information of each library in a file.
 
     Raises:
         _UnusableError, ConflictError, ElfError, OSError, zipfile.BadZipFile: it cannot be used.
@@ -239,7 +239,7 @@ def _with_builds(table: _Table, builds: Iterable[_Build]) -> _Table:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While nobody else renews a table in this folder."""
+    """Hold the lock against other writers of a table in this folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Where the fields of NCCL's own structures are, for the very build that a process has mapped.
+"""Finds the field offsets of NCCL's structures for the build that a process has mapped.
 
 Struct offsets move with every NCCL version, and reading a wrong one would invent an identity.  They come, in this
 order, from the table of known builds (layouts.json, keyed by build-id and made from the debug information that the

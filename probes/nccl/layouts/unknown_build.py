@@ -1,4 +1,4 @@
-"""The helper process that derives a communicator's layout from an NCCL build that the table does not know.
+"""The helper process that derives a communicator's layout from a build that the table lacks.
 
     python -m railscope.probes.nccl.layouts.unknown_build {dwarf|accessors} FD VERSION
 

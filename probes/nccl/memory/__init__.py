@@ -1,1 +1,1 @@
-"""What NCCL's own memory tells, read from outside without a probe."""
+"""Reads NCCL's own memory from outside, without a probe."""

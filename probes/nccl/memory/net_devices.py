@@ -1,4 +1,4 @@
-"""What the numbers mean by which NCCL knows network devices, read from a process's memory.
+"""Resolves NCCL's numbers of network devices to names, from a process's memory.
 
 NCCL numbers the devices that it found when the process first made a communicator, each network kind for itself: a
 message goes to `ncclNetSocketDevs[n]` or `ncclIbDevs[n]`, and what `n` is depends on the process (NCCL_SOCKET_IFNAME,
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.probes.libraries.elf import Elf, Segment
-from railscope.probes.libraries.elf_variables import Variable, variables
+from railscope.probes.libraries.elf_variables import Variable, find_variables
 from railscope.probes.nccl.layouts.layout import Structure
 from railscope.probes.nccl.records.internals import NetworkKind
 from railscope.probes.processes.processes import MAX_MAPS_BYTES, FileKey, ProcessIdentity, identity_of
@@ -126,7 +126,7 @@ def device_arrays(elf: Elf, structures: Mapping[str, Structure]) -> DeviceArrays
         ElfError: the file is damaged.
     """
     known = [source for source in _SOURCES if source.structure in structures]
-    found = variables(elf, {name for source in known for name in (*source.array, *source.count)}) if known else {}
+    found = find_variables(elf, {name for source in known for name in (*source.array, *source.count)}) if known else {}
     arrays = (_device_array(source, structures[source.structure], found) for source in known)
     loaded = tuple(segment for segment in elf.segments if segment.type == _PT_LOAD)
     return DeviceArrays(loaded, tuple(array for array in arrays if array is not None))

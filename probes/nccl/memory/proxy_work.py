@@ -1,4 +1,4 @@
-"""Whether NCCL's proxy has network operations under way: read from outside, without a probe.
+"""Reads from outside whether NCCL's proxy has network operations in progress.
 
 A communicator's proxy thread keeps them in a list, `ncclProxyState.progressState.active` (src/include/proxy.h, NCCL
 2.20 to 2.32); it is empty when nothing is in flight.

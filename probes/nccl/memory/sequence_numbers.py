@@ -1,4 +1,4 @@
-"""NCCL's own numbers of a communicator's collectives: read from outside, without a probe.
+"""Reads NCCL's sequence numbers of a communicator's collectives from outside.
 
 From 2.26 on `ncclComm.seqNumber` counts, for each function, the collectives that were launched since the communicator
 was made, whether a profiler is loaded or not (`ncclProfilerStartTaskEvents` in src/plugin/profiler.cc): NCCL's own RAS

@@ -1,4 +1,4 @@
-"""The NCCL probes, loaded: attach them to libraries, read what they counted.
+"""The loaded NCCL programs: attaches them to libraries and reads their counters.
 
 `NcclPrograms.load` picks the best object the kernel takes: with a session program (6.13), with uprobe_multi (6.6), or
 with perf events (5.15); each choice can be forced, so that all of them are tested on one machine.
@@ -102,7 +102,7 @@ class CallRings:
     ring_bytes: int
 
     @classmethod
-    def of_this_host(cls, ring_bytes: int) -> Self:
+    def for_this_host(cls, ring_bytes: int) -> Self:
         """As many rings of `ring_bytes`, a power of two, as its processors get."""
         return cls(rings_for(os.cpu_count() or 1, ring_bytes), ring_bytes)
 
@@ -201,7 +201,7 @@ class NcclPrograms:
     @classmethod
     def _load_with(cls, loader: Loader, settings: ProgramSettings) -> NcclPrograms:
         refusals: list[libbpf.LoadError] = []
-        call_rings = CallRings.of_this_host(settings.ring_bytes)
+        call_rings = CallRings.for_this_host(settings.ring_bytes)
         for attach, enqueue_time in _candidates(loader, settings):
             try:
                 loaded = _load(loader, attach, enqueue_time, settings, call_rings)

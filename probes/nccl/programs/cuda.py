@@ -1,4 +1,4 @@
-"""What CUDA's events and streams tell of completion: attach the programs of probes/bpf/cuda.h, read what they saw.
+"""The loaded CUDA programs of probes/bpf/cuda.h: attaches them and reads completion.
 
 A job learns from CUDA that a collective is complete when it asks: PyTorch's watchdog does so every 100 ms.  What is
 read here is therefore an upper bound, and a late one, of when a collective was complete; that it was is certain, on
@@ -53,7 +53,7 @@ def attach_types(attach: AttachKind, enqueue_time: EnqueueTime) -> dict[str, int
 
 
 class CudaEvents:
-    """The programs and their maps, within an object that somebody else loaded and closes."""
+    """The programs and their maps, within an object whose owner loads and closes it."""
 
     def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
         """`pids`: see `Links`."""
@@ -152,6 +152,6 @@ class CudaEvents:
         delete_where(self._streams, lambda _, these: np.isin(these["behind"]["number"], numbers).any(axis=1))
 
     def forget_handles(self) -> None:
-        """Drop what is known of streams and events: while nobody looked they may have become others."""
+        """Drop what is known of streams and events: handles may have been reused while nothing was observed."""
         for table in (self._marks, self._streams):
             delete_where(table, lambda keys, _: np.ones(len(keys), bool))

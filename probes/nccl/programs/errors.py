@@ -1,4 +1,4 @@
-"""The probes that see NCCL's errors: attach them, read what they saw.
+"""The loaded programs that see NCCL's errors: attaches them and reads their events.
 
 They are on the calls that finalize, revoke, suspend, resume, abort or destroy a communicator: what each of them
 returned, and the asynchronous error that the communicator had by then.  These are few, so the probes may always stay.
@@ -42,7 +42,7 @@ def error_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
 
 
 class Errors:
-    """The programs and their maps, within an object that somebody else loaded and closes."""
+    """The programs and their maps, within an object whose owner loads and closes it."""
 
     def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
         """`pids`: see `Links`."""
@@ -54,7 +54,7 @@ class Errors:
         self.events = Ring(loaded.map_fds["error_events"], _RING_BYTES, ERROR_EVENT)
 
     def describe(self, library: int, layout: ErrorLayout | None) -> None:
-        """Tell the programs where communicators of a library keep their result; None: unknown."""
+        """Set where communicators of a library keep their result; None: unknown."""
         record = np.zeros(1, ERROR_LAYOUT) if layout is None else layout.record()
         self._layouts.update(library.to_bytes(4, "little"), record.tobytes())
 

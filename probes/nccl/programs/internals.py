@@ -1,4 +1,4 @@
-"""The probes below NCCL's entry points, loaded: attach them level by level, read what they saw.
+"""The loaded programs below NCCL's entry points: attaches them level by level and reads them.
 
 An object of its own beside the one that counts calls (calls.py), because everything here is optional:
 it needs a library whose struct offsets are known, a kernel with bpf_loop (5.17), and a budget for its cost.  The
@@ -149,7 +149,7 @@ class Internals:
         return cls(loaded, programs)
 
     def describe(self, library: int, layout: Records | None) -> None:
-        """Tell the programs the struct offsets of a library (dtype LAYOUT); None: it is not to be looked into."""
+        """Set the struct offsets of a library (dtype LAYOUT); None: its structures are not read."""
         record = np.zeros(1, layouts.LAYOUT) if layout is None else layout
         self._layouts.update(library.to_bytes(4, "little"), record.tobytes())
 
@@ -299,7 +299,7 @@ class Internals:
         return _groups(*self._communicators.read())
 
     def forget_library(self, library: int) -> None:
-        """Drop everything of a library's communicators: nobody keeps it up to date any more."""
+        """Drop everything of a library's communicators: it is no longer updated."""
         _, values = self._known.read()
         self.forget_communicators(set(values["instance"][values["library"] == library].tolist()))
 

@@ -1,4 +1,4 @@
-"""What the readers of several programs' maps do alike: totals by operation, and deletion of what is over."""
+"""Shared readers of the programs' maps: totals by operation, and deletion of ended entries."""
 
 from __future__ import annotations
 

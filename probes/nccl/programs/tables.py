@@ -1,4 +1,4 @@
-"""The two tables that the programs keep in two places, read as if each were one.
+"""The two tables that the programs keep in two places, each read as one.
 
 What a collective's probe needs at every call lies in arrays of slots, which it finds by one multiplication; what finds
 its slot taken, and all that is needed rarely, lies in hashes (probes/bpf/nccl.bpf.c and communicators.h).  The slots

@@ -1,1 +1,1 @@
-"""What BPF programs and this process share, as numpy dtypes."""
+"""The records that BPF programs and this process share, as numpy dtypes."""

@@ -68,7 +68,7 @@ def test_the_time_of_day_of_a_stall_is_read_once() -> None:
     world.clock.day_ns += 100_000
     world.watch.process_gone(rank.pid, 9)
     rank.gone = True
-    assert world.stall.blame.cause is Cause.PROCESS_GONE
+    assert world.stall.diagnosis.cause is Cause.PROCESS_GONE
     assert world.stall.since_realtime_ns == found_ns
 
 
@@ -132,7 +132,7 @@ def test_the_cause_stays_while_tcp_still_waits_after_the_link_is_back() -> None:
     rank.rails = RAILS
     world.step(24)
     assert world.stall is not None
-    assert world.stall.blame.cause is Cause.RAIL_DOWN
+    assert world.stall.diagnosis.cause is Cause.RAIL_DOWN
 
 
 def test_a_stall_does_not_become_what_is_usual() -> None:
@@ -236,10 +236,10 @@ def test_of_many_calls_read_together_each_communicator_s_last_one_is_remembered(
         events = np.zeros(len(batch), CALL_EVENT)
         for at, (instance, op) in enumerate(batch):
             events[at]["instance"], events[at]["op"] = instance, op
-        world.watch.take_calls(events)
+        world.watch.record_calls(events)
     reader = world.watch._reader
-    assert [reader.op_of(instance) for instance in (7, 8, 9)] == ["Reduce", "AllReduce", "ReduceScatter"]
-    assert reader.op_of(10) == UNKNOWN
+    assert [reader.last_op(instance) for instance in (7, 8, 9)] == ["Reduce", "AllReduce", "ReduceScatter"]
+    assert reader.last_op(10) == UNKNOWN
 
 
 @pytest.mark.parametrize("instances", [[7], []])

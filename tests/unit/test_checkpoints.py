@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.facts.snapshot import WritingRank
-from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Writers
+from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints
 from railscope.probes.processes.state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 
@@ -110,8 +110,8 @@ def test_a_checkpoint_that_lasts_minutes_is_told_to_its_end() -> None:
     assert world.watch.current == ()
 
 
-def asked(writers: Writers, at_s: float, calls: dict[int, int]) -> None:
-    writers.look(int(at_s * 1e9), calls)
+def asked(writers: Checkpoints, at_s: float, calls: dict[int, int]) -> None:
+    writers.update(int(at_s * 1e9), calls)
 
 
 def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPa
         asked_ns.append(world.clock.now_ns)
         return written_bytes(pid)
 
-    monkeypatch.setattr(world.watch._writers, "_written", written)
+    monkeypatch.setattr(world.watch._checkpoints, "_written", written)
     rank.begin()  # somebody to look at four times a second
     world.step(2 * SECOND_LOOKS)
     asked_ns.clear()
@@ -144,7 +144,7 @@ def test_an_idle_process_is_not_asked() -> None:
         questions.append(pid)
         return 0
 
-    writers = Writers(written, PERIOD_NS, 30 * PERIOD_NS)
+    writers = Checkpoints(written, PERIOD_NS, 30 * PERIOD_NS)
     for second in range(10):
         asked(writers, 1000 + second, {1: 999 * PERIOD_NS, 2: 1010 * PERIOD_NS})
     assert questions == [1] * 10
@@ -156,18 +156,18 @@ def test_an_idle_process_is_not_asked() -> None:
 
 def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
     total = iter(range(0, 100 * MIB, MIB))
-    writers = Writers(lambda _pid: next(total), PERIOD_NS, 30 * PERIOD_NS)
+    writers = Checkpoints(lambda _pid: next(total), PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
-    assert writers.writing(1005 * PERIOD_NS) == (1,)
-    assert writers.writing(1010 * PERIOD_NS) == ()
+    assert writers.writing_pids(1005 * PERIOD_NS) == (1,)
+    assert writers.writing_pids(1010 * PERIOD_NS) == ()
 
 
 def test_what_cannot_be_known_is_no_writing() -> None:
-    writers = Writers(lambda _pid: None, PERIOD_NS, 30 * PERIOD_NS)
+    writers = Checkpoints(lambda _pid: None, PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
-    assert writers.writing(1004 * PERIOD_NS) == ()
+    assert writers.writing_pids(1004 * PERIOD_NS) == ()
     assert written_bytes(Path("/proc"), 2**30) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.stalls import inspector as close_look
-from railscope.agent.node.stalls.inspector import READ_PERIOD_NS, CloseLook
+from railscope.agent.node.stalls.inspector import READ_PERIOD_NS, Inspector
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
@@ -57,7 +57,7 @@ class World:
                 world.closed += 1
 
         monkeypatch.setattr(close_look, "ProcessConnections", Connections)
-        self.look = CloseLook(self.clock, procfs, self._rails)
+        self.look = Inspector(self.clock, procfs, self._rails)
 
     def _rails(self, netns: int) -> Iterable[tuple[RailFacts, int | None]]:
         assert netns == NETNS.inode
@@ -253,7 +253,7 @@ def test_a_process_that_may_not_be_looked_at_is_taken_for_running_and_stops_noth
     assert world.look.process(world.process()).condition == "running"
     world.look.remember_threads(world.process())
     world.wait(60)
-    world.look.sweep()
+    world.look.close_unused()
 
 
 def test_connections_are_asked_about_once_for_all_suspects(world: World) -> None:
@@ -266,10 +266,10 @@ def test_connections_are_asked_about_once_for_all_suspects(world: World) -> None
 def test_what_nobody_asks_about_is_let_go(world: World) -> None:
     world.look.process(world.process())
     world.wait(5)
-    world.look.sweep()
+    world.look.close_unused()
     assert world.closed == 0
     world.wait(6)
-    world.look.sweep()
+    world.look.close_unused()
     assert world.closed == 1
     world.look.process(world.process())
     world.look.close()
@@ -309,13 +309,13 @@ def test_connections_that_may_not_be_seen_are_said_to_be_hidden_until_they_can_b
     for _ in range(3):
         world.look.rails(process, frozenset({"rail0"}))
         world.wait()
-    assert world.look.hidden(process) == "simulated refusal"
+    assert world.look.why_hidden(process) == "simulated refusal"
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warned == ["connections of network namespace 77 cannot be seen: simulated refusal"]
     world.refuses = False
     world.look.rails(process, frozenset({"rail0"}))
-    assert world.look.hidden(process) == ""
+    assert world.look.why_hidden(process) == ""
 
 
 def test_connections_of_a_process_in_an_unknown_namespace_are_hidden(world: World) -> None:
-    assert "not known" in world.look.hidden(replace(world.process(), namespace=None))
+    assert "not known" in world.look.why_hidden(replace(world.process(), namespace=None))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.node.stalls.baseline import Histories
+from railscope.agent.node.stalls.baseline import Baselines
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.internals import HISTORY, HISTORY_KEY
 
@@ -19,7 +19,7 @@ class Kernel:
     """One table of sums, read once a second."""
 
     def __init__(self) -> None:
-        self.histories = Histories()
+        self.histories = Baselines()
         self.now_ns = 0
         self._sums: dict[tuple[int, int, int], list[int]] = {}
 
@@ -37,7 +37,7 @@ class Kernel:
         for at, ((instance, op, size), (operations, duration_ns)) in enumerate(self._sums.items()):
             keys[at] = instance, op, size, (0, 0)
             values[at] = operations, duration_ns, 0
-        self.histories.take(self.now_ns, keys, values, stalled)
+        self.histories.record(self.now_ns, keys, values, stalled)
 
     def slow(self, *, stalled: bool = False) -> int | None:
         """The op that has become slower."""
@@ -47,8 +47,8 @@ class Kernel:
 
 def test_nothing_is_known_of_what_never_ran() -> None:
     kernel = Kernel()
-    assert kernel.histories.of(0, 7, Op.AllReduce, 20) is None
-    assert kernel.histories.of_calls(0, 7) is None
+    assert kernel.histories.history_of(0, 7, Op.AllReduce, 20) is None
+    assert kernel.histories.call_history_of(0, 7) is None
     assert kernel.histories.slowest(0, 7, stalled=False) is None
 
 
@@ -56,7 +56,7 @@ def test_the_longest_second_counts_and_the_last_three_do_not_yet() -> None:
     kernel = Kernel()
     for each_ms in (5, 9, 5, 5, 5, 5, 50, 50, 50):
         kernel.second(each_ms=each_ms)
-    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    history = kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20)
     assert history is not None
     assert history.operations == 60
     assert history.mean_ns == pytest.approx(5.7 * MS, rel=0.02)
@@ -67,7 +67,7 @@ def test_the_longest_second_counts_and_the_last_three_do_not_yet() -> None:
 def test_a_young_history_is_what_there_is() -> None:
     kernel = Kernel()
     kernel.second(each_ms=5, operations=3)
-    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    history = kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20)
     assert history is not None
     assert (history.operations, history.mean_ns, history.recent_mean_ns) == (3, 5 * MS, None)
 
@@ -120,7 +120,7 @@ def test_what_happened_in_a_stall_does_not_become_usual() -> None:
         kernel.second(each_ms=5)
     for _ in range(100):
         kernel.second(each_ms=500, stalled=True)
-    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    history = kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20)
     assert history is not None
     assert history.mean_ns == pytest.approx(5 * MS)
     assert kernel.slow(stalled=True) == Op.AllReduce
@@ -141,7 +141,7 @@ def test_slow_seconds_of_which_no_stall_came_become_usual_when_it_is_faster_agai
     kernel = Kernel()
     for each_ms in (5, 5, 5, 5, 5, 25, 25, 5, 5, 5, 5):
         kernel.second(each_ms=each_ms)
-    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    history = kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20)
     assert history is not None
     assert history.operations == 80
     assert history.mean_ns == pytest.approx(10 * MS, rel=0.02)
@@ -184,8 +184,8 @@ def test_the_time_between_calls_stands_for_their_duration_only_where_nothing_els
     for second in range(30):
         calls += 32 if second < 20 else 8
         kernel.now_ns += SECOND_NS
-        kernel.histories.take_calls(kernel.now_ns, 7, calls, stalled=False)
-    history = kernel.histories.of_calls(kernel.now_ns, 7)
+        kernel.histories.record_calls(kernel.now_ns, 7, calls, stalled=False)
+    history = kernel.histories.call_history_of(kernel.now_ns, 7)
     assert history is not None
     assert history.operations == 32 * 19
     assert kernel.histories.slowest(kernel.now_ns, 7, stalled=False) is not None
@@ -202,7 +202,7 @@ def test_when_operations_are_not_followed_any_more_calls_tell_that_they_are_slow
             kernel.second(each_ms=5)
         else:
             kernel.now_ns += SECOND_NS
-        kernel.histories.take_calls(kernel.now_ns, 7, calls, stalled=False)
+        kernel.histories.record_calls(kernel.now_ns, 7, calls, stalled=False)
     found = kernel.histories.slowest(kernel.now_ns, 7, stalled=False, followed=False)
     assert found is not None
     assert found[0] is None
@@ -210,14 +210,14 @@ def test_when_operations_are_not_followed_any_more_calls_tell_that_they_are_slow
 
 
 def test_a_pause_between_calls_is_part_of_the_time_between_them() -> None:
-    histories = Histories()
+    histories = Baselines()
     for second in range(1, 10):
-        histories.take_calls(second * SECOND_NS, 7, second * 10, stalled=False)
+        histories.record_calls(second * SECOND_NS, 7, second * 10, stalled=False)
     for second in range(10, 70):
-        histories.take_calls(second * SECOND_NS, 7, 90, stalled=False)
+        histories.record_calls(second * SECOND_NS, 7, 90, stalled=False)
     for second in range(70, 80):
-        histories.take_calls(second * SECOND_NS, 7, 91 + 10 * (second - 70), stalled=False)
-    history = histories.of_calls(80 * SECOND_NS, 7)
+        histories.record_calls(second * SECOND_NS, 7, 91 + 10 * (second - 70), stalled=False)
+    history = histories.call_history_of(80 * SECOND_NS, 7)
     assert history is not None
     assert history.longest_ns > 50 * SECOND_NS
 
@@ -227,8 +227,8 @@ def test_what_ended_is_forgotten() -> None:
     kernel.second(each_ms=5)
     kernel.second(each_ms=5, instance=8)
     kernel.histories.forget({8})
-    assert kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20) is None
-    assert kernel.histories.of(kernel.now_ns, 8, Op.AllReduce, 20) is not None
+    assert kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20) is None
+    assert kernel.histories.history_of(kernel.now_ns, 8, Op.AllReduce, 20) is not None
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0.001, 1000), st.booleans()), max_size=60))
@@ -238,7 +238,7 @@ def test_what_is_usual_lies_between_the_fastest_and_the_slowest_second(
     kernel = Kernel()
     for operations, each_ms, stalled in seconds:
         kernel.second(each_ms=each_ms, operations=operations, stalled=stalled)
-    history = kernel.histories.of(kernel.now_ns, 7, Op.AllReduce, 20)
+    history = kernel.histories.history_of(kernel.now_ns, 7, Op.AllReduce, 20)
     usual = [each_ms * MS for operations, each_ms, stalled in seconds if operations and not stalled]
     if history is None:
         return

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.node.targets import libraries as discovery
-from railscope.agent.node.targets.libraries import Discovery
+from railscope.agent.node.targets.libraries import Libraries
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
@@ -44,9 +44,9 @@ class RecordingAttacher:
 
 
 @contextmanager
-def discovering(*pids: int, attacher: RecordingAttacher | None = None) -> Iterator[Discovery]:
+def discovering(*pids: int, attacher: RecordingAttacher | None = None) -> Iterator[Libraries]:
     """Discovery among these processes only."""
-    made = Discovery(
+    made = Libraries(
         attacher or RecordingAttacher(),
         PROCFS,
         wanted=lambda identity: identity.pid in pids,
@@ -58,11 +58,11 @@ def discovering(*pids: int, attacher: RecordingAttacher | None = None) -> Iterat
         made.close()
 
 
-def paths(found: Discovery) -> list[str]:
+def paths(found: Libraries) -> list[str]:
     return sorted(library.path for library in found.libraries)
 
 
-def mappers(found: Discovery) -> dict[str, set[int]]:
+def mappers(found: Libraries) -> dict[str, set[int]]:
     return {library.path: {mapper.pid for mapper in library.mappers} for library in found.libraries}
 
 
@@ -76,15 +76,15 @@ def test_what_changes_is_told_and_a_look_that_finds_nothing_new_is_no_change(tmp
             changes.append(found.changes)
             return changes[-1] != changes[-2]
 
-        found.look_at(os.getpid())
+        found.scan_process(os.getpid())
         assert not changed(), "a process without NCCL"
         attacher.refuses = True
-        assert found.look_at(first.pid) != []
+        assert found.scan_process(first.pid) != []
         assert changed(), "a mapper"
         attacher.refuses = False
-        assert found.look_at(first.pid) == []
+        assert found.scan_process(first.pid) == []
         assert changed(), "probes"
-        found.look_at(first.pid)
+        found.scan_process(first.pid)
         found.scan()
         assert not changed()
         (mapper,) = found.libraries[0].mappers
@@ -132,7 +132,7 @@ def test_a_library_beyond_the_programs_room_is_named_and_gets_the_next_place_tha
         with Caller(held) as first:
             jobs = [stack.enter_context(Caller(left_out)) for _ in range(2)]
             found = stack.enter_context(discovering(first.pid, *(job.pid for job in jobs)))
-            assert found.look_at(first.pid) == []
+            assert found.scan_process(first.pid) == []
             for _ in range(2):
                 found.scan()
                 (error,) = found.errors
@@ -161,7 +161,7 @@ def test_a_probed_library_that_is_written_over_gets_probes_where_its_new_code_is
                 file.truncate(len(other))
                 file.write(other)
             second.load(path)
-            assert found.look_at(second.pid) == []
+            assert found.scan_process(second.pid) == []
             (new,) = found.libraries
             assert new is not old
             assert new.points.calls != old.points.calls
@@ -218,9 +218,9 @@ def test_probes_leave_a_library_with_the_first_byte_that_is_written_to_it(tmp_pa
         with path.open("r+b") as file:
             file.truncate(64)
         assert select.select(readable, [], [], 0)[0] == readable
-        found.take_changes()
+        found.detach_changed()
         assert found.libraries == ()
-        found.take_changes()
+        found.detach_changed()
         assert select.select(readable, [], [], 0)[0] == []
 
 
@@ -277,7 +277,7 @@ def test_a_library_that_took_the_place_of_an_equally_large_one_is_not_forgotten_
         assert paths(found) == [str(first)]
         job.unload()
         job.load(second)
-        assert found.look_at(job.pid) == []
+        assert found.scan_process(job.pid) == []
         for _ in range(10):
             found.scan()
             assert str(second) in paths(found)
