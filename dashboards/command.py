@@ -217,7 +217,7 @@ def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
     days = parsed.retention / cost.SECONDS_OF_A_DAY
     print(cost.as_text(node, described, costs, parsed.scrape_interval, days), file=out)
     if parsed.metrics > 0:
-        print(f"\n{cost.by_family(node, parsed.metrics)}", file=out)
+        print(f"\n{cost.render_families(node, parsed.metrics)}", file=out)
     return FINE
 
 

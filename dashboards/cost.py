@@ -192,9 +192,9 @@ def as_text(node: Node, described: str, costs: Sequence[Cost], interval_seconds:
             f"{one.nodes:,}",
             f"{one.series:,}",
             f"{one.samples_per_second:,.0f}",
-            amount(one.bytes_per_day * retention_days),
+            format_bytes(one.bytes_per_day * retention_days),
             f"{one.kept_series:,}",
-            amount(one.kept_bytes_per_year),
+            format_bytes(one.kept_bytes_per_year),
         )
         for one in costs
     ]
@@ -207,7 +207,7 @@ def as_text(node: Node, described: str, costs: Sequence[Cost], interval_seconds:
     )
 
 
-def by_family(node: Node, most: int) -> str:
+def render_families(node: Node, most: int) -> str:
     """The metrics with the most series."""
     largest = sorted(node.families.items(), key=lambda item: (-item[1], item[0]))
     lines = [f"{series:>7,}  {name}" for name, series in largest[:most]]
@@ -234,7 +234,7 @@ def as_json(node: Node, costs: Sequence[Cost], interval_seconds: float) -> str:
     return json.dumps(facts, indent=1)
 
 
-def amount(size_bytes: float) -> str:
+def format_bytes(size_bytes: float) -> str:
     """Bytes in powers of a thousand, with three digits."""
     unit = 0
     while size_bytes >= 999.5 and unit < len(_UNITS) - 1:

@@ -58,7 +58,7 @@ def pages() -> tuple[str, ...]:
     return tuple(dict.fromkeys((OF_ALL, *(facts.runbook for facts in CAUSES.values()))))
 
 
-def written(name: str, page: str) -> str:
+def replace_parts(name: str, page: str) -> str:
     """The text of the page of this name with its parts as they should be.
 
     Raises:
@@ -78,4 +78,4 @@ def written(name: str, page: str) -> str:
 if __name__ == "__main__":
     for name in pages():
         file = FOLDER / f"{name}.md"
-        file.write_text(written(name, file.read_text()))
+        file.write_text(replace_parts(name, file.read_text()))

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
-    except _told_errors() as error:
+    except _user_errors() as error:
         print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
     except OSError as error:
         if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return COULD_NOT_RUN
 
 
-def _told_errors() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     """Errors whose text is for the user; asked for, and their modules imported, once something has gone wrong."""
     from railscope.agent.config.keys import ConfigError
     from railscope.agent.recording.file import RecordingError

@@ -40,7 +40,7 @@ def find_leftovers(folder: Path) -> list[Path]:
 
 def recover_leftovers(folder: Path, node: str) -> None:
     """Save what a node's writers have left, or remove it, and say so; what cannot be touched stays."""
-    for table, partial in list(_of(folder, node)):
+    for table, partial in list(_abandoned_parts(folder, node)):
         try:
             rows = _save(folder, node, table, partial)
             if rows is not None:
@@ -82,7 +82,7 @@ def remove_recordings(folder: Path, recordings: Collection[tuple[str, int]]) -> 
                     partial.unlink(missing_ok=True)
 
 
-def _of(folder: Path, node: str) -> Iterator[tuple[str, Path]]:
+def _abandoned_parts(folder: Path, node: str) -> Iterator[tuple[str, Path]]:
     for table in TABLES:
         for partial in sorted(node_folder(folder, table, node).glob(f"*/{_PARTIAL}")):
             if is_abandoned(partial):

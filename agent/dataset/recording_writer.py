@@ -268,17 +268,17 @@ def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -
     identity = one.identity
     return {
         "instance": one.instance,
-        "comm": _known(identity.comm),
+        "comm": _text_or_none(identity.comm),
         "rank": parse_number(identity.rank),
         "nranks": parse_number(identity.nranks),
         "local_ranks": parse_number(identity.local_ranks),
         "node_rank": parse_number(identity.node_rank),
         "pid": identity.pid,
-        "netns": _known(identity.netns),
-        "gpu": _known(identity.gpu),
+        "netns": _text_or_none(identity.netns),
+        "gpu": _text_or_none(identity.gpu),
         "world_rank": parse_number(identity.of_job("world_rank")),
-        "job": _known(identity.of_job("job")),
-        "nccl_version": _known(identity.nccl_version),
+        "job": _text_or_none(identity.of_job("job")),
+        "nccl_version": _text_or_none(identity.nccl_version),
         "numbered_from_start": numbered_from_start,
     }
 
@@ -286,27 +286,27 @@ def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -
 def _rail(rail: RecordedRail) -> dict[str, Any]:
     return {
         "rail_id": rail.device,
-        "rail": _known(rail.rail),
-        "device": _known(rail.name),
-        "netns": _known(rail.netns),
-        "pci": _known(rail.pci),
-        "driver": _known(rail.driver),
+        "rail": _text_or_none(rail.rail),
+        "device": _text_or_none(rail.name),
+        "netns": _text_or_none(rail.netns),
+        "pci": _text_or_none(rail.pci),
+        "driver": _text_or_none(rail.driver),
         "speed_bytes_per_second": rail.speed_bytes_per_second,
     }
 
 
 def _stall(stall: RecordedStall) -> dict[str, Any]:
     return {
-        "comm": _known(stall.comm),
+        "comm": _text_or_none(stall.comm),
         "rank": parse_number(stall.rank),
-        "op": _known(stall.op),
-        "cause": _known(stall.cause),
-        "strength": _known(stall.strength),
+        "op": _text_or_none(stall.op),
+        "cause": _text_or_none(stall.cause),
+        "strength": _text_or_none(stall.strength),
         "since_ns": stall.since_realtime_ns,
         "seconds": stall.seconds,
         "blamed_rank": parse_number(stall.blamed_rank),
-        "rail": _known(stall.rail),
-        "device": _known(stall.device),
+        "rail": _text_or_none(stall.rail),
+        "device": _text_or_none(stall.device),
         "evidence": "\n".join(stall.evidence) or None,
     }
 
@@ -316,5 +316,5 @@ def _utf8(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def _known(text: str) -> str | None:
+def _text_or_none(text: str) -> str | None:
     return None if text in ("", UNKNOWN) else text

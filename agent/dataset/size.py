@@ -186,7 +186,7 @@ def _reading(part: Part) -> Iterator[None]:
 
 def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: int, until_ns: int) -> None:
     """Note in the row of an ended recording that its beginning is removed."""
-    for part in _of(writer, "recordings", recording):
+    for part in _recording_parts(writer, "recordings", recording):
         with _reading(part):
             row = read_row(part.path, "recordings")
         row["began_ns"] = max(row["began_ns"] or 0, until_ns)
@@ -197,17 +197,17 @@ def _shorten(writer: RecordingWriter, recording: int, calls: int, operations: in
 
 def _remove_empty(writer: RecordingWriter, recording: int) -> int:
     """Remove a recording of which no event is left; returns its bytes."""
-    if any(True for table in EVENT_TABLES for _ in _of(writer, table, recording)):
+    if any(True for table in EVENT_TABLES for _ in _recording_parts(writer, table, recording)):
         return 0
     size_bytes = 0
     # Its own row last: until then the others belong to something.
     for table in sorted(TABLES, key=lambda name: name == "recordings"):
-        for part in _of(writer, table, recording):
+        for part in _recording_parts(writer, table, recording):
             size_bytes += part.path.stat().st_size
             part.path.unlink()
     return size_bytes
 
 
-def _of(writer: RecordingWriter, table: str, recording: int) -> Iterator[Part]:
+def _recording_parts(writer: RecordingWriter, table: str, recording: int) -> Iterator[Part]:
     parts = node_parts(writer.writer.folder, table, writer.writer.node)
     return (part for part in parts if part.recording == recording)

@@ -103,23 +103,23 @@ def examine(config: Config, clock: Clock) -> Examination:
     topologies: list[TopologyReport] = []
     pids: set[int] = set()
 
-    def look_at_libraries() -> list[Finding]:
+    def examine_libraries() -> list[Finding]:
         found, reports, mappers = check_libraries(config)
         libraries.extend(reports)
         pids.update(mappers)
         return found
 
-    def look_at_rails() -> list[Finding]:
+    def examine_rails() -> list[Finding]:
         found, reports = check_rails(config, pids, clock)
         rails.extend(reports)
         return found
 
-    def look_at_topology() -> list[Finding]:
+    def examine_topology() -> list[Finding]:
         found, report = check_topology(config, pids, rails)
         topologies.extend([report] if report else [])
         return found
 
-    def look_at_nvlink() -> list[Finding]:
+    def examine_nvlink() -> list[Finding]:
         wanted = "nvlink" in config.collectors and str(sysfs) == "/sys"
         return check_nvlink(sysfs, clock) if wanted else []
 
@@ -130,10 +130,10 @@ def examine(config: Config, clock: Clock) -> Examination:
         *check_probes(config, objects),
         *run_guarded("settings", lambda: check_settings(procfs, sysfs)),
         *run_guarded("pid namespace", lambda: check_pid_namespace(procfs)),
-        *run_guarded("NCCL library", look_at_libraries),
-        *run_guarded("rail", look_at_rails),
-        *run_guarded("topology", look_at_topology),
-        *run_guarded("NVLink", look_at_nvlink),
+        *run_guarded("NCCL library", examine_libraries),
+        *run_guarded("rail", examine_rails),
+        *run_guarded("topology", examine_topology),
+        *run_guarded("NVLink", examine_nvlink),
         *run_guarded("devices", lambda: check_devices(procfs, sysfs)),
     ]
     return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails), *topologies)

@@ -93,7 +93,7 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
     ports = read_ports(config.sysfs)
     if not ports:
         return NO_RDMA
-    hca_lists, topology = _said_to_nccl(config, processes, [])  # what is refused is a finding about the topology
+    hca_lists, topology = _nccl_settings(config, processes, [])  # what is refused is a finding about the topology
     mapped = map_rails(
         nics_of_rdma(config.sysfs, ports),
         gpus_of_pci(pci_devices(config.sysfs)),
@@ -119,7 +119,7 @@ def check_topology(
     nics = nics_of_rdma(config.sysfs, read_ports(config.sysfs))
     findings: list[Finding] = []
     if nics:
-        hca_lists, topology = _said_to_nccl(config, processes, findings)
+        hca_lists, topology = _nccl_settings(config, processes, findings)
         mapped = map_rails(nics, gpus, patterns=config.rails, hca_lists=hca_lists, topology=topology)
     elif gpus:
         mapped = _network_devices(config, gpus, rails)
@@ -159,7 +159,7 @@ def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailRe
     )
 
 
-def _said_to_nccl(
+def _nccl_settings(
     config: Config, processes: Iterable[int], findings: list[Finding]
 ) -> tuple[list[HcaList], XmlTopology | None]:
     """What running jobs were told: every NCCL_IB_HCA, and the first topology file that can be used."""

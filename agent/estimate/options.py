@@ -274,7 +274,7 @@ def _unknown(path: Path, name: str, content: object, options: Mapping[str, _Opti
 
 def _switch(path: Path, name: str, content: object) -> tuple[str, object]:
     if not isinstance(content, bool):
-        raise ConfigError(f"{path}: {name}: {_shown(content)} is not true or false")
+        raise ConfigError(f"{path}: {name}: {_format_value(content)} is not true or false")
     target, value = _FLAGS[name.replace("-", "_")]
     if content:
         return target, value
@@ -285,13 +285,13 @@ def _switch(path: Path, name: str, content: object) -> tuple[str, object]:
 def _value(path: Path, option: _Option, content: object) -> object:
     if not isinstance(content, option.kinds) or isinstance(content, bool):
         wanted = {str: "a text in quotes", float: "a number", int: "a whole number"}[option.kinds[-1]]
-        raise ConfigError(f"{path}: {option.key}: {_shown(content)} is not {wanted}")
+        raise ConfigError(f"{path}: {option.key}: {_format_value(content)} is not {wanted}")
     try:
         return option.read(str(content))
     except ValueError as error:
         raise ConfigError(f"{path}: {option.key}: {error}") from None
 
 
-def _shown(content: object) -> str:
+def _format_value(content: object) -> str:
     text = " ".join(repr(content).split())
     return text if len(text) <= 60 else f"{text[:60]}…"

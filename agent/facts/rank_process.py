@@ -19,7 +19,7 @@ class RankProcess:
     """None likewise."""
 
 
-def process_words(pid: int, owner: ProcessOwner | None) -> str:
+def describe_process(pid: int, owner: ProcessOwner | None) -> str:
     """`process 4711 of ada, "python3 train.py"`, as far as it is known.
 
     In quotation marks, which the name of a program cannot end: it says nothing about what stands behind it.

@@ -134,7 +134,7 @@ class Sources:
         with ExitStack() as opened:
             self._open = opened
             try:
-                sources = [source for path in self._paths for source in self._of(path)]
+                sources = [source for path in self._paths for source in self._open_path(path)]
             except OSError as error:
                 raise ImportFailure(f"{error.filename}: {error.strerror}") from None
             self._open = opened.pop_all()
@@ -145,7 +145,7 @@ class Sources:
     ) -> None:
         self._open.close()
 
-    def _of(self, path: Path) -> Iterator[Source]:
+    def _open_path(self, path: Path) -> Iterator[Source]:
         if path.is_dir():
             raise ImportFailure(f"{path}: is a folder: name the files in it")
         status = path.stat()

@@ -183,7 +183,7 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
     yield f"wrote {path}"
     seconds = (max(host.ended_ns for host in hosts) - min(host.began_ns for host in hosts)) / 1e9
     simulated = " (SIMULATED hardware)" if any(host.simulated for host in hosts) else ""
-    unfinished = f" and {summary.unfinished:,} unfinished" if _tell_unfinished(hosts) else ""
+    unfinished = f" and {summary.unfinished:,} unfinished" if _all_tell_unfinished(hosts) else ""
     yield (
         f"{seconds:.1f} s of {_names(host.host for host in hosts)}{simulated}: {summary.calls:,} calls, "
         f"{summary.operations:,} completed operations{unfinished}, "
@@ -210,7 +210,7 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
     yield "open it at https://ui.perfetto.dev, which reads it in the browser and sends it nowhere"
 
 
-def _tell_unfinished(hosts: Sequence[HostTimeline]) -> bool:
+def _all_tell_unfinished(hosts: Sequence[HostTimeline]) -> bool:
     return all(host.tells_unfinished for host in hosts)
 
 
@@ -236,7 +236,7 @@ def _as_json(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, s
         ],
         "calls": summary.calls,
         "operations": summary.operations,
-        "unfinished": summary.unfinished if _tell_unfinished(hosts) else None,
+        "unfinished": summary.unfinished if _all_tell_unfinished(hosts) else None,
         "rail_samples": summary.rail_samples,
         "joined": same.joined,
         "not_joined": list(same.not_joined),

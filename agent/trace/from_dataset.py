@@ -99,7 +99,7 @@ class DatasetTimelines:
             one["instance"]: _communicator(one, row["source"]) for one in self._communicators.get(recording, ())
         }  # what was said last of each
         instances = [one.instance for one in known.values() if one.comm in comms] if comms else None
-        rails = self._of("rails", recording)
+        rails = self._read_rows("rails", recording)
         window = (from_ns, until_ns)
         errors = [one["clock_error_ns"] for one in rows]
         calls = self._rows("calls", CALL, recording, words, window, instances)
@@ -120,8 +120,8 @@ class DatasetTimelines:
             missing=tuple(_missing(rows)),
             communicators=tuple(known.values()),
             rails=tuple(map(_rail, {one["rail_id"]: one for one in rails}.values())),
-            marks=tuple(TimelineMark(one["time_ns"], one["text"], None) for one in self._of("marks", recording)),
-            stalls=tuple(map(_stall, self._of("stalls", recording))),
+            marks=tuple(TimelineMark(one["time_ns"], one["text"], None) for one in self._read_rows("marks", recording)),
+            stalls=tuple(map(_stall, self._read_rows("stalls", recording))),
             calls=calls,
             operations=operations,
             tells_unfinished=False,
@@ -136,7 +136,7 @@ class DatasetTimelines:
         rows: list[_Row] = self._dataset.rows(self._dataset[table]).to_pylist()
         return rows
 
-    def _of(self, table: str, recording: int) -> list[_Row]:
+    def _read_rows(self, table: str, recording: int) -> list[_Row]:
         expression = self._dataset[table]
         rows: list[_Row] = self._dataset.rows(expression.filter(expression.recording == recording)).to_pylist()
         return rows

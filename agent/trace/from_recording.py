@@ -127,12 +127,12 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
     known = {
         communicator.instance: TimelineCommunicator(
             instance=communicator.instance,
-            comm=_known(communicator.identity.comm),
-            rank=_known(communicator.identity.rank),
-            nranks=_known(communicator.identity.nranks),
+            comm=_text_or_empty(communicator.identity.comm),
+            rank=_text_or_empty(communicator.identity.rank),
+            nranks=_text_or_empty(communicator.identity.nranks),
             pid=communicator.identity.pid,
-            gpu=_known(communicator.identity.gpu),
-            netns=_known(communicator.identity.netns),
+            gpu=_text_or_empty(communicator.identity.gpu),
+            netns=_text_or_empty(communicator.identity.netns),
             job=communicator.identity.of_job("job"),
             world_rank=communicator.identity.of_job("world_rank"),
             numbered_from_start=numbered.get(communicator.instance),
@@ -149,7 +149,7 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
     return tuple(known.values())
 
 
-def _known(text: str) -> str:
+def _text_or_empty(text: str) -> str:
     return "" if text == UNKNOWN else text
 
 
@@ -198,7 +198,7 @@ def _places(numbers: Rows, names: Mapping[int, str], words: Words) -> Rows:
     """Places of the words that numbers of one byte stand for."""
     table = np.full(256, NOT_KNOWN, np.int32)
     for number in np.unique(numbers).tolist():
-        table[number] = words.index_of(_known(names.get(number, "")))
+        table[number] = words.index_of(_text_or_empty(names.get(number, "")))
     return table[numbers]
 
 

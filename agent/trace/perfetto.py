@@ -156,13 +156,13 @@ class _Host:
         for rail in sorted(host.rails, key=lambda one: (one.netns, len(one.rail), one.rail, one.device)):
             number = f"rail {rail.rail} · " if rail.rail else ""
             track = packets.add_track(f"{number}{rail.device}{f' · {rail.netns}' if rail.netns else ''}", rails)
-            samples = _of(host.rail_samples, "rail", rail.rail_id)
+            samples = _select_rows(host.rail_samples, "rail", rail.rail_id)
             for name, field in (("transmit", "transmit_bytes"), ("receive", "receive_bytes")):
                 if len(samples) > 1:
                     counter = packets.add_track(name, track, unit="B/s", description=_RATE)
                     for time_ns, rate in _rates(samples["time_ns"], samples[field]):
                         packets.add_counter_value(counter, time_ns, rate)
-            links = _of(host.link_events, "rail", rail.rail_id)
+            links = _select_rows(host.link_events, "rail", rail.rail_id)
             if len(links):
                 self._write_link(packets.add_track("link", track), links)
 
@@ -173,7 +173,7 @@ class _Host:
         ends = [*begins[1:], host.ended_ns]
         for link, begin_ns, end_ns in zip(links, begins, ends, strict=True):
             if end_ns > begin_ns:
-                said = _said(carrier_changes=int(link["carrier_changes"]))
+                said = _drop_empty(carrier_changes=int(link["carrier_changes"]))
                 self._packets.add_slice(
                     track, self._packets.make_shape(_link_state(link), "link", said), begin_ns, end_ns
                 )
@@ -191,9 +191,9 @@ class _Host:
         process = packets.add_track(" · ".join(words), top)
         for one in sorted(communicators, key=lambda one: (one.comm, one.instance)):
             self._write_communicator(process, one)
-        compute = _of(host.compute, "pid", pid)
+        compute = _select_rows(host.compute, "pid", pid)
         for stream in np.unique(compute["stream"]).tolist():
-            self._write_compute(process, stream, _of(compute, "stream", stream))
+            self._write_compute(process, stream, _select_rows(compute, "stream", stream))
 
     def _write_compute(self, process: int, stream: int, rows: Rows) -> None:
         host, packets = self._host, self._packets
@@ -236,7 +236,7 @@ class _Host:
             lambda key: packets.make_shape(
                 host.word(key[0]) or "call",
                 "call",
-                _said(data_type=host.word(key[1]), payload_bytes=key[2], peer=key[3], tid=key[4]),
+                _drop_empty(data_type=host.word(key[1]), payload_bytes=key[2], peer=key[3], tid=key[4]),
             )
         )
         for row, flow in zip(rows.tolist(), self._call_flows[chosen].tolist(), strict=True):
@@ -248,7 +248,7 @@ class _Host:
 
         def shape(key: tuple[int, ...], ended: bool) -> Shape:
             op, data_type, algorithm, protocol, channels, payload_bytes = key
-            said = _said(
+            said = _drop_empty(
                 data_type=host.word(data_type),
                 payload_bytes=payload_bytes,
                 algorithm=host.word(algorithm),
@@ -307,7 +307,7 @@ class _Host:
                 parent = others = others or self._packets.add_track("stalls", top)
             # A track for each: stalls of one rank may overlap, and are few.
             track = self._packets.add_track("stall", parent)
-            shape = self._packets.make_shape(f"stall: {stall.cause}", "stall", _stall_said(stall))
+            shape = self._packets.make_shape(f"stall: {stall.cause}", "stall", _stall_details(stall))
             self._packets.add_slice(track, shape, stall.since_ns, stall.since_ns + round(stall.seconds * 1e9))
 
 
@@ -324,7 +324,7 @@ class _Shapes(dict[Any, "Shape"]):
         return shape
 
 
-def _said(**values: Value) -> dict[str, Value]:
+def _drop_empty(**values: Value) -> dict[str, Value]:
     """What is known of these."""
     return {name: value for name, value in values.items() if value not in ("", NOT_KNOWN)}
 
@@ -333,9 +333,9 @@ def _sequence(number: int) -> int | None:
     return None if number == NOT_KNOWN else number
 
 
-def _stall_said(stall: TimelineStall) -> dict[str, Value]:
+def _stall_details(stall: TimelineStall) -> dict[str, Value]:
     evidence = {f"evidence {number}": text for number, text in enumerate(stall.evidence, 1)}
-    return _said(
+    return _drop_empty(
         comm=stall.comm,
         rank=stall.rank,
         op=stall.op,
@@ -348,7 +348,7 @@ def _stall_said(stall: TimelineStall) -> dict[str, Value]:
     )
 
 
-def _of(rows: Rows, field: str, value: int) -> Rows:
+def _select_rows(rows: Rows, field: str, value: int) -> Rows:
     chosen: Rows = rows[rows[field] == value]
     return chosen
 

@@ -37,7 +37,7 @@ from railscope.agent.facts.snapshot import (
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.family import Family, LabelValues, Sample
-from railscope.exporters.series.family_draft import Draft, draft_by_label, draft_known
+from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
@@ -93,7 +93,7 @@ def make_families(
         series = _series(shown)
     dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
-    return (*shown, *_families([draft_by_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
+    return (*shown, *_families([make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
 
 
 def _series(shown: Iterable[Family]) -> int:
@@ -145,8 +145,8 @@ def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterat
     yield from _communicators(detail.communicators)
     yield from _stalls(snapshot.stalls)
     yield from _times(snapshot.collectives, detail)
-    yield draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
-    yield draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
+    yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
+    yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
     yield from _probes(snapshot.health.probes)
@@ -317,7 +317,7 @@ def _probes(probes: ProbeHealth) -> Iterator[Draft]:
 def _collectors(health: AgentHealth) -> Iterator[Draft]:
     yield Draft(catalogue.COLLECTOR_SUCCESS, (((one.collector,), int(one.success)) for one in health.collectors))
     yield Draft(catalogue.COLLECTOR_DURATION, (((one.collector,), one.duration_seconds) for one in health.collectors))
-    yield draft_known(
+    yield make_draft(
         catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in health.collectors)
     )
     yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in health.probes.events_lost.items()))

@@ -23,10 +23,10 @@ class Draft:
     more_labels: tuple[str, ...] = ()
 
 
-def draft_known(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
+def make_draft(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
     """One sample a value; None, what cannot be known, is left out."""
     return Draft(metric, ((labels, value) for labels, value in values if value is not None))
 
 
-def draft_by_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
+def make_draft_by_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
     return Draft(metric, (((label,), value) for label, value in values))

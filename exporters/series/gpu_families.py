@@ -9,7 +9,7 @@ from statistics import fmean
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import NodeGpus, NvlinkFacts
 from railscope.exporters.series.family import Sample
-from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, draft_known
+from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, make_draft
 from railscope.exporters.series.selection import Selection
 
 
@@ -19,25 +19,25 @@ def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
     yield Draft(
         catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
     )
-    yield draft_known(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
-    yield draft_known(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
+    yield make_draft(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
+    yield make_draft(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
     yield from _links(links, selection)
     yield from _of_all_links(links, selection)
-    yield draft_known(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
+    yield make_draft(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
 
 
 def _links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:
     yield Draft(
         catalogue.NVLINK_INFO, (((one.gpu, one.link, one.remote, one.remote_type, one.counted), 1) for one in links)
     )
-    yield draft_known(
+    yield make_draft(
         catalogue.NVLINK_UP, (((one.gpu, one.link), None if one.up is None else int(one.up)) for one in links)
     )
     detailed = links if selection.nvlinks else ()
-    yield draft_known(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in detailed))
-    yield draft_known(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
-    yield draft_known(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
-    yield draft_known(
+    yield make_draft(catalogue.NVLINK_SPEED, (((one.gpu, one.link), one.speed_bytes_per_second) for one in detailed))
+    yield make_draft(catalogue.NVLINK_TRANSMIT_BYTES, (((one.gpu, one.link), one.transmit_bytes) for one in links))
+    yield make_draft(catalogue.NVLINK_RECEIVE_BYTES, (((one.gpu, one.link), one.receive_bytes) for one in links))
+    yield make_draft(
         catalogue.NVLINK_UTILIZATION,
         (
             ((one.gpu, one.link, direction), value)

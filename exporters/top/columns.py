@@ -69,15 +69,15 @@ def _urgency(rank: RankView) -> SortKey:
 
 
 def _errors(rail: RailView) -> str:
-    return ("DOWN " if rail.up is False else "") + _grown(rail)
+    return ("DOWN " if rail.up is False else "") + _increase(rail)
 
 
 def _link_errors(gpu: GpuView) -> str:
     complaints = f"FABRIC {' '.join(gpu.unhealthy)} " if gpu.unhealthy else ""
-    return complaints + _grown(gpu)
+    return complaints + _increase(gpu)
 
 
-def _grown(one: RailView | GpuView) -> str:
+def _increase(one: RailView | GpuView) -> str:
     now = [f"+{format_amount(more)} {name}" for name, more in one.new_errors]
     past = [f"({format_amount(more)} {name})" for name, more in one.past_errors]
     return " ".join(now + past)

@@ -200,7 +200,7 @@ class EthtoolStatistics:
                 return None
             known = self._known.get(device)
             if known is None or (known.index, known.count) != (index, count):
-                known = self._known[device] = self._learn(device, index, count)
+                known = self._known[device] = self._read_names(device, index, count)
             values = self._values(device, count)
             if values is not None:
                 chosen = tuple(int(values[position]) for position in known.positions)
@@ -223,7 +223,7 @@ class EthtoolStatistics:
             raise ValueError(f"the driver claims {count} statistics, more than {_MAXIMUM_STATISTICS}")
         return int(count)
 
-    def _learn(self, device: str, index: int, count: int) -> _Names:
+    def _read_names(self, device: str, index: int, count: int) -> _Names:
         command = bytearray(_STRINGS.size + (count + _SPARE_STATISTICS) * _NAME_BYTES)
         _STRINGS.pack_into(command, 0, _GET_STRINGS, _STATISTICS_SET, count)
         self._commands.run(device, command)

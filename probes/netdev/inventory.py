@@ -135,10 +135,10 @@ class ProcInventory:
     def read(self) -> tuple[NetworkDevice, ...]:
         """See `Inventory.read`."""
         names = [line.split(":", 1)[0].strip() for line in self._file.read_text().splitlines()[2:] if ":" in line]
-        return tuple(_known_by_name(name, self._netns) for name in names)
+        return tuple(_device_of_name(name, self._netns) for name in names)
 
 
-def _known_by_name(name: str, netns: int) -> NetworkDevice:
+def _device_of_name(name: str, netns: int) -> NetworkDevice:
     return NetworkDevice(
         name=name,
         index=0,

@@ -189,7 +189,7 @@ class GpuLinks:
         """
         before_ns = self._clock.monotonic_ns()
         if self._learnt_ns is None or before_ns - self._learnt_ns >= _LEARN_NS:
-            self._learn()
+            self._find_fields()
             self._learnt_ns = before_ns
         states = {link: self._state(link) for link in self._neighbours}
         values = self._values()
@@ -200,7 +200,7 @@ class GpuLinks:
         transmitted, received = (None if place is None else values[place] for place in self._pcie)
         return GpuReading(before_ns, after_ns, tuple(links), self._fabric, transmitted, received)
 
-    def _learn(self) -> None:
+    def _find_fields(self) -> None:
         """Ask for everything there may be.
 
         Raises:
@@ -219,7 +219,7 @@ class GpuLinks:
         if self._trouble is not None and scopes and not counters:
             raise self._trouble
         wanted = [(field, scope) for scope, kind in counters.items() for field in kind.fields]
-        errors = self._learn_errors(scopes)
+        errors = self._find_error_fields(scopes)
         wanted += [pair for pairs in errors.values() for _, pair in pairs]
         wanted += self._supported([(SPEED_FIELD, link) for link in scopes])
         wanted += self._supported([_PCIE_TRANSMIT, _PCIE_RECEIVE], only_wide=True)
@@ -253,7 +253,7 @@ class GpuLinks:
             if supported.issuperset((field, scope) for field in kind.fields):
                 counters[scope] = kind
 
-    def _learn_errors(self, scopes: Sequence[int]) -> dict[int, list[tuple[str, _Wanted]]]:
+    def _find_error_fields(self, scopes: Sequence[int]) -> dict[int, list[tuple[str, _Wanted]]]:
         errors: dict[int, list[tuple[str, _Wanted]]] = {}
         for names in (ERROR_FIELDS, NEWER_ERROR_FIELDS):
             for field, link in self._supported([(field, link) for field in names for link in scopes]):

@@ -112,9 +112,9 @@ def test_a_cause_of_a_newer_agent_is_nothing_that_is_known() -> None:
 @pytest.mark.parametrize("name", runbook.pages())
 def test_runbook_pages_have_what_the_table_says(name: str) -> None:
     page = (runbook.FOLDER / f"{name}.md").read_text()
-    assert runbook.written(name, page) == page, "run 'python -m railscope.dashboards.runbook'"
+    assert runbook.replace_parts(name, page) == page, "run 'python -m railscope.dashboards.runbook'"
     with pytest.raises(ValueError, match=f"{name}.md has no part"):
-        runbook.written(name, page.replace(runbook.END, ""))
+        runbook.replace_parts(name, page.replace(runbook.END, ""))
 
 
 def test_the_page_on_stalls_has_a_row_and_a_section_for_each_cause_and_no_other() -> None:

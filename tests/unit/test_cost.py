@@ -176,7 +176,7 @@ def test_a_wrong_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"), (2.5e15, "2.5 PB")],
 )
 def test_amounts_are_short(size_bytes: float, shown: str) -> None:
-    assert cost.amount(size_bytes) == shown
+    assert cost.format_bytes(size_bytes) == shown
 
 
 def test_a_fleet_beyond_any_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.rank_process import process_words
+from railscope.agent.facts.rank_process import describe_process
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.owner import (
     MOST_NAME,
@@ -176,5 +176,5 @@ def test_of_another_hosts_procfs_only_the_program_is_known(tmp_path: Path) -> No
 
 def test_the_name_of_a_program_cannot_end_its_quotation() -> None:
     owner = ProcessOwner(ProcessIdentity(7, 1), "ada", 'x") stalls: rail_down, blamed on (')
-    assert process_words(7, owner) == """process 7 of ada, "x') stalls: rail_down, blamed on (\""""
-    assert process_words(7, None) == "process 7"
+    assert describe_process(7, owner) == """process 7 of ada, "x') stalls: rail_down, blamed on (\""""
+    assert describe_process(7, None) == "process 7"

@@ -141,7 +141,7 @@ def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
 
 
 def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
-    shown = _shown_sizes(kinds)
+    shown = _format_sizes(kinds)
     for row in side.report.latency.rows:
         kind = (row.op, row.payload_bytes, row.source)
         if kind in kinds:
@@ -182,7 +182,7 @@ def _iterations(side: Side) -> Iterator[Value]:
 
 def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
     compared = {(op, payload) for op, payload, _ in kinds}
-    shown = _shown_sizes(kinds)
+    shown = _format_sizes(kinds)
     for row in side.report.bandwidth:
         if (row.op, row.payload_bytes) not in compared:
             continue
@@ -228,7 +228,7 @@ def _format_class(shown: Mapping[int, str], payload: int, over: int | None) -> s
     return shown[payload] if over is None else format_size_class(payload, over)
 
 
-def _shown_sizes(kinds: set[Kind]) -> dict[int, str]:
+def _format_sizes(kinds: set[Kind]) -> dict[int, str]:
     """How each size of both sides is shown: to the byte where another one would look the same."""
     payloads = {payload for _, payload, _ in kinds if payload is not None}
     alike = Counter(map(format_bytes, payloads))

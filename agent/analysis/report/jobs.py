@@ -57,7 +57,7 @@ def jobs_in(dataset: Dataset, gpus: Gpus) -> tuple[JobPart, ...]:
     return tuple(parts)
 
 
-def said_of_several(jobs: Sequence[JobPart]) -> str:
+def describe_several_jobs(jobs: Sequence[JobPart]) -> str:
     """That figures are of several jobs, and how to see one alone; empty: there is one."""
     if len(jobs) < 2:
         return ""
@@ -164,7 +164,7 @@ def with_numbers(report: Report, gpus: Gpus) -> Report:
     )
 
 
-def said_of_one(gpus: Gpus) -> str:
+def describe_selected_job(gpus: Gpus) -> str:
     """That the figures are of one job of several; empty: nothing was left out."""
     if not gpus.others:
         return ""
@@ -176,7 +176,7 @@ def said_of_one(gpus: Gpus) -> str:
     )
 
 
-def said_of_rails(gpus: Gpus) -> str:
+def describe_shared_rails(gpus: Gpus) -> str:
     """What the rails' port bytes are of, where others than the job's GPUs are on its servers; empty: they are not."""
     servers = Counter(gpu.server for gpu in gpus.others)
     shared = sorted({gpu.server for gpu in gpus.gpus} & servers.keys())

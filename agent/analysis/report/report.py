@@ -17,11 +17,11 @@ from railscope.agent.analysis.facts.quantities import format_seconds
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, Unknown
 from railscope.agent.analysis.parallelism.composition import find_composition
 from railscope.agent.analysis.report.jobs import (
+    describe_selected_job,
+    describe_several_jobs,
+    describe_shared_rails,
     jobs_in,
     only_job,
-    said_of_one,
-    said_of_rails,
-    said_of_several,
     with_numbers,
 )
 from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable
@@ -153,7 +153,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
     rails, unknown_rails = find_port_bytes(dataset)
     course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
-    several_jobs = said_of_several(jobs_in(dataset, gpus))
+    several_jobs = describe_several_jobs(jobs_in(dataset, gpus))
     found = Report(
         folders=tuple(str(folder) for folder in dataset.folders),
         simulated=any(row["simulated"] for row in recordings),
@@ -185,8 +185,8 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         ),
         losses=tuple(_losses(recordings, gpus, several_jobs)),
         several_jobs=several_jobs,
-        one_of_several=said_of_one(gpus),
-        shared_rails=said_of_rails(gpus) if rails else "",
+        one_of_several=describe_selected_job(gpus),
+        shared_rails=describe_shared_rails(gpus) if rails else "",
     )
     return with_numbers(found, gpus)
 

@@ -166,7 +166,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
         )
         for row in dataset.rows(dataset["communicators"]).to_pylist()
     ]
-    ends = _told_apart(_complete(ends))
+    ends = _split_by_owner(_complete(ends))
     several = _nodes_of_several_servers(ends)
     owners = sorted({end.owner for end in ends}, key=_order)
     numbers = _numbers(owners, ends)
@@ -216,7 +216,7 @@ def _complete(ends: list[_End]) -> list[_End]:
     ]
 
 
-def _told_apart(ends: list[_End]) -> list[_End]:
+def _split_by_owner(ends: list[_End]) -> list[_End]:
     """The ends; those of a process that has two ranks of one communicator, and no GPU index, are of several GPUs."""
     ranks: defaultdict[tuple[_Owner, str], set[int]] = defaultdict(set)
     for end in ends:

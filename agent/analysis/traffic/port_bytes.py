@@ -84,8 +84,8 @@ def _sums(dataset: Dataset) -> list[dict[str, Any]]:
         "rail_id",
         second=(samples["time_ns"] // _SECOND_NS).cast("int64"),
         took_ns=samples["time_ns"] - samples["time_ns"].lag().over(earlier),
-        sent=_grown(samples["transmit_bytes"], earlier),
-        received=_grown(samples["receive_bytes"], earlier),
+        sent=_increase(samples["transmit_bytes"], earlier),
+        received=_increase(samples["receive_bytes"], earlier),
     )
     by_second = read.group_by(["recording", "rail_id", "second"]).agg(
         took_ns=read["took_ns"].sum().cast("int64"),
@@ -103,6 +103,6 @@ def _sums(dataset: Dataset) -> list[dict[str, Any]]:
     return list(dataset.rows(found).to_pylist())
 
 
-def _grown(total: Any, earlier: Any) -> Any:
+def _increase(total: Any, earlier: Any) -> Any:
     before = total.lag().over(earlier)
     return ibis.cases((total >= before, total - before), (total < before, total))

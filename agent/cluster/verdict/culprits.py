@@ -69,15 +69,15 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     foremost = _foremost(present)
     by_sequence = tuple(_by_sequence(settled))
     found = [
-        *_said_of_processes(ranks, missing),
-        *_said_of_rails(present, fleet.rails),
+        *_process_culprits(ranks, missing),
+        *_rail_culprits(present, fleet.rails),
         *_writing(present, early, by_sequence, foremost),
         *by_sequence,
         *_blamed_locally(present, foremost),
         *_idle(settled),
-        *_said_of_gpus(present),
+        *_gpu_culprits(present),
         *_by_completion(present, missing),
-        *_said_before(ranks, missing),
+        *_last_reports(ranks, missing),
         *_absent(ranks, missing),
         *_the_rest(present),
     ]
@@ -139,7 +139,7 @@ def has_exited(rank: Rank) -> bool:
     return rank.ended if is_identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
 
 
-def _said_of_processes(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+def _process_culprits(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     """What hosts say of processes: of their own, or of a peer that closed its connections and may not be known."""
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
     for cause in OF_A_PROCESS:
@@ -175,7 +175,7 @@ def is_identified(rank: Rank) -> bool:
     return "unknown" not in (rank.comm, rank.rank)
 
 
-def _said_of_rails(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
+def _rail_culprits(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:
     """What hosts say of rails of theirs."""
     known = {(rail.host, rail.device, rail.netns): rail for rail in rails}
     for cause in RAIL_CAUSES:
@@ -345,7 +345,7 @@ def _idle(ranks: Sequence[Rank]) -> Iterable[Culprit]:
         yield Culprit(Cause.RANK_BEHIND, tuple(idle), basis="idle", strength="weak")
 
 
-def _said_of_gpus(present: Sequence[Rank]) -> Iterable[Culprit]:
+def _gpu_culprits(present: Sequence[Rank]) -> Iterable[Culprit]:
     said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.GPU_NOT_PROGRESSING]
     if said:
         numbers = {rank.stall.blamed_rank or rank.rank for rank in said if rank.stall}
@@ -371,7 +371,7 @@ def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[
         yield Culprit(Cause.UNKNOWN, tuple(last), basis="completion", strength="weak")
 
 
-def _said_before(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+def _last_reports(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
     """What hosts reported of their ranks before their scrapes ended or their agent restarted."""
     for rank in ranks:
         said = rank.last_said

@@ -80,7 +80,7 @@ def headline_time(recent: RecentCause, fleet: Fleet) -> str:
     """The beginning of a headline: `STALLED until 4.2 s ago for 6.0 s, not at this moment`."""
     history = recent.history
     length = stalled_seconds(history, fleet, recent.then)
-    if _told_by_the_silent(history, fleet):
+    if _reported_by_lost_hosts(history, fleet):
         # It may be on: who said so says nothing any more.
         return (
             f"STALLED when last heard of, {format_duration(fleet.at - history.last)} ago, for {format_duration(length)}"
@@ -99,7 +99,7 @@ def headline_time(recent: RecentCause, fleet: Fleet) -> str:
 
 def is_over(recent: RecentCause, fleet: Fleet) -> bool:
     """Whether nothing is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
-    return recent.history.times == 1 and not _told_by_the_silent(recent.history, fleet)
+    return recent.history.times == 1 and not _reported_by_lost_hosts(recent.history, fleet)
 
 
 def stalled_seconds(history: StallHistory, *fleets: Fleet) -> float:
@@ -134,7 +134,7 @@ def describe_ended_stalls(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
         who = "; ".join(dict.fromkeys(_saying(*said) for said in one.said[:2]))
         ended = ", and its processes have ended since" if _ended(one, fleet) else ""
         moment = datetime.fromtimestamp(one.last, UTC).strftime("%H:%M:%S UTC")
-        until = "when last heard of at" if _told_by_the_silent(one, fleet) else "until"
+        until = "when last heard of at" if _reported_by_lost_hosts(one, fleet) else "until"
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
             f"communicator {one.comm} {_state_of(one)} {until} {moment}, {format_duration(fleet.at - one.last)} "
@@ -174,7 +174,7 @@ def _ended(history: StallHistory, fleet: Fleet) -> bool:
     return bool(ranks) and all(rank.host in watched for rank in ranks)
 
 
-def _told_by_the_silent(history: StallHistory, fleet: Fleet) -> bool:
+def _reported_by_lost_hosts(history: StallHistory, fleet: Fleet) -> bool:
     silent = {agent.host for agent in fleet.agents if not agent.up}
     return any(host in silent for host, _, _ in history.said)
 

@@ -139,7 +139,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
             blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
         headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
         headline += "."
-    asked = _asked([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
+    asked = _describe_state([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
     notes = (*blind, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
@@ -431,7 +431,7 @@ def _silent_text(agents: Iterable[Agent]) -> str:
     return f"silent now: {format_hosts(hosts, most=5)}"
 
 
-def _asked(ranks: Sequence[Rank]) -> tuple[str, ...]:
+def _describe_state(ranks: Sequence[Rank]) -> tuple[str, ...]:
     """The state of a communicator that is not stalled."""
     present = [rank for rank in ranks if rank.present]
     lines = list(_sequences(present))

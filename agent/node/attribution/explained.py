@@ -181,13 +181,13 @@ class _Direction:
         if rails != self.rails or (self.samples and _fell(self.samples[-1].port, port)):
             self.rails = rails
             self.samples.clear()
-        self._give_out(port, totals)
+        self._distribute(port, totals)
         wire = tuple(self.given[rail] for rail in rails)
         self._keep(now_ns, port, wire)
         ratios = self._ratios(now_ns)
         return [DirectionWire(total, ratio) for total, ratio in zip(wire, ratios, strict=True)]
 
-    def _give_out(self, port: tuple[int, ...], totals: WireTotals) -> None:
+    def _distribute(self, port: tuple[int, ...], totals: WireTotals) -> None:
         """Share out what is new in the totals; a total that fell gives nothing until it is above its old value."""
         count = len(self.rails)
         wire = [self.given.setdefault(rail, 0) for rail in self.rails]

@@ -220,7 +220,7 @@ class Account:
         self._add_tail(read, evidence, growth)
         self._read = evidence
         split = self._split(first, evidence, floor, round(growth * min(1.0, evidence.skew)))
-        self._give(split, growth)
+        self._distribute(split, growth)
         return self.ledger
 
     def _add_collectives(self, last: Evidence, evidence: Evidence, growth: int) -> None:
@@ -298,7 +298,7 @@ class Account:
         half_width = (most_mine - least_mine) * together // segments // 2
         return _Headers(min(most, (least_mine + most_mine) * together // segments // 2), half_width)
 
-    def _give(self, split: _Split, growth: int) -> None:
+    def _distribute(self, split: _Split, growth: int) -> None:
         wanted = [new - old for new, old in zip(split.classes, self._given, strict=True)]
         shares = divide_in_proportion(growth, [max(0, want) for want in wanted])
         self._given = tuple(old + share for old, share in zip(self._given, shares, strict=True))

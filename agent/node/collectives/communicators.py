@@ -76,7 +76,7 @@ def format_label(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _known(value: int) -> int | None:
+def _value_or_none(value: int) -> int | None:
     return value if value >= 0 else None
 
 
@@ -134,7 +134,7 @@ class Communicators:
             if event["confirmed"]:
                 known = _identified(known, event["identity"])
             elif known.source == UNKNOWN and int(event["nranks"]) > 0:
-                rank = _known(int(event["rank"]))
+                rank = _value_or_none(int(event["rank"]))
                 known = replace(
                     known, nranks=int(event["nranks"]), rank=rank, source="init" if rank is not None else UNKNOWN
                 )
@@ -253,10 +253,10 @@ def _identified(known: Communicator, identity: Records) -> Communicator:
         comm_hash=int(identity["comm_hash"]) or known.comm_hash,
         rank=int(identity["rank"]),
         nranks=int(identity["nranks"]),
-        cuda_dev=_known(int(identity["cuda_dev"])),
-        nvml_dev=_known(int(identity["nvml_dev"])),
-        node=_known(int(identity["node"])),
-        n_nodes=_known(int(identity["n_nodes"])),
-        local_ranks=_known(int(identity["local_ranks"])),
+        cuda_dev=_value_or_none(int(identity["cuda_dev"])),
+        nvml_dev=_value_or_none(int(identity["nvml_dev"])),
+        node=_value_or_none(int(identity["node"])),
+        n_nodes=_value_or_none(int(identity["n_nodes"])),
+        local_ranks=_value_or_none(int(identity["local_ranks"])),
         source="layout",
     )

@@ -239,7 +239,7 @@ class Stragglers:
         strange = known[np.minimum(at, len(known) - 1)] != instances
         if strange.any():
             for instance in np.unique(instances[strange]).tolist():
-                self._meet(instance, communicator_of(instance))
+                self._add_instance(instance, communicator_of(instance))
             if self._table is None:
                 known, groups, members = self._arrays()
                 at = np.searchsorted(known, instances)
@@ -258,7 +258,7 @@ class Stragglers:
             )
         return self._table
 
-    def _meet(self, instance: int, communicator: Communicator | None) -> None:
+    def _add_instance(self, instance: int, communicator: Communicator | None) -> None:
         """Find the index of an instance; an unknown one is looked up again at the next call."""
         if communicator is None or communicator.name == UNKNOWN:
             return

@@ -296,7 +296,7 @@ class CudaCompletion:
             if not self._worth_it(library):
                 continue
             try:
-                known = self._libraries.get(number) or self._look_into(library)
+                known = self._libraries.get(number) or self._examine(library)
                 self._libraries[number] = known
                 if known.links is None and known.points:
                     known.links = self._programs.attach_library(f"/proc/self/fd/{library.descriptor}", known.points)
@@ -311,7 +311,7 @@ class CudaCompletion:
             for file in self._processes[identity].probed_files()
         )
 
-    def _look_into(self, library: CudaLibrary) -> _Nccl:
+    def _examine(self, library: CudaLibrary) -> _Nccl:
         with Elf.open(library.descriptor) as elf:
             points = library_points(elf, library.number)
         if not points:

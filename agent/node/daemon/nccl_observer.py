@@ -317,12 +317,12 @@ class NcclObserver:
     def read_lifecycle_events(self) -> None:
         """Read lifecycle events: communicators that were created or ended."""
         self._collectives.read_lifecycle_events()
-        self._meet_all()
+        self._add_processes()
 
-    def _meet_all(self) -> None:
+    def _add_processes(self) -> None:
         """Scan the processes of new communicators; only on the loop's thread, which watches them."""
         for tgid in self._collectives.pop_unknown_pids():
-            self._meet(tgid)
+            self._add_process(tgid)
 
     def detach_changed_libraries(self) -> None:
         """Take the probes off libraries that are being written to, before a process maps what they become."""
@@ -338,7 +338,7 @@ class NcclObserver:
         counts = self._collectives.read()
         expected = self._collectives.expected(counts) if relate else None
         closed = self._hardware.update(expected, self._handed_over)
-        self._meet_all()
+        self._add_processes()
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_positions(now_ns)
         self._collectives.archive_ended(now_ns)
@@ -374,7 +374,7 @@ class NcclObserver:
     def _found(self, identity: ProcessIdentity, library: Library) -> None:
         self._add(identity, library.nccl_version)
 
-    def _meet(self, tgid: int) -> None:
+    def _add_process(self, tgid: int) -> None:
         """A process showed up in the kernel's tables before discovery came to it."""
         identity = identity_of(self._config.procfs, tgid)
         if identity is None or not is_alive(self._config.procfs, identity):

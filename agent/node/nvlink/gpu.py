@@ -145,7 +145,7 @@ class Gpu:
             NvmlError: the GPU does not answer; nothing changes but that the links' state is unknown.
         """
         try:
-            links = self._links if self._links is not None else self._meet()
+            links = self._links if self._links is not None else self._find_gpu()
             reading = links.read()
             if self.retired:
                 return
@@ -158,7 +158,7 @@ class Gpu:
             self.links = without_states(self.links)
             raise
 
-    def _meet(self) -> GpuLinks:
+    def _find_gpu(self) -> GpuLinks:
         """Find the GPU by its number; another one may have it by now."""
         session = self._session
         handle = session.handle(self._index)

@@ -144,12 +144,12 @@ class FlightRecorder:
             or source.fields != read.fields
             or source.generation != self._generation
         ):
-            source = self._learn(netns, read.names, read.fields)
+            source = self._select_rails(netns, read.names, read.fields)
         source.keep_last_reading(read)
         if len(source.devices):
             self._samples.add(source.samples(read).reshape(-1))
 
-    def _learn(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> SampledRails:
+    def _select_rails(self, netns: int, names: tuple[str, ...], fields: tuple[str, ...]) -> SampledRails:
         with self._lock:
             devices, rows = [], []
             for row, name in enumerate(names):

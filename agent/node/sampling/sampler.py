@@ -209,12 +209,12 @@ class Sampler:
                     self._read_now(entry)
                 if len(entry.waiting) >= entry.most_waiting:
                     self._understand(entry)
-                if entry.may_be_asked and self._thread is not None:
-                    self._let_be_asked(entry)
+                if entry.can_be_shared and self._thread is not None:
+                    self._share_question(entry)
         if entry.removed:
             entry.close()
 
-    def _let_be_asked(self, entry: SampledSource) -> None:
+    def _share_question(self, entry: SampledSource) -> None:
         """Hand the asking over to the other thread, where there is a question; the caller holds `entry.use`."""
         entry.next_try = entry.reads + _READS_BETWEEN_TRIES
         if self._beats is None:
@@ -287,7 +287,7 @@ class Sampler:
         entry.asked.resume()
         return True
 
-    def _look_for_ended(self) -> None:
+    def _wake_ended(self) -> None:
         """Let questions that ended be due at once, to see what is the matter."""
         for entry in self._listed:
             if entry.asked is not None and entry.use.acquire(blocking=False):
@@ -350,7 +350,7 @@ class Sampler:
             if self._beats is not None:
                 if next_ns is None or next_ns > clock.monotonic_ns():
                     self._beats.wait(next_ns)
-                    self._look_for_ended()
+                    self._wake_ended()
             elif next_ns is None:
                 self._bell.acquire()
             elif (pause_ns := next_ns - clock.monotonic_ns()) > 0:

@@ -86,7 +86,7 @@ class SampledSource:
         )
 
     @property
-    def may_be_asked(self) -> bool:
+    def can_be_shared(self) -> bool:
         """Whether another thread may ask from now on."""
         usual = self.success and not self.refresh and not self.removed
         return usual and self.deferring is not None and self.most_heard > 1 and self.reads >= self.next_try

@@ -134,7 +134,7 @@ class Baselines:
         for (instance, op, size, _), (operations, duration_ns, _payload) in zip(
             keys.tolist(), values.tolist(), strict=True
         ):
-            known = self._of(instance, op, size)
+            known = self._get(instance, op, size)
             more = operations - known.operations
             if more > 0 and duration_ns >= known.duration_ns:
                 known.add(_Window(now_ns, more, duration_ns - known.duration_ns, instance in stalled))
@@ -143,7 +143,7 @@ class Baselines:
     def record_calls(self, now_ns: int, instance: int, calls: int, *, stalled: bool) -> None:
         """The same where only calls are seen: the time from call to call stands for their duration."""
         fresh = _CALLS not in self._known.get(instance, {})
-        known = self._of(instance, *_CALLS)
+        known = self._get(instance, *_CALLS)
         more = calls - known.operations
         if more > 0 and not fresh:
             known.add(_Window(now_ns, more, now_ns - known.duration_ns, stalled))
@@ -187,5 +187,5 @@ class Baselines:
         for instance in [instance for instance in self._known if instance not in living]:
             del self._known[instance]
 
-    def _of(self, instance: int, op: int, size: int) -> _Known:
+    def _get(self, instance: int, op: int, size: int) -> _Known:
         return self._known.setdefault(instance, {}).setdefault((op, size), _Known())

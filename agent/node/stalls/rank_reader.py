@@ -169,7 +169,7 @@ class RankReader:
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
-            self._take_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
+            self._record_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
         rows = {}
         suspects = []
         quiet_until_ns = now_ns + self._suspicion_ns
@@ -340,7 +340,7 @@ class RankReader:
             unseen_calls=0 if position is None else position - row.enqueued,
         )
 
-    def _take_histories(self, now_ns: int, unusual: set[int], pids: dict[int, int]) -> None:
+    def _record_histories(self, now_ns: int, unusual: set[int], pids: dict[int, int]) -> None:
         tables = self._followed
         if tables is None:
             return

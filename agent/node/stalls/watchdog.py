@@ -19,7 +19,7 @@ from typing import Final
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.rank_process import process_words
+from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, StallTotal, WritingRank
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
@@ -338,5 +338,5 @@ def _sentence(stall: Stall) -> str:
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
     return (
         f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
-        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({process_words(stall.pid, stall.owner)})"
+        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({describe_process(stall.pid, stall.owner)})"
     )

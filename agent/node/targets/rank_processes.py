@@ -88,11 +88,11 @@ class RankProcesses:
                 if now_ns - began_ns > MOST_READING_NS or (last_ns and now_ns - last_ns < FRESH_NS):
                     break
                 self._read_ns[process.identity] = now_ns
-                self._learn_usage(process.identity)
+                self._read_usage(process.identity)
             with self._lock:
                 return tuple(self._known[pid] for pid in sorted(self._known))
 
-    def _learn_usage(self, identity: ProcessIdentity) -> None:
+    def _read_usage(self, identity: ProcessIdentity) -> None:
         usage = usage_of(self._procfs, identity, self._clock)
         with self._lock:
             known = self._known.get(identity.pid)
