@@ -58,101 +58,108 @@ def _histogram(name: str, labels: str, help: str) -> Metric:
 BUILD_INFO: Final = _gauge(
     "build_info",
     "version kernel simulated",
-    "Always 1: version of railscope and of the kernel; simulated is true when an input is recorded or synthesised.",
+    "Always 1. Version of railscope and of the kernel; simulated is true if any input is recorded or synthesised.",
 )
 AGENT_START_TIME: Final = _gauge(
-    "agent_start_time_seconds", "", "When the agent began, in seconds since the Unix epoch: counts began anew then."
+    "agent_start_time_seconds", "", "Start time of the agent since the Unix epoch in seconds. Counts restart from it."
 )
 SNAPSHOT_TIMESTAMP: Final = _gauge(
-    "snapshot_timestamp_seconds", "", "When these values were put together, in seconds since the Unix epoch."
+    "snapshot_timestamp_seconds", "", "Time at which the agent assembled these values, in seconds since the Unix epoch."
 )
-PROCESSES_OBSERVED: Final = _gauge("processes_observed", "", "Processes with NCCL that are observed now.")
+PROCESSES_OBSERVED: Final = _gauge(
+    "processes_observed", "", "Number of processes with NCCL that the agent observes now."
+)
 # Of the agent's process, under the names that every Prometheus client gives them.
 PROCESS_CPU: Final = Metric(
-    "process_cpu_seconds_total", "counter", (), "Total user and system CPU time spent in seconds, by the agent."
+    "process_cpu_seconds_total", "counter", (), "Total user and system CPU time that the agent spent, in seconds."
 )
 PROCESS_RESIDENT: Final = Metric("process_resident_memory_bytes", "gauge", (), "Resident memory of the agent in bytes.")
 PROCESS_VIRTUAL: Final = Metric("process_virtual_memory_bytes", "gauge", (), "Virtual memory of the agent in bytes.")
 PROCESS_OPEN_FDS: Final = Metric("process_open_fds", "gauge", (), "Number of file descriptors that the agent has open.")
-PROCESS_MAX_FDS: Final = Metric("process_max_fds", "gauge", (), "Most file descriptors that the agent may have open.")
+PROCESS_MAX_FDS: Final = Metric("process_max_fds", "gauge", (), "Maximum number of open file descriptors of the agent.")
 PROCESS_START_TIME: Final = Metric(
     "process_start_time_seconds", "gauge", (), "Start time of the agent's process since the Unix epoch in seconds."
 )
 COLLECTIVE_CALLS: Final = _counter(
     "collective_calls",
     "op dtype gpu",
-    "NCCL calls on this node, exact; includes processes that have ended.",
+    "NCCL calls on this node, counted exactly in the kernel; includes processes that have ended.",
 )
 COLLECTIVE_PAYLOAD_BYTES: Final = _counter(
     "collective_payload_bytes",
     "op dtype gpu",
-    "Payload in bytes (count x dtype size) given to NCCL on this node, exact; includes processes that have ended.",
+    "Payload in bytes (count x dtype size) passed to NCCL on this node, counted exactly in the kernel; includes "
+    "processes that have ended.",
 )
 COLLECTIVE_SIZE_BYTES: Final = _histogram(
     "collective_size_bytes",
     "op",
-    "Payload of one NCCL call in bytes, in powers of two.",
+    "Payload of one NCCL call in bytes, in buckets of powers of two.",
 )
 COLLECTIVE_ENQUEUE_SECONDS: Final = _histogram(
     "collective_enqueue_seconds",
     "op",
-    "Host time inside the NCCL call in seconds, sampled: the enqueue, not how long the collective took.",
+    "Host time inside the NCCL call in seconds, sampled. This is the enqueue, not the duration of the collective.",
 )
 COLLECTIVE_DURATION_SECONDS: Final = _histogram(
     "collective_duration_seconds",
     "op source",
-    "How long operations took, in seconds: an upper bound. source proxy: the network part, from hand-over (or the end "
-    "of the operation before on the same communicator) to when NCCL's proxy thread completed it; all Send and Recv of "
-    "one launch are one operation (SendRecv). source cuda: from the call to when the job learned through a CUDA event "
-    "or stream that it is complete, queueing included.",
+    "Duration of operations in seconds, an upper bound. source proxy: the network part, from hand-over to NCCL's "
+    "proxy thread (or from the end of the previous operation on the same communicator) to its completion by the "
+    "proxy thread; all Send and Recv of one launch count as one operation (SendRecv). source cuda: from the call "
+    "until a CUDA event or stream reported completion to the job, queueing included.",
 )
 COLLECTIVE_BUS_BANDWIDTH: Final = _histogram(
     "collective_bus_bandwidth_bytes_per_second",
     "op",
-    "Bus bandwidth of each completed collective in bytes per second: payload x nccl-tests' factor over its duration.",
+    "Bus bandwidth (busbw) of each completed collective in bytes per second: payload x nccl-tests' factor / duration.",
 )
 COLLECTIVE_LAUNCHES: Final = _counter(
     "collective_launches",
     "op algorithm protocol channels",
-    "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose.",
+    "Collectives launched, by algorithm, protocol and number of channels chosen by NCCL.",
 )
 COMM_INFO: Final = _gauge(
     "comm_info",
     "comm rank nranks gpu node_rank local_ranks nccl_version pid netns identity_source",
-    "Always 1: identity of one rank's end of a communicator and of its job; leaves a while after the process.",
+    "Always 1. Identity of one rank of a communicator and of its job. The series disappears after "
+    "--limit.communicator-lifetime once the rank or its process has ended.",
 )
 COMM_ENQUEUED: Final = _counter(
     "comm_enqueued",
     "comm rank",
-    "Operations this rank gave to NCCL on this communicator since railscope came: ranks should advance together.",
+    "Operations that this rank enqueued on this communicator since the agent attached. All ranks of a communicator "
+    "advance together.",
 )
 COMM_COUNTED_FROM_START: Final = _gauge(
     "comm_counted_from_start",
     "comm rank",
-    "0 where railscope came after the first operation, so that ranks do not compare by number; absent otherwise.",
+    "0 if the agent attached after the first operation of the communicator, so comm_enqueued_total is not comparable "
+    "between its ranks; absent otherwise.",
 )
 COMM_ENDED: Final = _gauge(
     "comm_ended",
     "comm rank",
-    "1 once this rank's end of the communicator was destroyed or aborted, or its process has ended, for as long as it "
-    "is shown; absent otherwise.",
+    "1 after this rank destroyed or aborted the communicator or its process ended, until the series disappears; "
+    "absent otherwise.",
 )
 COMM_SEQUENCE: Final = _gauge(
     "comm_sequence",
     "comm rank",
-    "Collectives this rank entered since the communicator was made, as NCCL itself numbers them: ranks compare by it "
-    "whenever railscope came. Point to point and captured graphs have no number; absent where it cannot be known.",
+    "Collectives that this rank entered since the communicator was created, by NCCL's own sequence number. "
+    "Comparable between ranks, whenever the agent attached. Point-to-point operations and captured CUDA graphs have "
+    "no number. Absent if unknown.",
 )
 COMM_COMPLETED: Final = _counter(
     "comm_completed",
     "comm rank",
-    "Of the operations enqueued, how many are known to be complete; absent where that cannot be known.",
+    "Enqueued operations that are known to be complete; absent if unknown.",
 )
 COMM_INFLIGHT_SECONDS: Final = _gauge(
     "comm_inflight_seconds",
     "comm rank",
-    "Age in seconds of the oldest operation that was handed to the network and is not complete, 0 if there is none; "
-    "absent where that cannot be known.",
+    "Age in seconds of the oldest operation in flight: handed to NCCL's proxy thread and not complete. 0 if there is "
+    "none; absent if unknown.",
 )
 COMM_CAPTURED: Final = _counter(
     "comm_graph_captured", "comm rank", "Collectives captured into CUDA graphs on this communicator."
@@ -160,28 +167,29 @@ COMM_CAPTURED: Final = _counter(
 COMM_REPLAYED: Final = _counter(
     "comm_graph_replayed",
     "comm rank",
-    "Collectives that replays of CUDA graphs ran on this communicator; no call is made for them.",
+    "Collectives run by replays of CUDA graphs on this communicator. A replay makes no NCCL call.",
 )
 COMM_STALLED: Final = _gauge(
     "comm_stalled",
     "comm rank op cause",
-    "1 while an operation of this rank does not come to its end; absent otherwise.",
+    "1 while an operation of this rank is stalled (does not complete); absent otherwise.",
 )
 COMM_STALL_INFO: Final = _gauge(
     "comm_stall_info",
     "comm rank cause strength blamed_rank rail device netns",
-    "1 while stalled: whom the cause names; strength weak: nothing saw the operation itself.",
+    "1 while stalled. blamed_rank, rail and device name what the cause blames. strength weak: the stall is inferred, "
+    "no probe saw the operation itself.",
 )
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",
     "comm rank cause",
-    "Length in seconds of the stalls of this rank, the current one included.",
+    "Total duration in seconds of this rank's stalls, the current one included.",
 )
 COMM_WRITING: Final = _gauge(
     "comm_writing",
     "comm rank",
-    "1 while this rank's process makes no call and writes to storage, as for a checkpoint, or did so a moment ago; "
-    "absent otherwise.",
+    "1 while this rank's process makes no NCCL call and writes to storage (for example a checkpoint), and shortly "
+    "after; absent otherwise.",
 )
 STALLS: Final = _counter(
     "stalls",
@@ -191,240 +199,251 @@ STALLS: Final = _counter(
 COMM_OPERATION_SECONDS: Final = _counter(
     "comm_operation_seconds",
     "comm rank",
-    "Time in seconds that this rank's completed operations took from hand-over to their end, in sum; among the ranks "
-    "of a communicator the one that waits least arrives last.",
+    "Total duration in seconds of this rank's completed operations, from hand-over to completion. The rank of a "
+    "communicator with the smallest value waits least, so it arrives last.",
 )
 COMM_OPERATIONS: Final = _counter(
     "comm_operations",
     "comm rank",
-    "Operations that comm_operation_seconds_total is the sum over.",
+    "Completed operations that comm_operation_seconds_total adds up.",
 )
 COMM_LAST_ARRIVALS: Final = _counter(
     "comm_last_arrivals",
     "comm rank",
-    "How often this rank made a call last among the ranks of the communicator on this host.",
+    "Calls that this rank made last among the communicator's ranks on this host.",
 )
 COMM_ARRIVAL_LAG_SECONDS: Final = _counter(
     "comm_arrival_lag_seconds",
     "comm rank",
-    "Time in seconds by which this rank came after the rank before it, in sum over the calls that it made last.",
+    "Total delay in seconds of this rank behind the second-to-last rank on this host, over the calls that it made "
+    "last.",
 )
 COMM_PEER_WIRE_BYTES: Final = _counter(
     "comm_peer_wire_bytes",
     "comm rank peer basis",
-    "Wire bytes that this rank's calls send to the rank peer (other: those beyond --series.peers together). basis "
-    "call: the call names the peer, exact; ring: payload x algorithm factor to the next rank, by a model of one ring "
-    "in the order of ranks. Only with --series.peers; without replays of CUDA graphs.",
+    "Wire bytes that this rank's calls send to the rank in peer (other: all peers beyond --series.peers). basis "
+    "call: the call names the peer, exact; basis ring: payload x algorithm factor, sent to the next rank of one "
+    "modelled ring in rank order. Only with --series.peers. Replays of CUDA graphs are not included.",
 )
 COLLECTIVE_COMPLETED_PAYLOAD_BYTES: Final = _counter(
     "collective_completed_payload_bytes",
     "op size",
-    "Payload in bytes of completed operations, by their size rounded up to a power of two; over "
-    "collective_completed_seconds_total it is algbw.",
+    "Payload in bytes of completed operations, by size rounded up to a power of two. Divided by "
+    "collective_completed_seconds_total it gives algbw.",
 )
 COLLECTIVE_COMPLETED_BUS_BYTES: Final = _counter(
     "collective_completed_bus_bytes",
     "op size",
-    "Payload x nccl-tests' factor in bytes of completed operations; over collective_completed_seconds_total it is "
-    "busbw.",
+    "Payload x nccl-tests' factor in bytes of completed operations. Divided by collective_completed_seconds_total it "
+    "gives busbw.",
 )
 COLLECTIVE_COMPLETED_SECONDS: Final = _counter(
     "collective_completed_seconds",
     "op size",
-    "Time in seconds that completed operations took from hand-over to their end, in sum.",
+    "Total duration in seconds of completed operations, from hand-over to completion.",
 )
 COMM_EVENTS: Final = _counter(
-    "comm_events", "event", "Communicators made, ended, aborted, revoked and so on by this node's processes."
+    "comm_events",
+    "event",
+    "Communicator events of this node's processes (created, destroyed, aborted, revoked and others), by event.",
 )
 COMM_ERRORS: Final = _counter(
-    "comm_errors", "error", "Errors that NCCL reported for communicators, each once, by the name of the result."
+    "comm_errors", "error", "Errors that NCCL reported for communicators, each counted once, by ncclResult_t name."
 )
 RAIL_INFO: Final = _gauge(
     "rail_info",
     "rail device port netdev pci gpu numa link_layer driver",
-    "Always 1: the network port behind a rail; gpu is the nearest GPU.",
+    "Always 1. The network port of a rail; gpu is the nearest GPU.",
 )
 RAIL_UP: Final = _gauge("rail_up", "rail device port", "1 if the link is up, 0 if it is down; absent if unknown.")
 RAIL_SPEED: Final = _gauge(
     "rail_speed_bytes_per_second",
     "rail device port",
-    "Line rate of the link in bytes per second, one direction; absent if unknown.",
+    "Line rate of the link in bytes per second, per direction; absent if unknown.",
 )
 RAIL_TRANSMIT_BYTES: Final = _counter(
     "rail_transmit_bytes",
     "rail device port",
-    "Port bytes sent, as the device counts them; goes on where it was when the device begins again at 0.",
+    "Port bytes sent, as counted by the device. Continues when the device's counter restarts at 0.",
 )
 RAIL_RECEIVE_BYTES: Final = _counter(
     "rail_receive_bytes",
     "rail device port",
-    "Port bytes received, as the device counts them; goes on where it was when the device begins again at 0.",
+    "Port bytes received, as counted by the device. Continues when the device's counter restarts at 0.",
 )
 RAIL_EXPECTED_WIRE_BYTES: Final = _counter(
     "rail_expected_wire_bytes",
     "rail device direction",
-    "Wire bytes that the observed collectives should have put on this rail (payload x algorithm factor); "
-    "absent where that cannot be known.",
+    "Wire bytes that the observed collectives are expected to put on this rail (payload x algorithm factor); absent "
+    "if unknown.",
 )
 RAIL_COLLECTIVE_BYTES: Final = _counter(
     "rail_collective_bytes",
     "rail device direction",
-    "Bytes that collectives handed to this rail, exact, as NCCL gave them to the network device.",
+    "Bytes that NCCL posted to this rail's network device for collectives, exact.",
 )
 RAIL_EXPLAINED_RATIO: Final = _gauge(
     "rail_explained_ratio",
     "rail device direction",
-    "Expected wire bytes over port bytes: 1 when the observed collectives explain the traffic; "
-    "absent where that cannot be known.",
+    "Expected wire bytes / port bytes. 1 means that the observed collectives explain all of the rail's traffic; "
+    "absent if unknown.",
 )
 RAIL_BYTES_BY_ORIGIN: Final = _counter(
     "rail_bytes_by_origin",
     "rail device direction origin",
-    "Port bytes since railscope first saw the rail, by origin: collective (what observed collectives moved), overhead "
-    "(headers of observed processes' packets), retransmission, unseen (of observed processes, and of no observed "
-    "collective), offload (moved by the network itself), foreign (of others). Together they are the port "
-    "bytes up to a moment at most some seconds ago.",
+    "Port bytes since railscope first saw the rail, by origin: collective (moved by observed collectives), overhead "
+    "(packet headers of observed processes), retransmission, unseen (of observed processes, but of no observed "
+    "collective), offload (moved by the network itself), foreign (of other processes). The origins add up to the "
+    "port bytes, at most some seconds late.",
 )
 RAIL_LEDGER_ERROR: Final = _gauge(
     "rail_ledger_error_ratio",
     "rail device direction",
-    "Half the width of the band that an origin's bytes may lie in, over all of them; absent until there are some.",
+    "Uncertainty of rail_bytes_by_origin_total: half the width of an origin's error band / bytes of all origins; "
+    "absent until bytes were counted.",
 )
 RAIL_UTILIZATION: Final = _gauge(
     "rail_utilization_ratio",
     "rail device port direction",
-    "Port bytes over what the line rate allows, of the last correlation window; absent where one is unknown.",
+    "Port bytes / bytes that the line rate allows, over the last correlation window; absent if either is unknown.",
 )
 RAIL_RATE: Final = _histogram(
     "rail_rate_bytes_per_second",
     "rail device direction",
-    "Port bytes per second over short intervals: shows bursts that a scrape interval averages away; absent of a "
+    "Port bytes per second over short intervals. Shows bursts that a scrape interval averages away. Absent for a "
     "network device that only RDMA uses, unless --series.detail=devices.",
 )
 RAIL_COUNTER: Final = _counter(
     "rail_events",
     "rail device port counter severity",
-    "Everything else that the device counts (errors, drops, carrier changes, packets), by the name of its counter and "
-    "from the device's own value on; severity page: any increase matters, warn: a lasting rate does, context: neither. "
-    "Unless --series.detail=counters, warn and context are absent while 0, and context is congestion only.",
+    "Other counters of the device (errors, drops, carrier changes, packets), by the driver's counter name, starting "
+    "at the device's own value. severity page: any increase matters; warn: a sustained rate matters; context: "
+    "background for the others. Without --series.detail=counters, warn and context are absent while 0, and context "
+    "holds congestion counters only.",
 )
 RAIL_COUNTER_BY_SEVERITY: Final = _counter(
     "rail_events_by_severity",
     "rail device port severity",
-    "What all counters of one severity (page or warn) rose by together since railscope saw them, those included that "
-    "rail_events_total does not show.",
+    "Total increase of all counters of one severity (page or warn) since railscope first saw them, including "
+    "counters that rail_events_total leaves out.",
 )
 RAIL_COUNTER_PINNED: Final = _gauge(
     "rail_pinned",
     "rail device port counter",
-    "1 where a counter is saturated: more may have happened since, and nothing says how much.",
+    "1 if a counter is saturated: it reads its maximum and no longer counts.",
 )
 RAIL_BOND_MEMBER_UP: Final = _gauge(
     "rail_bond_member_up",
     "rail device port member",
-    "For each member of a bonded rail: 1 if the bond takes its link for up, 0 if not; absent if unknown.",
+    "1 if the bond considers this member's link up, 0 if not; absent if unknown.",
 )
 RAIL_PCI_STALLED: Final = _gauge(
     "rail_pci_stalled_ratio",
     "rail device direction",
-    "Part of the last second in which the card waited for the PCIe bus, 0 to 1; direction read (of memory, to send) or "
-    "write (what was received).",
+    "Fraction of the last second in which the NIC waited for the PCIe bus, 0 to 1. direction read: reads from memory "
+    "to send; write: writes of received data.",
 )
 RAIL_QUEUE_BACKLOG_BYTES: Final = _gauge(
-    "rail_queue_backlog_bytes", "rail device", "Bytes that wait in the rail's queueing discipline to be sent."
+    "rail_queue_backlog_bytes", "rail device", "Bytes queued in the rail's queueing discipline (qdisc)."
 )
 RAIL_QUEUE_BACKLOG_PACKETS: Final = _gauge(
-    "rail_queue_backlog_packets", "rail device", "Packets that wait in the rail's queueing discipline to be sent."
+    "rail_queue_backlog_packets", "rail device", "Packets queued in the rail's queueing discipline (qdisc)."
 )
 RAIL_QUEUE_DROPS: Final = _counter(
-    "rail_queue_drops", "rail device", "Packets that the rail's queueing discipline dropped."
+    "rail_queue_drops", "rail device", "Packets that the rail's queueing discipline (qdisc) dropped."
 )
 RAIL_QUEUE_OVERLIMITS: Final = _counter(
-    "rail_queue_overlimits", "rail device", "How often the rail's queueing discipline held packets back."
+    "rail_queue_overlimits",
+    "rail device",
+    "Times that the rail's queueing discipline (qdisc) went over its limit (overlimits).",
 )
 RAIL_QUEUE_REQUEUES: Final = _counter(
-    "rail_queue_requeues", "rail device", "Packets that the device could not take and the queue took back."
+    "rail_queue_requeues",
+    "rail device",
+    "Packets that the queueing discipline (qdisc) requeued because the device could not take them.",
 )
 RAIL_TCP_CONNECTIONS: Final = _gauge(
     "rail_tcp_connections",
     "rail device state",
-    "TCP connections of observed processes on this rail; state: all, sending (data within a second, or under way), "
-    "application_limited (sending, and only as fast as the application gives).",
+    "TCP connections of observed processes on this rail. state: all; sending (sent data within the last second, or "
+    "has unacknowledged data); application_limited (sending, limited by the application).",
 )
 RAIL_TCP_ROUND_TRIP: Final = _gauge(
     "rail_tcp_round_trip_seconds",
     "rail device stat",
-    "Smoothed round trip of the sending connections in seconds, mean and max, and deviation: the mean of their "
-    "deviations, longer than the mean where single round trips took long; absent while none sends.",
+    "Smoothed TCP round-trip time of the sending connections in seconds. stat: mean, max, deviation (mean of TCP's "
+    "rttvar; above the mean if single round trips took long). Absent while none sends.",
 )
 RAIL_TCP_DELIVERY_RATE: Final = _gauge(
     "rail_tcp_delivery_rate_bytes_per_second",
     "rail device",
-    "Sum of the sending connections' delivery rates in bytes per second; absent while none sends.",
+    "Sum of the sending connections' TCP delivery rates in bytes per second; absent while none sends.",
 )
 RAIL_TCP_UNACKNOWLEDGED: Final = _gauge(
-    "rail_tcp_unacknowledged_segments", "rail device", "Segments of observed processes under way on this rail."
+    "rail_tcp_unacknowledged_segments",
+    "rail device",
+    "TCP segments of observed processes that are sent and not acknowledged on this rail.",
 )
 RAIL_TCP_UNSENT_BYTES: Final = _gauge(
-    "rail_tcp_unsent_bytes", "rail device", "Bytes in socket buffers of observed processes that were not sent yet."
+    "rail_tcp_unsent_bytes", "rail device", "Bytes in TCP send buffers of observed processes that were not sent yet."
 )
 RAIL_TCP_SENT_BYTES: Final = _counter(
     "rail_tcp_sent_bytes",
     "rail device",
-    "Payload that TCP connections of observed processes sent, retransmissions included, since railscope saw them.",
+    "TCP payload bytes that connections of observed processes sent since railscope first saw them, retransmissions "
+    "included.",
 )
 RAIL_TCP_ACKNOWLEDGED_BYTES: Final = _counter(
     "rail_tcp_acknowledged_bytes",
     "rail device",
-    "Payload of observed processes that their peers acknowledged, since railscope saw them: what really arrived.",
+    "TCP payload bytes of observed processes that their peers acknowledged since railscope first saw the connections.",
 )
 RAIL_TCP_RECEIVED_BYTES: Final = _counter(
     "rail_tcp_received_bytes",
     "rail device",
-    "Payload that TCP connections of observed processes received, since railscope saw them.",
+    "TCP payload bytes that connections of observed processes received since railscope first saw them.",
 )
 RAIL_TCP_RETRANSMITTED_BYTES: Final = _counter(
     "rail_tcp_retransmitted_bytes",
     "rail device",
-    "Bytes that TCP connections of observed processes sent again, since railscope saw them.",
+    "Bytes that TCP connections of observed processes retransmitted since railscope first saw them.",
 )
 RAIL_TCP_SENT_SEGMENTS: Final = _counter(
     "rail_tcp_sent_segments",
     "rail device",
-    "Segments with payload that TCP connections of observed processes sent, retransmissions included, since railscope "
-    "saw them.",
+    "TCP segments with payload that connections of observed processes sent since railscope first saw them, "
+    "retransmissions included.",
 )
 RAIL_TCP_RETRANSMITTED_SEGMENTS: Final = _counter(
     "rail_tcp_retransmitted_segments",
     "rail device",
-    "Segments that TCP connections of observed processes sent again, since railscope saw them.",
+    "Segments that TCP connections of observed processes retransmitted since railscope first saw them.",
 )
 RAIL_TCP_BUSY_SECONDS: Final = _counter(
     "rail_tcp_busy_seconds",
     "rail device limited_by",
-    "Time that connections of observed processes had data under way, in seconds, summed; limited_by says what held "
-    "them back: nothing (all of the time), receive_window, send_buffer (of that time).",
+    "Total time in seconds that TCP connections of observed processes had unacknowledged data. limited_by nothing: "
+    "all of that time; receive_window, send_buffer: the part of it that this limit held them back.",
 )
 GPU_INFO: Final = _gauge(
     "gpu_info",
     "gpu uuid pci name numa fabric",
-    "Always 1: a GPU by NVML's index, which NCCL's communicators call it by too; fabric is the state of its NVLink "
-    "fabric.",
+    "Always 1. A GPU by NVML's index, which NCCL uses too; fabric is the state of its NVLink fabric.",
 )
 GPU_FABRIC_UNHEALTHY: Final = _gauge(
-    "gpu_fabric_unhealthy", "gpu reason", "1 for each complaint in the health of the GPU's NVLink fabric."
+    "gpu_fabric_unhealthy", "gpu reason", "1 for each health problem that the GPU reports for its NVLink fabric."
 )
 GPU_PCIE_TRANSMIT_BYTES: Final = _counter(
-    "gpu_pcie_transmit_bytes", "gpu", "Bytes sent over PCIe, as the GPU counts them."
+    "gpu_pcie_transmit_bytes", "gpu", "Bytes sent over PCIe, as counted by the GPU."
 )
 GPU_PCIE_RECEIVE_BYTES: Final = _counter(
-    "gpu_pcie_receive_bytes", "gpu", "Bytes received over PCIe, as the GPU counts them."
+    "gpu_pcie_receive_bytes", "gpu", "Bytes received over PCIe, as counted by the GPU."
 )
 NVLINK_INFO: Final = _gauge(
     "nvlink_info",
     "gpu link remote remote_type counted",
-    "Always 1: what is at the other end of an NVLink; counted says which bytes its counters hold: data (payload), "
-    "link or raw (payload and protocol).",
+    "Always 1. The remote end of an NVLink. counted names what its byte counters hold: data (payload), link or raw "
+    "(payload and protocol).",
 )
 NVLINK_UP: Final = _gauge(
     "nvlink_up", "gpu link", "1 if the NVLink is active or asleep, 0 if not; absent while the GPU does not answer."
@@ -432,86 +451,94 @@ NVLINK_UP: Final = _gauge(
 NVLINK_SPEED: Final = _gauge(
     "nvlink_speed_bytes_per_second",
     "gpu link",
-    "Nominal speed of the NVLink in bytes per second, one direction; only with --series.detail=nvlinks.",
+    "Nominal speed of the NVLink in bytes per second, per direction. Only with --series.detail=nvlinks.",
 )
 NVLINK_TRANSMIT_BYTES: Final = _counter(
-    "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink, as the GPU counts them."
+    "nvlink_transmit_bytes", "gpu link", "Bytes sent on this NVLink, as counted by the GPU."
 )
 NVLINK_RECEIVE_BYTES: Final = _counter(
-    "nvlink_receive_bytes", "gpu link", "Bytes received on this NVLink, as the GPU counts them."
+    "nvlink_receive_bytes", "gpu link", "Bytes received on this NVLink, as counted by the GPU."
 )
 NVLINK_UTILIZATION: Final = _gauge(
     "nvlink_utilization_ratio",
     "gpu link direction",
-    "Bytes over what the NVLink's speed allows, of the last correlation window; absent where one is unknown; only with "
-    "--series.detail=nvlinks.",
+    "Bytes / bytes that the NVLink's speed allows, over the last correlation window; absent if either is unknown. "
+    "Only with --series.detail=nvlinks.",
 )
 NVLINK_ERRORS: Final = _counter(
     "nvlink_errors",
     "gpu link kind",
-    "Errors of this NVLink, as the GPU counts them; link all where the GPU tells only their sum; absent while 0, "
+    "Errors of this NVLink, as counted by the GPU; link is all if the GPU reports only their sum. Absent while 0, "
     "unless --series.detail=nvlinks.",
 )
 GPU_NVLINK_SPEED: Final = _gauge(
     "gpu_nvlink_speed_bytes_per_second",
     "gpu",
-    "Nominal speed of the GPU's NVLinks together in bytes per second, one direction, of those that tell theirs.",
+    "Total nominal speed of the GPU's NVLinks in bytes per second, per direction. Links that report no speed are "
+    "left out.",
 )
 GPU_NVLINK_UTILIZATION: Final = _gauge(
     "gpu_nvlink_utilization_ratio",
     "gpu direction stat",
-    "Bytes over what the speed of the GPU's NVLinks allows, of the last correlation window: mean and max of its links; "
-    "absent while none is known.",
+    "Bytes / bytes that the NVLink's speed allows, over the last correlation window: mean and max of the GPU's "
+    "links; absent while none is known.",
 )
 GPU_NVLINK_ERRORS: Final = _counter(
     "gpu_nvlink_errors",
     "gpu kind",
-    "Errors of all of the GPU's NVLinks together, since railscope saw them.",
+    "Total errors of the GPU's NVLinks since railscope first saw them.",
 )
 NVLINK_REFRESH_SECONDS: Final = _gauge(
-    "nvlink_refresh_seconds", "gpu", "How often the GPU renews its NVLink counters, measured; absent until seen."
+    "nvlink_refresh_seconds",
+    "gpu",
+    "Measured interval in seconds between the GPU's updates of its NVLink counters; absent until measured.",
 )
 PROBE_ATTACHED: Final = _gauge(
     "probe_attached",
     "library nccl_version program",
-    "1 if this eBPF program is attached to this NCCL library, 0 if it is not.",
+    "1 if this eBPF program is attached to this NCCL library, 0 if not.",
 )
 PROBE_LEVEL: Final = _gauge(
     "probe_level",
     "library nccl_version",
-    "How much is observed of this NCCL library: 0 calls, 1 what completes, 2 every message to a network device too, "
-    "3 every kernel launch too.",
+    "Observation level of this NCCL library: 0 counts (calls), 1 completion (also completed operations), 2 rails "
+    "(also every message to a network device), 3 all (also every kernel launch).",
 )
 PROBE_LAYOUT_INFO: Final = _gauge(
     "probe_layout_info",
     "library nccl_version layout_source",
-    "Always 1: how struct layouts of this NCCL library are known; unknown means ranks come from init calls only.",
+    "Always 1. Source of this NCCL library's struct layouts; unknown: ranks are known from init calls only.",
 )
 OVERHEAD_SECONDS: Final = _counter(
-    "overhead_seconds", "program", "Calibrated cost of this eBPF program to the observed processes, in seconds."
+    "overhead_seconds", "program", "Calibrated CPU time that this eBPF program cost the observed processes, in seconds."
 )
 COLLECTOR_SUCCESS: Final = _gauge(
     "collector_success",
     "collector",
-    "1 if the last run of this source worked, 0 if it failed; the other sources are unaffected.",
+    "1 if the collector's last run succeeded, 0 if it failed. Other collectors are not affected.",
 )
 COLLECTOR_DURATION: Final = _gauge(
-    "collector_duration_seconds", "collector", "How long the last run of this source took, in seconds."
+    "collector_duration_seconds", "collector", "Duration of the collector's last run in seconds."
 )
 COLLECTOR_READS_MISSED: Final = _counter(
     "collector_reads_missed",
     "collector",
-    "Reads of this source that were due and left out because the reader came too late; absent for sources without a "
-    "beat.",
+    "Scheduled reads of this collector that were skipped because the reader was late; absent for collectors without "
+    "a sampling interval.",
 )
 EVENTS_LOST: Final = _counter(
-    "events_lost", "reason", "Events that railscope itself lost; counts and bytes stay exact."
+    "events_lost", "reason", "Events that railscope itself lost. Counts and bytes stay exact."
 )
 RECORDINGS: Final = _counter(
-    "recordings", "reason result", "Flight recordings made on a stall or on a signal, by whether they were written."
+    "recordings",
+    "reason result",
+    "Flight recordings triggered by a stall or a signal; result says whether the file was written.",
 )
 SERIES_DROPPED: Final = _counter(
-    "series_dropped", "reason", "Series left out of expositions, added up over expositions: rises while any is missing."
+    "series_dropped",
+    "reason",
+    "Series left out of expositions because of --limit.series, added up over expositions. It increases while any "
+    "series is missing.",
 )
 
 METRICS: Final = tuple(metric for metric in list(globals().values()) if isinstance(metric, Metric))
