@@ -126,7 +126,17 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("TIME", 6, lambda one: format_length(one.mean_seconds), lambda one: one.mean_seconds, from_width=88),
     Column("LATE", 5, lambda one: format_percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
     Column("PID", 8, lambda one: one.pid, lambda one: numeric_sort_key(one.pid), amount=False, from_width=104),
+    Column("CPU", 5, lambda one: format_percent(one.cpu_ratio), lambda one: one.cpu_ratio, from_width=132),
     Column("JOB", 14, lambda one: one.job, lambda one: one.job or None, amount=False, from_width=118),
+    Column("USER", 8, lambda one: one.process.user, lambda one: one.process.user or None, amount=False, from_width=141),
+    Column(
+        "PROGRAM",
+        24,
+        lambda one: one.process.program,
+        lambda one: one.process.program or None,
+        amount=False,
+        from_width=166,
+    ),
     Column("STATE", 7, _state, _urgency, amount=False, from_width=126),
 )
 INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE"))}

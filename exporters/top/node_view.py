@@ -18,12 +18,14 @@ from railscope.exporters.top.scraped import (
     NodeScrape,
     OpCounts,
     RailKey,
+    ScrapedProcess,
     ScrapedRail,
     ScrapedRank,
     ScrapedStall,
 )
 
 _UNKNOWN: Final = "unknown"
+_NO_PROCESS: Final = ScrapedProcess()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,9 @@ class RankView:
     late_ratio: float | None
     """Time per time by which it came after the rank before it, in the calls that it made last on this node."""
     stall: ScrapedStall | None
+    process: ScrapedProcess
+    cpu_ratio: float | None
+    """Processors that its process kept busy between the scrapes, 1.0: one."""
     ended: bool
     """Its end of the communicator was destroyed or its process has gone: the agent keeps it readable for a while.
     False too where the agent does not tell."""
@@ -188,10 +193,22 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 behind=None if key not in entered else int(furthest[rank.comm] - entered[key]),
                 late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
+                process=now.rank_processes.get(rank.pid, _NO_PROCESS),
+                cpu_ratio=_cpu_ratio(before, now, rank.pid),
                 ended=now.living is not None and key not in now.living,
             )
         )
     return tuple(views)
+
+
+def _cpu_ratio(before: NodeScrape | None, now: NodeScrape, pid: str) -> float | None:
+    """By the moments at which the agent read each process: it reads some more seldom than it is asked."""
+    new = now.rank_processes.get(pid, _NO_PROCESS)
+    old = before.rank_processes.get(pid, _NO_PROCESS) if before is not None else _NO_PROCESS
+    if new.read_realtime_ns is None or old.read_realtime_ns is None or new.start_realtime_ns != old.start_realtime_ns:
+        return None
+    span = (new.read_realtime_ns - old.read_realtime_ns) / 1e9
+    return per_second(old.cpu_seconds, new.cpu_seconds, span) if span > 0 else None
 
 
 def _calls_per_second(old: ScrapedRank | None, rank: ScrapedRank, span: float | None) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
@@ -21,6 +21,8 @@ RailKey = tuple[str, str, str]
 
 NvlinkKey = tuple[str, str]
 """GPU, link."""
+
+Number = TypeVar("Number", int, float)
 
 _ALL_LINKS: Final = "all"
 _CONTEXT: Final = "context"
@@ -73,6 +75,21 @@ class ScrapedRank:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapedProcess:
+    """A process that maps NCCL; None and empty: the agent does not know, or does not tell."""
+
+    user: str = ""
+    program: str = ""
+    """Without arguments."""
+    start_realtime_ns: int | None = None
+    read_realtime_ns: int | None = None
+    """When the agent read the following, by its own clock."""
+    cpu_seconds: float | None = None
+    resident_bytes: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScrapedRail:
     """One network port."""
 
@@ -118,6 +135,8 @@ class ScrapedStall:
     op: str
     cause: str
     strength: str
+    pid: str
+    process: ScrapedProcess
     seconds: float
     ended_seconds_ago: float | None
     """None: it goes on."""
@@ -152,6 +171,8 @@ class NodeScrape:
     """By (comm, rank, op); empty where the agent does not tell."""
     living: frozenset[RankKey] | None
     """Ranks whose end of the communicator was there just after this moment; None: the agent does not tell."""
+    rank_processes: Mapping[str, ScrapedProcess]
+    """By pid; empty where the agent does not tell."""
     completed: Mapping[str, CompletedCounts]
     """By op."""
     stalls: tuple[ScrapedStall, ...]
@@ -196,7 +217,7 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
     at_seconds = moment[0].value
     processes = samples.named(catalogue.PROCESSES_OBSERVED.name)
     current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
-    rank_ops, living = _called(communicators) if communicators is not None else ({}, None)
+    told = _communicators(communicators) if communicators is not None else _NOT_TOLD
     return NodeScrape(
         at_seconds=at_seconds,
         version=build[0].labels.get("version", "unknown"),
@@ -211,8 +232,9 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
         nvlink_speeds={key[0]: speed for key, speed in samples.sum_by(catalogue.GPU_NVLINK_SPEED.name, "gpu").items()},
         gpu_complaints=_complaints(samples),
         ops=_ops(samples),
-        rank_ops=rank_ops,
-        living=living,
+        rank_ops=told.ops,
+        living=told.living,
+        rank_processes=told.processes,
         completed=_completed(samples),
         stalls=current,
         ended_stalls=ended,
@@ -386,6 +408,8 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
         op=str(given["op"]),
         cause=str(given["cause"]),
         strength=str(given["strength"]),
+        pid=_label(given.get("pid")),
+        process=_process(given.get("process", {})),
         seconds=float(given["seconds"]),
         ended_seconds_ago=None if ended_ns is None else max(0.0, at_seconds - float(ended_ns) / 1e9),
         blamed_rank="" if blamed_rank is None else str(blamed_rank),
@@ -396,17 +420,46 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
     )
 
 
+def _process(given: Mapping[str, Any]) -> ScrapedProcess:
+    return ScrapedProcess(
+        user=str(given.get("user", "")),
+        program=str(given.get("program", "")),
+        start_realtime_ns=_known(given, "start_realtime_ns", int),
+        read_realtime_ns=_known(given, "read_realtime_ns", int),
+        cpu_seconds=_known(given, "cpu_seconds", float),
+        resident_bytes=_known(given, "resident_bytes", int),
+        threads=_known(given, "threads", int),
+    )
+
+
+def _known(given: Mapping[str, Any], name: str, number: type[Number]) -> Number | None:
+    return None if given.get(name) is None else number(given[name])
+
+
 def _label(number: object) -> str:
     """A rank as the metrics' label has it."""
     return "unknown" if number is None else str(number)
 
 
-def _called(page: bytes) -> tuple[dict[tuple[str, str, str], OpCounts], frozenset[RankKey]]:
-    """What the ranks on the page called, and which ranks those are: it leaves out what has ended."""
+@dataclass(frozen=True, slots=True)
+class _Communicators:
+    """The page of communicators."""
+
+    ops: Mapping[tuple[str, str, str], OpCounts]
+    living: frozenset[RankKey] | None
+    """It leaves out what has ended."""
+    processes: Mapping[str, ScrapedProcess]
+
+
+_NOT_TOLD: Final = _Communicators({}, None, {})
+
+
+def _communicators(page: bytes) -> _Communicators:
     try:
+        document = json.loads(page)
         found: dict[tuple[str, str, str], OpCounts] = {}
         living: set[RankKey] = set()
-        for one in json.loads(page)["communicators"]:
+        for one in document["communicators"]:
             rank = _label(one["rank"])
             living.add((str(one["comm"]), rank))
             for op in one["ops"]:
@@ -416,6 +469,7 @@ def _called(page: bytes) -> tuple[dict[tuple[str, str, str], OpCounts], frozense
                 if before is not None:
                     calls, payload_bytes = calls + before.calls, payload_bytes + (before.payload_bytes or 0.0)
                 found[key] = OpCounts(calls, payload_bytes)
-        return found, frozenset(living)
-    except (ValueError, KeyError, TypeError):
+        processes = {_label(one["pid"]): _process(one) for one in document.get("processes", ())}
+        return _Communicators(found, frozenset(living), processes)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ScrapeError("its page of communicators cannot be read: is it an agent of this version?") from None

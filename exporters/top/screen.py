@@ -64,6 +64,7 @@ _HELP: Final = """\
  TIME    from hand-over to the end, mean; LATE: time it keeps others waiting
  EXPL    wire bytes expected of collectives over port bytes (EXPL IN: received)
  ERRORS  +n grew just now, (n) since this program started; DOWN: no link
+ CPU     processors that the rank's process kept busy, 100%: one
  STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)
  NVLINKS links up of those that the GPU has; rates are of all its links together
  MEAN SIZE  payload of a call; ALGBW BUSBW: of operations that completed
@@ -350,8 +351,16 @@ def _stall_words(stall: ScrapedStall) -> str:
     weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
     return (
         f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
-        f"{format_length(stall.seconds)}{describe_blamed(stall)}"
+        f"{format_length(stall.seconds)}{describe_blamed(stall)}{_describe_process(stall)}"
     )
+
+
+def _describe_process(stall: ScrapedStall) -> str:
+    """`; process 4711 of ada, python3 train.py`, or nothing where only the pid is known."""
+    process = stall.process
+    words = [f"process {stall.pid}{f' of {process.user}' if process.user else ''}"]
+    words += [process.program] if process.program else []
+    return f"; {', '.join(words)}" if process.user or process.program else ""
 
 
 def describe_blamed(stall: ScrapedStall) -> str:

@@ -19,19 +19,18 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http_request import Request, RequestRefused, parse_request, without_empty_lines
 from railscope.exporters.web.listen import ServerError, bound_socket, parse_listen_address
-from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, one_line_answer
+from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Answer, Check, Pages, Processes, one_line_answer
 
 if TYPE_CHECKING:
     # Passwords and TLS are 6 MB of code, for those who configure them.
@@ -81,7 +80,7 @@ class MetricsServer:
         settings: ServerSettings,
         *,
         snapshot: Callable[[], Snapshot],
-        processes: Callable[[], Iterable[RankProcess]] = lambda: (),
+        processes: Processes = lambda _wanted: (),
         healthy: Check,
         ready: Check,
         budget: SeriesBudget | None = None,

@@ -17,7 +17,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -110,6 +110,8 @@ def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = 
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
+Processes = Callable[[Collection[ProcessIdentity] | None], Iterable[RankProcess]]
+"""Facts of the processes that are asked for; None: of all that map NCCL.  They take their time."""
 Check = Callable[[], tuple[bool, str]]
 """Whether all is well, and one line that says so or says what is wrong."""
 
@@ -149,7 +151,7 @@ class Pages:
         *,
         telemetry_path: str,
         snapshot: Callable[[], Snapshot],
-        processes: Callable[[], Iterable[RankProcess]],
+        processes: Processes,
         healthy: Check,
         ready: Check,
         budget: SeriesBudget,
@@ -170,9 +172,11 @@ class Pages:
         if path == self._telemetry_path:
             return self._metrics(accept, accept_encoding)
         if path == STALLS_PATH:
-            return self._json(render_stalls)
+            snapshot = self._snapshot_alone()
+            stalled = {stall.owner.identity for stall in snapshot.stalls.current if stall.owner is not None}
+            return self._json(render_stalls, snapshot, stalled)
         if path == COMMUNICATORS_PATH:
-            return self._json(render_communicators)
+            return self._json(render_communicators, self._snapshot_alone(), None)
         if path in self._checks:
             good, line = self._checks[path]()
             return one_line_answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
@@ -182,11 +186,20 @@ class Pages:
             HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
         )
 
-    def _json(self, render: Callable[[Snapshot, Iterable[RankProcess]], bytes]) -> Answer:
-        """A small page; one at a time, like scrapes, which do not wait while processes are read."""
-        processes = self._processes()
+    def _snapshot_alone(self) -> Snapshot:
         with self._scrape:
-            return Answer(HTTPStatus.OK, render(self._snapshot(), processes), "application/json")
+            return self._snapshot()
+
+    def _json(
+        self,
+        render: Callable[[Snapshot, Iterable[RankProcess]], bytes],
+        snapshot: Snapshot,
+        wanted: Collection[ProcessIdentity] | None,
+    ) -> Answer:
+        """A small page; one at a time, like scrapes, which do not wait while processes are read."""
+        processes = self._processes(wanted) if wanted is None or wanted else ()
+        with self._scrape:
+            return Answer(HTTPStatus.OK, render(snapshot, processes), "application/json")
 
     def _metrics(self, accept: str, accept_encoding: str) -> Answer:
         format = metrics_format(accept)

@@ -5,8 +5,10 @@ Simulated: the snapshots are made up; the pages are those that an agent makes of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeCollectives, NvlinkFacts, RailFacts, Snapshot
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.text import Format, Renderer
@@ -25,10 +27,12 @@ def exposition(snapshot: Snapshot) -> str:
     return Renderer().render(make_families(snapshot), Format.PROMETHEUS).decode()
 
 
-def scraped(snapshot: Snapshot, *, with_communicators: bool = True) -> NodeScrape:
+def scraped(
+    snapshot: Snapshot, *, with_communicators: bool = True, processes: Sequence[RankProcess] = ()
+) -> NodeScrape:
     """What a scrape of this node finds; without communicators: of an agent that has no page of them."""
-    page = render_communicators(snapshot) if with_communicators else None
-    return parse_scrape(exposition(snapshot), render_stalls(snapshot), page)
+    page = render_communicators(snapshot, processes) if with_communicators else None
+    return parse_scrape(exposition(snapshot), render_stalls(snapshot, processes), page)
 
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:

@@ -210,4 +210,5 @@ def test_the_page_of_communicators_tells_what_each_living_rank_called() -> None:
                 "ops": [{"op": "AllReduce", "calls": 1200, "payload_bytes": 1200 * MIB}],
             }
         ],
+        "processes": [],
     }

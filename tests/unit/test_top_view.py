@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeCollectives, Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS
 from railscope.exporters.top.node_view import NodeView, make_node_view
@@ -17,6 +18,8 @@ from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, render_
 from railscope.exporters.top.state import Order, Pane, ViewState, apply_key
 from railscope.exporters.top.terminal import Keys
 from railscope.exporters.top.words import format_amount, format_length, format_percent, render_bar
+from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
+from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import (
     communicator,
     full_snapshot,
@@ -440,3 +443,56 @@ def test_a_node_that_shows_nothing_yet_says_so() -> None:
         " no rails yet",
         " no operations yet",
     ]
+
+
+def process(pid: int, *, cpu_seconds: float, read_seconds: float, started: int = 1) -> RankProcess:
+    """Of ada, who trains."""
+    identity = ProcessIdentity(pid, started)
+    usage = ProcessUsage(int(read_seconds * 1e9), cpu_seconds, 3 << 30, 97, started)
+    return RankProcess(identity, ProcessOwner(identity, "ada", "python3 train.py"), usage)
+
+
+def test_a_wide_screen_shows_whose_a_rank_is_and_how_busy_its_process_was() -> None:
+    snapshot = full_snapshot()
+    pid = snapshot.collectives.communicators[0].identity.pid
+    before = scraped(snapshot, processes=[process(pid, cpu_seconds=10.0, read_seconds=100.0)])
+    # The agent read the process a second and a half later, whenever it was asked.
+    now = scraped(later(snapshot), processes=[process(pid, cpu_seconds=11.8, read_seconds=101.5)])
+    line = line_with(screen(make_node_view(before, now), width=166), f"{COMM} 0/4")
+    assert "120%" in line
+    assert "ada      python3 train.py" in line
+    (plain,) = (one for one in render_lines(make_node_view(before, now)) if f" pid={pid} " in one and " rank=0 " in one)
+    assert 'user=ada program="python3 train.py" cpu_ratio=1.2 resident_bytes=3221225472 threads=97' in plain
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ([], [process(4711, cpu_seconds=11.8, read_seconds=101.5)]),
+        ([process(4711, cpu_seconds=10, read_seconds=100)], []),
+        (
+            [process(4711, cpu_seconds=10, read_seconds=100)],
+            [process(4711, cpu_seconds=11, read_seconds=101, started=2)],
+        ),
+        ([process(4711, cpu_seconds=10, read_seconds=100)], [process(4711, cpu_seconds=10, read_seconds=100)]),
+        ([process(4711, cpu_seconds=10, read_seconds=100)], [process(4711, cpu_seconds=11, read_seconds=99)]),
+    ],
+)
+def test_how_busy_a_process_was_is_unknown_without_two_readings_of_it(
+    before: list[RankProcess], now: list[RankProcess]
+) -> None:
+    snapshot = with_communicators(full_snapshot(), communicator(pid=4711))
+    view = make_node_view(scraped(snapshot, processes=before), scraped(later(snapshot), processes=now))
+    assert [one.cpu_ratio for one in view.ranks if one.pid == "4711"] == [None]
+
+
+def test_a_stall_says_whose_its_process_is_on_a_screen_of_any_width() -> None:
+    snapshot = full_snapshot()
+    owner = ProcessOwner(ProcessIdentity(4712, 1), "ada", "python3 train.py")
+    stalls = replace(
+        snapshot.stalls, lengths=(replace(snapshot.stalls.lengths[0], current=replace(stall(), owner=owner)),)
+    )
+    view = make_node_view(None, scraped(replace(snapshot, stalls=stalls)))
+    assert "process 4712 of ada, python3 train.py" in " ".join(" ".join(screen(view)).split())
+    (plain,) = (one for one in render_lines(view) if " kind=stall " in one)
+    assert 'pid=4712 user=ada program="python3 train.py"' in plain

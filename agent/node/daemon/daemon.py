@@ -182,7 +182,7 @@ class Daemon:
         return MetricsServer(
             settings,
             snapshot=self._snapshot,
-            processes=lambda: self.observer.rank_processes(),
+            processes=lambda wanted: self.observer.rank_processes(wanted),
             healthy=self._healthy,
             ready=self._is_ready,
             budget=SeriesBudget(self._config.series_limit),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from railscope.agent.config.options import Config
@@ -206,9 +206,9 @@ class Observer:
                 ),
             )
 
-    def rank_processes(self) -> tuple[RankProcess, ...]:
+    def rank_processes(self, wanted: Collection[ProcessIdentity] | None = None) -> tuple[RankProcess, ...]:
         """The owners and resource use of the processes that map NCCL; read now, on the calling thread."""
-        return self._nccl.rank_processes.read() if self._nccl is not None else ()
+        return self._nccl.rank_processes.read(wanted) if self._nccl is not None else ()
 
     def attached(self) -> bool:
         """Whether every library found so far is probed."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ HANGS_NS: Final = 2_000_000_000
 """A command line that takes as long is left to its thread."""
 MOST_READING_NS: Final = 250_000_000
 """For processor time and memory, for one question."""
-FRESH_NS: Final = 250_000_000
+FRESH_NS: Final = 50_000_000
 """What was read so lately is not read again."""
 
 
@@ -71,26 +72,28 @@ class RankProcesses:
             known = self._known.get(identity.pid)
             return known.owner if known is not None and known.identity == identity else None
 
-    def read(self) -> tuple[RankProcess, ...]:
-        """Every process with what it takes, by pid; not for the loop's thread.
+    def read(self, wanted: Collection[ProcessIdentity] | None = None) -> tuple[RankProcess, ...]:
+        """The wanted processes with what they take, by pid; None: all of them.  Not for the loop's thread.
 
         Where the time does not suffice for all, some are told as they were at an earlier question, or without.
         """
         with self._asking:
             with self._lock:
                 self._go_on_reading()
-                known = list(self._known.values())
-            self._read_ns = {one.identity: self._read_ns.get(one.identity, 0) for one in known}
+                known = [one.identity for one in self._known.values()]
+            self._read_ns = {identity: self._read_ns.get(identity, 0) for identity in known}
+            asked = [identity for identity in known if wanted is None or identity in wanted]
             began_ns = self._clock.monotonic_ns()
-            for process in sorted(known, key=lambda one: self._read_ns[one.identity]):
+            for identity in sorted(asked, key=self._read_ns.__getitem__):
                 now_ns = self._clock.monotonic_ns()
-                last_ns = self._read_ns[process.identity]
+                last_ns = self._read_ns[identity]
                 if now_ns - began_ns > MOST_READING_NS or (last_ns and now_ns - last_ns < FRESH_NS):
                     break
-                self._read_ns[process.identity] = now_ns
-                self._read_usage(process.identity)
+                self._read_ns[identity] = now_ns
+                self._read_usage(identity)
             with self._lock:
-                return tuple(self._known[pid] for pid in sorted(self._known))
+                told = (self._known.get(pid) for pid in sorted(identity.pid for identity in asked))
+                return tuple(one for one in told if one is not None)
 
     def _read_usage(self, identity: ProcessIdentity) -> None:
         usage = usage_of(self._procfs, identity, self._clock)
