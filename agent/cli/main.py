@@ -296,7 +296,7 @@ def _doctor(parsed: Any) -> int:
 
     if parsed.topology is not None:
         return run_topology(parsed.topology, config, as_json=parsed.json, out=sys.stdout)
-    return run_doctor(config, as_json=parsed.json, out=sys.stdout)
+    return run_doctor(config, as_json=parsed.json, out=sys.stdout, command_lines=parsed.command_lines)
 
 
 def _demo(parsed: Any) -> int:

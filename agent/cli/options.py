@@ -89,6 +89,11 @@ def _add_doctor_options(parser: CommandParser) -> None:
     _add_agents_options(parser, _DOCTORS_OPTIONS)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
+        "--command-lines",
+        action="store_true",
+        help="show processes with NCCL with their arguments, which may hold passwords, and not only their programs",
+    )
+    parser.add_argument(
         "--topology",
         type=Path,
         metavar="FILE",

@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 from railscope import probes
 from railscope.agent.config.options import Config
-from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, one_line, run_guarded
+from railscope.agent.doctor.findings import Finding, LibraryReport, ProcessReport, RailReport, one_line, run_guarded
 from railscope.agent.doctor.host import (
     check_devices,
     check_kernel,
@@ -28,9 +28,11 @@ from railscope.agent.doctor.host import (
 from railscope.agent.doctor.libraries import check_libraries
 from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
+from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
 from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
 from railscope.probes.clock import Clock, SystemClock
+from railscope.probes.processes.processes import ProcessIdentity
 
 FINE: Final = 0
 PROBLEM: Final = 1
@@ -50,16 +52,19 @@ class Examination:
     rails: tuple[RailReport, ...]
     topology: TopologyReport | None = None
     """None: there are neither RDMA devices nor GPUs."""
+    processes: tuple[ProcessReport, ...] = ()
+    """Those that have NCCL mapped."""
 
     @property
     def ok(self) -> bool:
         return all(finding.status != "problem" for finding in self.findings)
 
 
-def run_doctor(config: Config, *, as_json: bool, out: TextIO) -> int:
+def run_doctor(config: Config, *, as_json: bool, out: TextIO, command_lines: bool = False) -> int:
     """Examine this host and print what was found; returns 0 (fine), 1 (a problem) or 2 (could not run).
 
-    The reason for 2 is one line on standard error.
+    The reason for 2 is one line on standard error.  `command_lines`: processes with NCCL are told with their arguments,
+    which may hold passwords.
     """
     try:
         (config.procfs / "self/status").read_bytes()
@@ -70,7 +75,7 @@ def run_doctor(config: Config, *, as_json: bool, out: TextIO) -> int:
             file=sys.stderr,
         )
         return COULD_NOT_RUN
-    examination = examine(config, SystemClock())
+    examination = examine(config, SystemClock(), command_lines=command_lines)
     out.write(as_json_text(examination) if as_json else as_text(examination))
     return FINE if examination.ok else PROBLEM
 
@@ -93,7 +98,7 @@ def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> i
     return FINE if rails else PROBLEM
 
 
-def examine(config: Config, clock: Clock) -> Examination:
+def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Examination:
     """Make every check; a check that fails is a finding."""
     host = os.uname()
     procfs, sysfs = config.procfs, config.sysfs
@@ -101,21 +106,27 @@ def examine(config: Config, clock: Clock) -> Examination:
     libraries: list[LibraryReport] = []
     rails: list[RailReport] = []
     topologies: list[TopologyReport] = []
-    pids: set[int] = set()
+    identities: set[ProcessIdentity] = set()
+    processes: list[ProcessReport] = []
 
     def examine_libraries() -> list[Finding]:
         found, reports, mappers = check_libraries(config)
         libraries.extend(reports)
-        pids.update(mappers)
+        identities.update(mappers)
+        return found
+
+    def examine_processes() -> list[Finding]:
+        found, reports = check_processes(config.procfs, identities, clock, command_lines=command_lines)
+        processes.extend(reports)
         return found
 
     def examine_rails() -> list[Finding]:
-        found, reports = check_rails(config, pids, clock)
+        found, reports = check_rails(config, {one.pid for one in identities}, clock)
         rails.extend(reports)
         return found
 
     def examine_topology() -> list[Finding]:
-        found, report = check_topology(config, pids, rails)
+        found, report = check_topology(config, {one.pid for one in identities}, rails)
         topologies.extend([report] if report else [])
         return found
 
@@ -131,12 +142,21 @@ def examine(config: Config, clock: Clock) -> Examination:
         *run_guarded("settings", lambda: check_settings(procfs, sysfs)),
         *run_guarded("pid namespace", lambda: check_pid_namespace(procfs)),
         *run_guarded("NCCL library", examine_libraries),
+        *run_guarded("process", examine_processes),
         *run_guarded("rail", examine_rails),
         *run_guarded("topology", examine_topology),
         *run_guarded("NVLink", examine_nvlink),
         *run_guarded("devices", lambda: check_devices(procfs, sysfs)),
     ]
-    return Examination(_version(), host.release, tuple(findings), tuple(libraries), tuple(rails), *topologies)
+    return Examination(
+        version=_version(),
+        kernel=host.release,
+        findings=tuple(findings),
+        libraries=tuple(libraries),
+        rails=tuple(rails),
+        topology=next(iter(topologies), None),
+        processes=tuple(processes),
+    )
 
 
 def _recorded(config: Config) -> list[Finding]:

@@ -87,6 +87,23 @@ class RailReport:
     speed_bytes_per_second: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """One process that has NCCL mapped; None and empty: not known."""
+
+    pid: int
+    user: str
+    program: str
+    """Without arguments."""
+    command_line: str | None
+    """With them, cut; None: nobody asked for it."""
+    cpu_ratio: float | None
+    """Processors that it kept busy over half a second, 1.0: one."""
+    resident_bytes: int | None
+    threads: int | None
+    start_realtime_ns: int | None
+
+
 def run_guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
     """The findings of one check, or the one that it could not be made."""
     try:

@@ -31,7 +31,7 @@ from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.internals import layout_record
-from railscope.probes.processes.processes import MappedFiles
+from railscope.probes.processes.processes import MappedFiles, ProcessIdentity
 
 _LIST_IT: Final = (
     "if the library has debug information, `python -m railscope.probes.nccl.layouts.dwarf LIBRARY` with railscope's "
@@ -65,8 +65,10 @@ class LeashedAttacher:
         return Links()
 
 
-def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[int]]:
-    """Findings, one report for each library, and the pids of the processes that have one mapped.
+def check_libraries(
+    config: Config,
+) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[ProcessIdentity]]:
+    """Findings, one report for each library, and the processes that have one mapped.
 
     Raises:
         LayoutTableError, OSError: processes cannot be looked at at all.
@@ -78,7 +80,7 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
             discovery.scan()
             found = sorted(discovery.libraries, key=lambda library: library.path)
             reports = tuple(_report(library, attacher) for library in found)
-            processes = frozenset(identity.pid for library in found for identity in library.mappers)
+            processes = frozenset(identity for library in found for identity in library.mappers)
             errors = sorted(set(discovery.errors))
         finally:
             discovery.close()
@@ -95,7 +97,7 @@ def check_libraries(config: Config) -> tuple[list[Finding], tuple[LibraryReport,
     if not reports:
         what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
         findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
-    if missed := pids_without_nccl(config.procfs, config.pids, processes):
+    if missed := pids_without_nccl(config.procfs, config.pids, {process.pid for process in processes}):
         findings.append(Finding("processes", "problem", f"--pid: {missed}", "name running processes that use NCCL"))
     return findings, reports, processes
 

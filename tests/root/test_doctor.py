@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -108,6 +109,24 @@ def test_the_real_library_is_found_with_version_layout_and_processes() -> None:
     assert report["attach"] == "accepted"
     (finding,) = [f for f in findings_of(found, "NCCL library") if str(library) in f["what"]]
     assert finding["status"] == "ok"
+
+
+def test_processes_with_nccl_are_told_with_user_and_program_and_arguments_only_where_asked_for() -> None:
+    try:
+        library = nccl_library()
+    except LibraryMissing as missing:
+        pytest.skip(str(missing))
+    with process_with(library) as pid:
+        _, found = diagnose()
+        out = io.StringIO()
+        run_doctor(Config(), as_json=True, out=out, command_lines=True)
+    (process,) = [one for one in found["processes"] if one["pid"] == pid]
+    assert (process["user"], process["command_line"]) == (pwd.getpwuid(os.geteuid()).pw_name, None)
+    assert process["program"] == f"{Path(sys.executable).name} -c"
+    assert process["cpu_ratio"] < 1
+    assert any(finding["what"].startswith(f"process {pid} of ") for finding in findings_of(found, "process"))
+    (asked,) = [one for one in json.loads(out.getvalue())["processes"] if one["pid"] == pid]
+    assert asked["command_line"].endswith(f" {library}")
 
 
 @pytest.mark.nccl

@@ -294,7 +294,7 @@ def test_text_is_aligned_and_carries_the_remedy() -> None:
 
 def test_json_holds_findings_libraries_rails_and_the_verdict() -> None:
     found = json.loads(as_json_text(examination(Finding("kernel", "ok", "Linux 6.12.0"))))
-    assert list(found) == ["version", "kernel", "findings", "libraries", "rails", "topology", "ok"]
+    assert list(found) == ["version", "kernel", "findings", "libraries", "rails", "topology", "processes", "ok"]
     assert found["findings"] == [{"check": "kernel", "status": "ok", "what": "Linux 6.12.0", "remedy": ""}]
     assert found["libraries"][0]["processes"] == 8
     assert found["rails"][0]["speed_bytes_per_second"] == 25_000_000_000
@@ -305,7 +305,7 @@ def test_json_holds_findings_libraries_rails_and_the_verdict() -> None:
 def test_only_a_problem_changes_the_exit_status(
     status: Status, exit_status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda *_: examination(Finding("kernel", status, "", "mend it")))
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: examination(Finding("kernel", status, "", "mend it")))
     out = io.StringIO()
     assert run_doctor(Config(), as_json=True, out=out) == exit_status
     assert json.loads(out.getvalue())["ok"] is (exit_status == 0)
