@@ -77,7 +77,7 @@ class Lane:
 
     @property
     def simulated(self) -> bool:
-        return self.backend != "torch"
+        return _is_simulated(self.backend)
 
     @property
     def seconds_left(self) -> float:
@@ -107,6 +107,11 @@ class Lane:
         (self.folder / f"{name}.txt").write_text(agent.text())
 
 
+def _is_simulated(backend: str) -> bool:
+    """Whether ranks of this backend run on a stand-in for the GPU."""
+    return backend != "torch"
+
+
 def agent_command() -> tuple[str, ...]:
     """`railscope` of whatever PYTHONPATH has: the kit's."""
     return (sys.executable, "-P", "-m", "railscope.agent.cli.main")
@@ -129,7 +134,7 @@ class Plan:
 
     @property
     def simulated(self) -> bool:
-        return self.backend != "torch"
+        return _is_simulated(self.backend)
 
 
 def run_lane(plan: Plan, wanted: Sequence[str]) -> Results:
