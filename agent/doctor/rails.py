@@ -1,4 +1,8 @@
-"""Shows which network devices the agent takes for rails, in its own namespace and in those of NCCL processes."""
+"""Shows which network devices the agent takes for rails, in its own namespace and in those of NCCL processes.
+
+The agent's own reader (probes/netdev) lists them, and not pyroute2: a finding must hold for what the agent does on this
+host, in the same namespaces and with the same refusals, and the doctor runs where the core alone is installed.
+"""
 
 from __future__ import annotations
 

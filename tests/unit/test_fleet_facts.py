@@ -28,6 +28,11 @@ def store() -> CannedStore:
     return made
 
 
+def test_a_rank_has_the_user_whom_its_agent_names(store: CannedStore) -> None:
+    rank(store, "host2:9779", 2, user="ada")
+    assert [one.user for one in read(store).ranks] == ["", "", "ada"]
+
+
 def test_ranks_have_host_process_sequence_and_what_is_said_of_them(store: CannedStore) -> None:
     fleet = read(store)
     first, second = fleet.ranks

@@ -217,6 +217,11 @@ CASES: Final[dict[str, list[Case]]] = {
             found={"world_ranks": ("9",)},
         ),
         Case(
+            "named with its user, where the batch system tells",
+            waiting().rank(1, user="ada", stall=stall("process_stopped")),
+            says=(("headline", "rank 1 (pid 101 of ada, host1) is stopped"),),
+        ),
+        Case(
             "of two one has a number in the job",
             waiting().all_say("process_stopped", blamed_rank="").rank(1, world_rank="9"),
             found={"ranks": ("0", "1"), "world_ranks": ("", "9")},

@@ -58,6 +58,8 @@ class Rank:
     host: str
     nranks: int | None = None
     pid: str = ""
+    user: str = ""
+    """Whose job it is, as batch systems name their users; empty: not known."""
     gpu: str = ""
     netns: str = ""
     job: str = ""

@@ -235,6 +235,7 @@ def _ranks(
                 host=scrapes.names.get(instance, instance or "unknown"),
                 nranks=parse_number(labels.get("nranks", "")),
                 pid=labels.get("pid", ""),
+                user=labels.get("user", ""),
                 gpu=labels.get("gpu", ""),
                 netns=labels.get("netns", ""),
                 job=labels.get("exported_job", ""),

@@ -23,7 +23,10 @@ def format_last_hosts(ranks: Iterable[Rank]) -> str:
 def _rank_text(rank: Rank) -> str:
     # Logs of the job number its ranks through; a communicator of some of them has numbers of its own.
     of_job = f"rank {rank.world_rank} of the job" if rank.world_rank not in ("", rank.rank) else ""
-    known = ", ".join(word for word in (of_job, f"pid {rank.pid}" if rank.pid else "", rank.host) if word)
+    process = f"pid {rank.pid}" if rank.pid else ""
+    if process and rank.user:
+        process += f" of {rank.user}"
+    known = ", ".join(word for word in (of_job, process, rank.host) if word)
     return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
 
 
