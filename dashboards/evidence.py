@@ -33,7 +33,7 @@ class Ground(Enum):
 def ranked_causes() -> list[tuple[int, Cause, Ground]]:
     """Evidence for each cause that hosts report, the strongest first.
 
-    A host that names nobody says of `rank_behind` only that its rank waits, as any does: nearly nothing.
+    A host that names no rank says of `rank_behind` only that its rank waits, as any does: nearly nothing.
     """
     graded = [
         (facts.tier, cause, Ground.NAMED if cause is Cause.RANK_BEHIND else Ground.SAID)

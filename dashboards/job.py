@@ -1,6 +1,6 @@
 """The dashboard *Job*: which communicators a job has, what it sends in which sizes, how fast, and who comes late.
 
-Calls, sizes and times of operations are told for a host as a whole: where several jobs share a host they are added.
+Calls, sizes and times of operations are known for a host as a whole: where several jobs share a host they are added.
 
 Histograms of bytes and of bytes per second come to a Prometheus that takes native histograms as such, and then without
 classic buckets (exporters/series/native.py).  So what asks for them asks for both, and takes what is there.

@@ -216,13 +216,13 @@ def _alerts(api: GrafanaApi, wanted: dict[str, Any]) -> Done:
     name = wanted["title"]
     what = f"alert rules {name} ({len(wanted['rules'])})"
     there = _read(lambda: api.alertingprovisioning.get_rule_group(FOLDER, name))
-    # A rule that somebody paused stays so.
+    # A rule that a user paused stays paused.
     paused = {rule["uid"] for rule in (there or {}).get("rules", ()) if rule.get("isPaused")}
     for rule in wanted["rules"]:
         rule["isPaused"] = rule["uid"] in paused
     if there is not None and contains(there, wanted):
         return Done(what, "unchanged")
-    # Without provenance, or nobody could pause a rule in Grafana.
+    # Without provenance, or users could not pause a rule in Grafana.
     api.alertingprovisioning.update_rule_group(FOLDER, name, wanted, disable_provenance=True)
     return Done(what, "created" if there is None else "updated")
 

@@ -2,7 +2,7 @@
 
     python -m railscope.dashboards.runbook      # writes them into runbooks/*.md
 
-The page CollectiveStalled has a table for whoever was woken and a section for each cause; the page that says most of a
+The page CollectiveStalled has a table for the person on call and a section for each cause; the page that says most of a
 cause has its steps.  Steps are those that `railscope diagnose` gives, with words in capitals where it names a rank, a
 process or a device.
 """

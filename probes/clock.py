@@ -3,8 +3,8 @@
 Every reader and sampler takes a `Clock`, so that a test can hand it one whose time only moves when told to.
 
 How far the system's clock may be off, the kernel knows from who disciplines it (chrony, ntpd, timesyncd): adjtimex(2)
-with `modes` 0 only reads.  `maxerror` bounds the error; it grows by 500 µs a second while nobody corrects the clock,
-and stands at 16 s with STA_UNSYNC set where nobody ever did.  `esterror` is the daemon's own estimate.
+with `modes` 0 only reads.  `maxerror` bounds the error; it grows by 500 µs a second while the clock is not corrected,
+and is 16 s with STA_UNSYNC set if it never was.  `esterror` is the daemon's own estimate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ClockError:
     """The error of CLOCK_REALTIME at one moment."""
 
     synchronised: bool
-    """False: nobody corrects the clock, and the numbers say nothing."""
+    """False: the clock is not synchronised, and the numbers mean nothing."""
     maximum_ns: int
     estimated_ns: int
 

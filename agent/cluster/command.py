@@ -2,7 +2,7 @@
 
 It needs neither root nor eBPF, only the store's address.  The first line is the verdict; evidence, what is healthy
 beside it, what cannot be known and what to do next follow.  A stall that ended within the last minute, or is on and
-off, is a verdict too, since whoever was woken by it asks a moment later (agent/cluster/verdict/recent.py).
+off, is a verdict too, since the person whom it pages asks a moment later (agent/cluster/verdict/recent.py).
 """
 
 from __future__ import annotations

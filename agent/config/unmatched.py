@@ -34,7 +34,7 @@ def require_processes(procfs: Path, pids: Iterable[int]) -> None:
     """Whoever names processes means some that run; one that maps NCCL only later is right, one that ended is not.
 
     Raises:
-        ConfigError: a pid is nobody's.
+        ConfigError: no process has this pid.
     """
     if absent := _absent(procfs, pids):
         raise ConfigError(

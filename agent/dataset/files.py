@@ -166,7 +166,7 @@ def write_atomically(path: Path, *, durable: bool) -> Iterator[Path]:
 def is_abandoned(partial: Path) -> bool:
     """Whether this file's writer has exited without finishing it; False if unknown, or if it is no file."""
     try:
-        # Without waiting: a pipe of this name would have nobody at its other end.
+        # Non-blocking: a pipe of this name would have no writer.
         descriptor = os.open(partial, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
@@ -191,7 +191,7 @@ def _made_and_locked(partial: Path) -> int:
     while True:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            # A file system without locks: then nobody takes the file for one that was left behind, either.
+            # A file system without locks: then no writer takes the file for a leftover, either.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:
@@ -199,7 +199,7 @@ def _made_and_locked(partial: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        # Before it was locked, somebody took it for one that was left behind.
+        # Before it was locked, another writer took it for a leftover.
         os.close(descriptor)
 
 

@@ -52,7 +52,7 @@ def recover_leftovers(folder: Path, node: str) -> None:
             # What others have left never keeps a recorder from starting.
             _log.warning("%s: left by a recorder that was killed, and stays: %s", partial, one_line(error))
             continue
-        # An empty one may be of somebody who is about to write, and notices.
+        # An empty one may belong to a writer that is about to write, and notices.
         if size_bytes and table in EVENT_TABLES and not _put_together(partial):
             _log.warning(
                 "%s: its recorder was killed while it wrote it: %d bytes of %s cannot be read and are removed",

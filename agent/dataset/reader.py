@@ -4,7 +4,7 @@ DuckDB runs inside the process and takes what fits one machine, spilling to disk
 where that is too little.  Files of the flight recorder (`.npz`) are converted into a temporary folder first.
 
 Only recordings that have a row in `recordings` are read, and that no other one replaces: what else lies there was left
-by a writer that was stopped before it had finished, and whoever imported again wrote the same a second time.
+by a writer that was stopped before it had finished, and a second import wrote the same again.
 
 Recordings that hold the same moments of the same ranks count what is in both twice, which is said.  A stall and a
 signal within a minute each write what the flight recorder holds, and two recorders may run beside each other.

@@ -221,7 +221,7 @@ class RecordingWriter:
 class _Renewed:
     """A small table that changes: rewritten whenever it has changed, or its file is missing.
 
-    What is told of more than a few thousand things goes on in another file, and is not renewed any more.
+    A table of more than a few thousand rows continues in another file, and the first is not rewritten any more.
     """
 
     def __init__(self, writer: DatasetWriter, table: str, hour_ns: int) -> None:

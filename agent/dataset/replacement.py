@@ -7,7 +7,7 @@ go one after the other.  At last the note goes, too:
     DIR/recordings/.replaced-00f1…e7.json.4711.partial   the new ones are being written
     DIR/recordings/replaced-00f1…e7.json                 they count, and the old ones are being removed
 
-What a writer that was killed has left of this is removed by whoever imports into the folder next.
+What a writer that was killed has left of this is removed by the next import into the folder.
 """
 
 from __future__ import annotations

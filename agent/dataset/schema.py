@@ -18,7 +18,7 @@ known is null, never 0 and never an empty string.
 `instance` is one rank's end of one communicator.  It is unique within its node's recording, and so is `rail_id`; the
 pair (`recording`, `instance`) is unique in the dataset, and `comm` is the same on all ranks.
 
-A column may be added without a new version; whoever reads asks for columns by name, and what an older file lacks is
+A column may be added without a new version; readers select columns by name, and what an older file lacks is
 null.  Another meaning, type or name of a column that is there is another version.
 """
 

@@ -146,7 +146,7 @@ class SizeBound:
             with _reading(part):
                 rows[table] += pq.read_metadata(part.path).num_rows
                 until_ns = max(until_ns, last_moment_ns(part.path, table) + 1)
-        # The row is told first: it never promises what is not there.
+        # The row is updated first: it never promises what is not there.
         if group.recording == writer.writer.recording:
             writer.record_removed(rows["calls"], rows["operations"], until_ns)
         else:

@@ -300,7 +300,7 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
         what = f"does not work: {one_line(error)}"
         if another_works:
             return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", mode.remedy)
-        # The problem and its remedy are told once, by the finding about what the agent would choose.
+        # The problem and its remedy are reported once, by the finding about what the agent would choose.
         return Finding(mode.check, "note", what)
     if trial.exact:
         return Finding(mode.check, "ok", str(trial))

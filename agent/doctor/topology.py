@@ -176,7 +176,7 @@ def _nccl_settings(
         try:
             topology = read_topology_of_process(config.procfs, pid, name)
         except (OSError, ValueError) as error:
-            # The ranks of a job are told the same: once is enough.
+            # The ranks of a job have the same settings: one is enough.
             refused.add(name)
             what = f"topology file {name} of process {pid} is not used: {one_line(error)}"
             remedy = privilege_remedy() if isinstance(error, PermissionError) else ""

@@ -19,7 +19,7 @@ class ClockReading:
     uncertainty_ns: int
     """The two were read at most this far apart."""
     synchronised: bool | None = None
-    """Whether somebody corrects the clock (NTP, PTP); None: the kernel does not tell."""
+    """Whether the clock is synchronised (NTP, PTP); None: the kernel does not tell."""
     maximum_error_ns: int | None = None
     """The time of day is off by no more than this; None: not known."""
     estimated_error_ns: int | None = None

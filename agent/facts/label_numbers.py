@@ -9,7 +9,7 @@ from typing import Final
 
 _LIMIT: Final = 1 << 31
 _MOST_DIGITS: Final = 10
-"""What a launcher wrote into an environment is anybody's text."""
+"""A launcher's environment variable may hold any text."""
 
 
 def parse_number(label: str) -> int | None:

@@ -287,7 +287,7 @@ class DirectionLedger:
     """Headers of observed processes' packets."""
     retransmission: int
     foreign: int
-    """Of others, or of nobody who is known."""
+    """Of other processes, or of unknown ones."""
     unseen: int
     """Of observed processes, and of no observed collective."""
     offload: int
@@ -543,9 +543,9 @@ class AgentHealth:
     """How the agent itself does; built by agent/node/daemon."""
 
     started_realtime_ns: int = 0
-    """When the agent began; 0: nobody says."""
+    """When the agent began; 0: unknown."""
     own_process: OwnProcessFacts | None = None
-    """None: nobody reads it."""
+    """None: it is not read."""
     collectors: tuple[CollectorResult, ...] = ()
     probes: ProbeHealth = field(default_factory=ProbeHealth)
     recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)

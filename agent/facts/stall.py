@@ -68,7 +68,7 @@ class Diagnosis:
     evidence: tuple[str, ...]
     """Sentences, the weightiest first."""
     culprit: bool
-    """Whether somebody on this host is to blame: such a finding needs less time than a mere wait."""
+    """Whether the culprit is on this host: such a finding needs less time than a mere wait."""
     excused: bool = False
     """Whoever is waited for is seen at work that comes to an end, as a checkpoint does: no stall, however long."""
     blamed_rank: int | None = None
@@ -92,7 +92,7 @@ class Stall:
     """When the operation was handed over."""
     flagged_ns: int
     realtime_offset_ns: int
-    """The time of day less CLOCK_MONOTONIC, read once when it was found: what is told of its times never changes."""
+    """The time of day less CLOCK_MONOTONIC, read once when it was found: its reported times never change."""
     strength: Strength
     diagnosis: Diagnosis
     owner: ProcessOwner | None = None

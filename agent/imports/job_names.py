@@ -52,7 +52,7 @@ def find_tag(
 ) -> tuple[str | None, bool]:
     """The word behind the names of an import's communicators, empty: none, None: a new one; and whether it was chosen.
 
-    Of jobs that ran at the same time, each of which may lack these ranks, nobody can tell whose they are: of several
+    Of jobs that ran at the same time, each of which may lack these ranks, it is undecidable whose they are: of several
     that fit the first one, in the order of their words, is chosen.
 
     Args:

@@ -105,7 +105,7 @@ class Communicators:
         """A rank of one of the process's communicators has a connection; `connection.instance` is filled in here.
 
         The line does not name the communicator: it is the one that its thread initialises, or else the only one in
-        which the process has this rank; where there are several, nobody knows.
+        which the process has this rank; where there are several, it is unknown.
         """
         end = self._starting.get((process.host, process.pid, tid))
         if end is None:

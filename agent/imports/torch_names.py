@@ -139,7 +139,7 @@ def parse_operation(name: str) -> Op | None:
     """NCCL's operation by PyTorch's name; None: it is none, such as `wait`.
 
     Raises:
-        UnknownName: nobody knows what it is.
+        UnknownName: the name is unknown.
     """
     plain = re.sub(r"^(?:c10d::|[a-z0-9]+:)|_", "", name.strip().lower().split(" ")[0])
     if plain in _NO_COMMUNICATION:

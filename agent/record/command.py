@@ -37,7 +37,7 @@ _MARGIN_NS: Final = 5_000_000_000
 """Attaching and writing take time beside the seconds that were asked for."""
 
 _PATIENCE_SECONDS: Final = 0.5
-"""For the first reading of rails; meanwhile nobody empties the rings."""
+"""For the first reading of rails; meanwhile the rings are not read."""
 
 Result = TypeVar("Result")
 

@@ -200,7 +200,7 @@ def _array(content: bytes, kind: str) -> Records:
 def _decoded(kind: Any, value: object, where: str) -> object:
     """`value` as the type that a field of a recording has.
 
-    Numbers are bounded here, once, so that nobody who reckons with them has to expect one without an end.
+    Numbers are bounded here, once, so that no reader has to expect an unbounded one.
 
     Raises:
         RecordingError: it is of another type, a number that no agent writes, or a field is missing or unknown.

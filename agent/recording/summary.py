@@ -80,7 +80,7 @@ class RecordingSummary:
     calls: tuple[CallsSummary, ...]
     completions: tuple[CompletionsSummary, ...]
     open_operations: int | None
-    """Handed over and not complete at the end; None: nobody saw what completes."""
+    """Handed over and not complete at the end; None: completion was not observed."""
     rails: tuple[RailSummary, ...]
     lost: dict[str, int]
     """By kind: the kernel had no room for them."""

@@ -139,7 +139,7 @@ def _communicators(one: Recording) -> tuple[TimelineCommunicator, ...]:
         )
         for communicator in one.communicators
     }
-    # Events may name one that nobody described: then its process is all that is known.
+    # Events may name one that no record describes: then only its process is known.
     for events in (one.calls, one.completions):
         found, first = np.unique(events["instance"], return_index=True)
         for instance, at in zip(found.tolist(), first.tolist(), strict=True):

@@ -2,7 +2,7 @@
 
 Below each host: what was recorded of it and what is missing, its rails with their rates and links, and its processes
 with their communicators: calls, network legs, stalls.  Arrows join what several ranks did for one operation, in the
-order of time: the last one came last; where nobody knows which operations are the same, the communicator says so.  How
+order of time: the last one came last; if it is unknown which operations are the same, the communicator says so.  How
 far hosts' clocks may be apart stands in the hosts' names.
 """
 

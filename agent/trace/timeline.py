@@ -64,7 +64,7 @@ class TimelineCommunicator:
     world_rank: str
     numbered_from_start: bool | None
     """Its calls are numbered from its first one on, as those of other ranks are.  False: it was first seen at a call,
-    so that earlier ones may be missing; None: nobody knows."""
+    so that earlier ones may be missing; None: unknown."""
 
 
 def unnamed_communicator(instance: int, pid: int) -> TimelineCommunicator:
@@ -122,7 +122,7 @@ class HostTimeline:
     clock: str
     """Hosts with the same clock have no error between them; empty: a clock of its own."""
     error_ns: int | None
-    """Times are off from the true time of day by no more than this; None: nobody knows."""
+    """Times are off from the true time of day by no more than this; None: unknown."""
     began_ns: int
     ended_ns: int
     missing: tuple[str, ...]
@@ -135,7 +135,7 @@ class HostTimeline:
     calls: Rows
     """Dtype CALL."""
     operations: Rows
-    """Dtype OPERATION: those that were complete, and those that were under way at the end, as far as it is told."""
+    """Dtype OPERATION: those that were complete, and those that were in flight at the end, as far as known."""
     tells_unfinished: bool
     """Whether it is."""
     compute: Rows

@@ -12,7 +12,7 @@ Kept is the finest step where people look, and coarse steps beyond:
 * durations: every power of two from 8 µs to 9 s, then up to 2 minutes, where operations are given up;
 * bus bandwidths: every power of two from 1 MB/s to 1 TB/s;
 * host time in calls: every second power of two, as it is sampled and nothing is decided by it;
-* rates of rails: decades up to 10 Gb/s, then every speed that links have, so that a burst at line rate is told from
+* rates of rails: decades up to 10 Gb/s, then every speed that links have, so that a burst at line rate differs from
   one below it.
 
 Native histograms are made of all buckets (exporters/series/native.py), whatever is shown here.

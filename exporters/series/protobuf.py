@@ -125,7 +125,7 @@ class ProtobufRenderer:
 
     def _histogram(self, histogram: Histogram) -> bytes:
         cumulative = list(accumulate(histogram.counts))
-        # Without the field the sum would be 0; what nobody knows is no number.
+        # Without the field the sum would be 0; an unknown sum is NaN.
         total = math.nan if histogram.sum is None else histogram.sum
         parts = [_HISTOGRAM_COUNT, _varint(cumulative[-1]), _HISTOGRAM_SUM, _double(total)]
         exemplars = histogram.exemplars or (None,) * len(cumulative)

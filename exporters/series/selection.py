@@ -7,10 +7,10 @@ what others tell.  What is left out follows rules that hold for every node, so t
   increase needs the 0 before it.  Of the others those are shown that have counted something, and of the `context` ones
   only those that tell of congestion, and not of traffic.  Beside them stands a sum for each severity, which is there
   from the start and moves with every counter, shown or not.
-* `nvlinks`: bytes and state are told of each link; speed and utilization of each GPU; errors of each GPU, and of a
+* `nvlinks`: bytes and state are shown of each link; speed and utilization of each GPU; errors of each GPU, and of a
   link once it had some.
 * `devices`: a port of an RDMA device is a network device too.  Short-interval rates and TCP of that one are shown once
-  a job has used it for TCP, or where nobody looks at TCP.
+  a job has used it for TCP, or where TCP is not observed.
 * `buckets`: see exporters/series/buckets.py.
 
 What begins to be shown stays.  Sums are of increases since railscope first saw a counter, so that one that is read
@@ -96,7 +96,7 @@ class Selection:
     def total_increase(self, whose: LabelValues, counters: Iterable[tuple[str, int]]) -> int:
         """What counters of one owner rose by together, since each was first seen; never falls.
 
-        `counters` are all of the owner's at one moment.  Those of one name are told as their sum, so that is compared.
+        `counters` are all of the owner's at one moment.  Those of one name are shown as their sum, so that is compared.
         """
         found = self._sums[whose] = self._sums.pop(whose) if whose in self._sums else _Sum()
         together: defaultdict[str, list[int]] = defaultdict(list)

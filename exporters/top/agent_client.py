@@ -120,7 +120,7 @@ class AgentClient:
             try:
                 return self._exchange(path)
             except (http.client.RemoteDisconnected, http.client.CannotSendRequest, ConnectionError):
-                # Closed for having been idle: a new connection tells whether anybody is there.
+                # Closed for having been idle: a new connection tells whether the agent is there.
                 self._connection.close()
                 return self._exchange(path)
         except ClientError:

@@ -140,7 +140,7 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("STATE", 7, _state, _urgency, amount=False, from_width=126),
 )
 INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE"))}
-"""What is seen before somebody chooses: of a thousand ranks those that are in trouble, or busy."""
+"""The initial order: of a thousand ranks those that are in trouble, or busy, come first."""
 RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column(
         "RAIL", 5, lambda one: one.rail, lambda one: (numeric_sort_key(one.rail), one.netns, one.device), amount=False

@@ -25,7 +25,7 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def increased_errors(before: Mapping[str, float] | None, now: Mapping[str, float]) -> tuple[tuple[str, int], ...]:
-    """(name, by how much it rose) of the counters that rose, the most first; `before` None: nobody looked.
+    """(name, by how much it rose) of the counters that rose, the most first; `before` None: no earlier reading.
 
     Errors are shown from the first one on: one that was not there was 0.
     """

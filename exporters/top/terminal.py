@@ -149,7 +149,7 @@ class Terminal:
 
     def wake(self) -> None:
         """End the wait for keys; from any thread or signal handler."""
-        # A full pipe wakes too; a closed one has nobody waiting.
+        # A full pipe wakes too; of a closed one no thread waits.
         with suppress(OSError):
             os.write(self._wake_write, b"\0")
 

@@ -2,7 +2,7 @@
 
 bcrypt is slow on purpose (some 50 ms at cost 10), and Prometheus sends its password with every scrape.  So a password
 that was right is remembered, as a digest under a key that dies with the process.  A wrong one costs the full time
-again, and so does a user that does not exist, so that time tells nobody who does.
+again, and so does a user that does not exist, so that the response time does not reveal users.
 """
 
 from __future__ import annotations

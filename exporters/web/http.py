@@ -163,7 +163,7 @@ class _Slot:
     idle_since: float | None
     """When it began to wait for a request; None: it has one."""
     leaving: bool = False
-    """It was told to end, and another one has its place."""
+    """It was asked to end, and another one has its slot."""
 
     def abandoned(self) -> bool:
         """Whether the client has closed its end, so that the answer is not needed."""
@@ -220,7 +220,7 @@ class _Connections(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
-            # They end at once, unless every processor is busy: whoever asks now is worth a moment.
+            # They end at once, unless every processor is busy: the new client is worth a moment's wait.
             self._changed.wait_for(lambda: not self._crowded_by_leaving(), timeout=_LEAVING_SECONDS)
             full = not self._has_room() and not self._make_room()
             if not full:
@@ -319,7 +319,7 @@ class _Connection(socketserver.BaseRequestHandler):
         self._closing = False
         self._answered = True
         self._more_may_come = False
-        """The client may be sending still what nobody will read."""
+        """The client may still be sending what is not read."""
 
     def handle(self) -> None:
         try:

@@ -84,7 +84,7 @@ def parse_request(head: bytes) -> Request:
     if int(number[1]) != 1:
         raise RequestRefused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
     headers = _headers(rest)
-    # Who is asked has to be said, and once: somebody on the way may have listened to the other one.
+    # Exactly one Host header is required: a proxy on the way may have used the other one.
     host = headers.get("host", None if int(number[2]) >= 1 else "")
     if host is None or not _HOST.fullmatch(host):
         raise RequestRefused(HTTPStatus.BAD_REQUEST)

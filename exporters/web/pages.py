@@ -7,7 +7,7 @@ the lock is given up long enough for a waiting thread to take it.
 `/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
 carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
 that go on, and those that ended lately.  Both tell whose the processes are and what they take: of a command line they
-tell the program alone (probes/processes/owner.py), because whoever may scrape an agent need not see what jobs are given
+tell the program alone (probes/processes/owner.py), because scraping an agent need not reveal what jobs are given
 as arguments.
 """
 

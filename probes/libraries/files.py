@@ -8,7 +8,7 @@ gives the times of the real file, `ovl_fiemap` the extents of the inode with the
 
 A uprobe keeps the instruction that stood where its breakpoint went.  When the file is written over in place, a process
 that maps it anew gets breakpoints in the middle of other instructions, and taking the probe off puts the old bytes
-there: such a job dies.  So whoever probes a file must let go of it before the next process maps it, and inotify(7)
+there: such a job dies.  So an agent that probes a file must detach before the next process maps it, and inotify(7)
 tells of the first byte that changes.  Writes through a shared mapping, and those of another host, are not told.
 """
 

@@ -171,7 +171,7 @@ class MmapEvents:
     """The open stream.
 
     Wait until it becomes readable, wait no more until some time has passed, then `read`: a process that starts maps
-    dozens of files one after the other, and each would wake whoever waits.
+    dozens of files one after the other, and each would wake the reader.
     """
 
     def __init__(self, buffers: Sequence[_CpuBuffer]) -> None:

@@ -2,7 +2,7 @@
 
 A hit costs its trap, which depends on the processor, the hypervisor and the kernel's mitigations and is therefore
 measured: a program that does nothing is attached to a function of our own, and a loop around that function is timed
-with and without it.  The function and the loop are a few machine instructions in an anonymous file that nobody else
+with and without it.  The function and the loop are a few machine instructions in an anonymous file that none else
 maps: no other process meets the probe, no mapping of another process is touched, and the first instruction is of the
 kind that NCCL's functions begin with.  It takes about 3 ms of CPU time.
 

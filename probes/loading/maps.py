@@ -2,7 +2,7 @@
 
 A per-CPU value has one slot for every possible CPU, each rounded up to eight bytes; these readers add the slots up.
 Batch look-ups (kernel 5.6) read thousands of keys per call.  They are no snapshot: an entry may change or move while
-reading, but an entry that nobody deletes is returned, and a counter never appears smaller than at an earlier reading.
+reading, but an entry that is not deleted is returned, and a counter never appears smaller than at an earlier reading.
 """
 
 from __future__ import annotations

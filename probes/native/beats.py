@@ -40,7 +40,7 @@ class TableQuestion:
     """A netlink table that fits one datagram: what is sent, and where."""
 
     descriptor: int
-    """A netlink socket that nobody else uses."""
+    """A netlink socket of its own."""
     request: bytes
     """With header; at most 64 bytes."""
     answer_bytes: int

@@ -1,7 +1,7 @@
 """Which members a bond has, and whether it takes their links for up.
 
 A bond stays up while one of its members does, so that its own carrier hides the loss of half its speed.  What counts
-is the bond's view of each member, which follows the way it was told to watch them (carrier or ARP): `mii_status`.
+is the bond's view of each member, which follows its configured monitoring (carrier or ARP): `mii_status`.
 
 Sources: Linux drivers/net/bonding/bond_sysfs_slave.c and bond_main.c, include/uapi/linux/if_bonding.h.
 """

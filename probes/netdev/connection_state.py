@@ -1,7 +1,7 @@
 """Reads the TCP connections of given processes one by one, on demand for a suspect.
 
 The counters of probes/netdev/tcp_counters.py tell how a rail does over time; this tells which process's connections
-wait for what: for an answer of the network (retransmissions that nobody acknowledges), for the peer (a closed window),
+wait for what: for an answer of the network (retransmissions without acknowledgement), for the peer (a closed window),
 or for nothing (all is acknowledged: this side waits to receive).
 
 Collectives connect ports that the kernel chose, at both ends.  A connection with a port of another kind leads to some

@@ -1,6 +1,6 @@
 """Driver, bus address and speed of a network device, by the ethtool ioctl.
 
-Unlike sysfs, which shows the devices of whoever mounted it, the ioctl answers for the namespace of its socket; the
+Unlike sysfs, which shows the namespace that mounted it, the ioctl answers for the namespace of its socket; the
 two commands used need no capability.  Source: the kernel's include/uapi/linux/ethtool.h.
 """
 

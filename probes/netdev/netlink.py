@@ -170,7 +170,7 @@ class NetlinkSocket:
     def table_question(self, kind: int, body: bytes) -> TableQuestion | None:
         """The request for a table, for another thread to send from now on; None: its answer takes several datagrams.
 
-        This socket is theirs then: nobody may use it until they have ended.
+        This socket is theirs then: no other caller may use it until they have ended.
 
         Raises:
             OSError, MalformedNetlink: see `dump`.

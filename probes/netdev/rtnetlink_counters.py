@@ -91,7 +91,7 @@ class NetlinkCounters:
 
     def read_raw(self) -> Answer:
         """See `DeferringSource.read_raw`."""
-        self._question = None  # asked by oneself: whoever asked it has come to an end
+        self._question = None  # asked directly: the other thread's request has ended
         before_ns = self._monotonic_ns()
         datagrams = self._netlink.dump(_RTM_GETSTATS, _STATS_REQUEST)
         return Answer(before_ns, self._monotonic_ns(), datagrams)

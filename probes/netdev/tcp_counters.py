@@ -34,7 +34,7 @@ from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, read_table
 from railscope.probes.processes.socket_owners import SocketOwners
 
 PORT_FIELDS: Final = ("port_tx_bytes", "port_rx_bytes", "port_tx_packets", "port_rx_packets")
-"""The device's own, whoever's traffic it was."""
+"""The device's own, of all traffic."""
 TCP_FIELDS: Final = (*ACCOUNT_FIELDS, *PORT_FIELDS)
 _COLUMNS: Final = [LINK_STATS_FIELDS.index(name.removeprefix("port_")) for name in PORT_FIELDS]
 

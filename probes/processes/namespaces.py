@@ -4,7 +4,7 @@ A network namespace is identified by the inode of `/proc/PID/ns/net` (namespaces
 the namespace of the thread that made it, whichever thread uses it later; so a short-lived thread moves with
 setns(2), makes what is needed, and ends, and no other thread ever leaves its own namespace.
 
-An open socket keeps its namespace alive, and with it a network card that was moved into it: whoever opens one closes
+An open socket keeps its namespace alive, and with it a network card that was moved into it: its opener closes
 it as soon as the last process it was opened for has gone.
 """
 

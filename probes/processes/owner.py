@@ -5,7 +5,7 @@ for whoever's terminal shows it, and with passwords among its arguments.  So thi
 program's name, and for an interpreter the name of the script or module that it runs.  Whoever asks for all of the
 command line gets it bounded and in characters that can be printed.
 
-psutil reads the rest; importing it takes 20 ms, which whoever only names the types below need not wait for.  It does
+psutil reads the rest; importing it takes 20 ms, which importers of the types alone need not wait for.  It does
 not read the command line here, because it reads all of it, which may be 2 MB.  It reads /proc and no other folder, so
 of another host's procfs only the program is known.
 

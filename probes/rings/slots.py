@@ -154,7 +154,7 @@ class SlotRings:
         Raises:
             OSError: a ring cannot be mapped.
         """
-        # First: whoever wakes the reader from here on is heard at the next turn.
+        # First: a wakeup from here on is seen at the next turn.
         if self._wakeups.backlog_bytes():
             self._wakeups.read()
         waiting = self._positions[:, _RESERVED] - self._taken

@@ -113,7 +113,7 @@ class _JobRhythm:
     calendar: Calendar
     servers: frozenset[str]
     profile: NDArray[np.float64] | None
-    """By phase of the period: part of the periods that send then; None: nobody knows how long it sends."""
+    """By phase of the period: part of the periods that send then; None: how long it sends is unknown."""
     last_begin_ns: int
 
 

@@ -5,7 +5,7 @@ slot of an even grid as fine as the readings.  A link is *on* while its rate is 
 busiest (99th percentile).  Of the slots in which a burst begins and ends, so much counts as it sends at the rate of the
 slots between, or at the busiest rate where there are none; bursts shorter than a slot look longer than they are.
 
-Over a gap in the readings nobody knows when bytes passed, and behind a clock that was set there is one, too: of a
+Over a gap in the readings it is unknown when bytes passed, and behind a clock that was set there is one, too: of a
 series with gaps of more than ten times the usual distance the longest piece without is looked at.
 
 Duty cycle and bytes are those of whole periods: from the beginning of the first burst that was seen to begin up to

@@ -68,7 +68,7 @@ def run_compare(parsed: Any, out: TextIO) -> int:
     except ModuleNotFoundError as error:
         return _refused(not_installed(error))
     try:
-        # A file that describes a job is read first: a typing error in it is told before a long recording is read.
+        # A file that describes a job is read first: a typing error in it is reported before a long recording is read.
         estimate = estimate_of(request_from(_as_estimate(parsed))) if parsed.b.suffix == ".toml" else None
         if estimate is not None and (parsed.a_again or parsed.b_again):
             return _refused("--a-again and --b-again are of recordings: an estimate is held against one of them")

@@ -73,7 +73,7 @@ class Traffic:
     unobserved_wire_bytes: int
     """Sent to or from ranks that were not recorded: in no pair."""
     unmodelled_calls: int
-    """Calls of which nobody can say what they sent to whom."""
+    """Calls whose traffic is unknown."""
     between_servers_wire_bytes: int
     cross_rail_wire_bytes: int | None
     """Between servers, from a GPU of one rail to a GPU of another; None: rails of GPUs are not known."""
@@ -105,7 +105,7 @@ class LatencyRow:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """One operation that took far longer than its like, or a stall (latency)."""
+    """One operation that took far longer than similar ones, or a stall (latency)."""
 
     time_seconds: float
     """Since 1970."""
@@ -215,7 +215,7 @@ class Iteration:
     to_ns: int = 0
     """What happened from then on belongs to the next one."""
     compute_seconds: float | None = None
-    """Union of its kernels that are no communication, of the same GPU; None: compute is not recorded, or nobody knows
+    """Union of its kernels that are no communication, of the same GPU; None: compute is not recorded, or it is unknown
     whose it is."""
 
 
@@ -357,4 +357,4 @@ class Report:
     one_of_several: str = ""
     """That other jobs were left out; empty: none was."""
     shared_rails: str = ""
-    """That `rails` are not of this job alone; empty: nobody else is known to use them."""
+    """That `rails` are not of this job alone; empty: no other job is known to use them."""

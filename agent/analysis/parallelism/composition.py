@@ -31,7 +31,7 @@ def find_composition(
 ) -> tuple[Composition, dict[str, str], tuple[Unknown, ...]]:
     """What the job's communication is made of, and the role of each communicator by its `comm`.
 
-    `counted` are the dataset's calls, where somebody has counted them already.
+    `counted` are the dataset's calls, if they are already counted.
     """
     counted = count_calls(dataset) if counted is None else counted
     groups = find_groups(counted, gpus)

@@ -4,7 +4,7 @@ A group's collectives are a ring, and what each member sends to the next is that
 rooted scatters go straight.  Where other servers are given to the members, the ring visits the servers one after the
 other, as NCCL's does: members keep their order within a server, and servers that of their first members.
 
-The model's own prediction from (p, t, d) needs layers and sizes that nobody calls out loud (`railscope estimate`).
+The model's own prediction from (p, t, d) needs layers and sizes that no recorded call shows (`railscope estimate`).
 `predicted_traffic` needs only the payloads by role, that were recorded or assumed, and a mapping.
 """
 

@@ -86,7 +86,7 @@ def _chains(links: Sequence[PeerLink]) -> list[list[_Gpu]] | None:
             neighbours[link.source].setdefault(link.destination)
             neighbours[link.destination].setdefault(link.source)
     if None in neighbours or any(len(found) > 2 for found in neighbours.values()):
-        # Of ranks that were not recorded nobody knows which is which.
+        # Ranks that were not recorded cannot be told apart.
         return None if len(neighbours) != 2 else [list(neighbours)]
     chains, seen = [], set[_Gpu]()
     ends = [gpu for gpu, found in neighbours.items() if len(found) == 1]

@@ -36,7 +36,7 @@ class JobPart:
 
     gpus: tuple[int, ...]
     comms: tuple[str, ...]
-    """Names of its communicators, the largest first; of what nobody named, what the analysis calls it."""
+    """Names of its communicators, the largest first; of unnamed ones, the analysis's own name."""
     job: str
     """The batch system's or launcher's identifier; empty: not known, or not the same of all."""
 

@@ -2,9 +2,9 @@
 
 A GPU is a process's end of its communicators: a process drives one GPU, unless its communicators say several.  Where
 imported data names no process, a rank of the job is a GPU.  A process with two ranks of one communicator drives several
-GPUs, even where nobody says which: each of its ranks is one.
+GPUs, even if it is unknown which: each of its ranks is one.
 
-A communicator whose name is not known is nobody else's: each of its ends is a communicator of its own.
+A communicator whose name is not known is shared with no other: each of its ends is a communicator of its own.
 
 GPUs are numbered 0 … n−1: by their rank in the job where the launcher said it of all, else by their rank in the largest
 communicator that has all of them, else server by server in the order of GPU index and process.  Of one job
@@ -92,7 +92,7 @@ class Gpus:
     def connected_groups(self) -> tuple[frozenset[int], ...]:
         """GPUs, by their places, by what communicators connect: no communicator has GPUs of two of these groups.
 
-        GPUs of communicators whose name is not known are taken for connected: nobody knows.
+        GPUs of communicators whose name is not known are taken for connected, as it is unknown.
         """
         links: defaultdict[str, set[int]] = defaultdict(set)
         for end, number in self.gpu_of.items():
@@ -155,7 +155,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
             node=row["node"],
             comm=row["comm"] or f"{_UNNAMED}{row['recording']}:{row['instance']}",
             rank=row["rank"],
-            # Of ranks that nobody can find, not even their number helps.
+            # Ranks that cannot be located are not even identified by their number.
             nranks=row["nranks"] if row["comm"] else None,
             node_rank=row["node_rank"],
             pid=row["pid"],

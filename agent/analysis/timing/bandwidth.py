@@ -42,7 +42,7 @@ def find_bandwidth(
 ) -> tuple[tuple[BandwidthRow, ...], tuple[Unknown, ...]]:
     """Bandwidth by operation and size, in this order.
 
-    `classes` are the dataset's, where somebody has found them already.
+    `classes` are the dataset's, if they are already computed.
     """
     classes = find_size_classes(dataset) if classes is None else classes
     known = sorted(op.name for op in Op if _factors(op, 2) is not None)

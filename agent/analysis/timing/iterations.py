@@ -87,7 +87,7 @@ def _iterations(time_ns: Integers, starts: Integers) -> tuple[Iteration, ...]:
     first = time_ns[starts]
     silence = first - time_ns[np.maximum(starts - 1, 0)]
     if starts[0] == 0:
-        silence[0] = _LONG_NS  # nobody saw what came before
+        silence[0] = _LONG_NS  # what came before was not recorded
     # No more than usual, lest a pause makes the iteration behind it longer.
     edges = first - np.minimum(silence, int(np.median(silence))) // 2
     return tuple(

@@ -36,7 +36,7 @@ def find_latency(
 ) -> tuple[Latency, tuple[Unknown, ...]]:
     """Durations by operation, size and source, and at most so many anomalies, the worst first.
 
-    `classes` are the dataset's, where somebody has found them already.
+    `classes` are the dataset's, if they are already computed.
     """
     classes = find_size_classes(dataset) if classes is None else classes
     timed = _timed(dataset, classes)
@@ -102,7 +102,7 @@ def _rows(dataset: Dataset, timed: Any, classes: SizeClasses) -> tuple[LatencyRo
 
 
 def _slow(dataset: Dataset, timed: Any, gpus: Gpus, most: int) -> tuple[list[Anomaly], int]:
-    """Operations that took far longer than their like."""
+    """Operations that took far longer than similar ones."""
     ends = dataset["communicators"].select("recording", "instance", "comm").distinct()
     named = timed.join(ends, ["recording", "instance"])
     like = ["comm", "op", "like", "source"]

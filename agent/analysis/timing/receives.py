@@ -33,7 +33,7 @@ def find_receives(
 ) -> tuple[tuple[ReceiveUse, ...], tuple[Unknown, ...]]:
     """What the receives of each GPU did, by GPU; GPUs without timed receives are left out.
 
-    `classes` are the dataset's, where somebody has found them already.
+    `classes` are the dataset's, if they are already computed.
     """
     operations = dataset["operations"]
     receives = operations.filter(

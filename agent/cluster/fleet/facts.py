@@ -1,7 +1,7 @@
 """What is known of a fleet at one moment, as far as it matters to a stall: agents, ranks, rails.
 
 agent/cluster/fleet/reader.py makes these facts from series, agent/cluster/verdict/verdict.py concludes from them.  A
-host is called by one name everywhere; None is what nobody tells.
+host is called by one name everywhere; None is unknown.
 """
 
 from __future__ import annotations

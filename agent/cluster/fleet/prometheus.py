@@ -204,7 +204,7 @@ class PrometheusStore:
             raise PrometheusError("--comm: this is no text that a store could be asked for") from None
         status, text = self._exchange("POST", call, body)
         if status == 405:
-            # A proxy in front that lets nobody write.
+            # A proxy in front that refuses POST.
             status, text = self._exchange("GET", call, body)
         return self._data(status, text)
 

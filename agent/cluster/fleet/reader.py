@@ -227,7 +227,7 @@ def _ranks(
         labels = infos.get(key, {})
         present = key in now or key in stalls
         if not present and any(other[1:] == key[1:] for other in now):
-            continue  # it moved to another host, or is told of twice
+            continue  # it moved to another host, or is scraped twice
         ranks.append(
             Rank(
                 comm=comm,

@@ -37,7 +37,7 @@ def parse_stalls(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[Rank
         stall = Stall(op="" if op == UNKNOWN else op, cause=cause)
         if labels is not None:
             stall = with_details(stall, labels)
-        # Of two for one rank the one that names somebody.
+        # Of two for one rank the one that blames a rank or rail.
         if key not in found or found[key].cause in ONLY_WAITS:
             found[key] = stall
     return found

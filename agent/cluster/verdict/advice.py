@@ -79,7 +79,7 @@ def past_steps(stalled: StalledCommunicator, period: Period) -> tuple[Step, ...]
 
 
 def _facts(culprit: Culprit) -> CauseFacts:
-    """Of the cause whose steps are asked for: where nobody knows which of several is gone, that they are missing."""
+    """Of the cause whose steps are asked for: if it is unknown which of several is gone, that they are missing."""
     return CAUSES[Cause.RANK_MISSING] if culprit.one_of_several else facts_of(culprit.cause)
 
 

@@ -2,7 +2,7 @@
 
 Evidence is ordered by how little it leaves open: a process that is gone or stopped or a link that is down; a rail
 that loses, filters or is slow; a rank behind the others in the sequence of operations; a GPU that does not progress;
-ranks that nobody sees; nothing.  A host can only speak of its own ranks, so its `rank_behind` is a hint, and the
+ranks that no agent reports; nothing.  A host can only speak of its own ranks, so its `rank_behind` is a hint, and the
 sequences of all ranks decide.
 
 Operations are handed over ahead of the GPU, so to have handed over fewer is not yet to be behind: a rank is behind if
@@ -29,7 +29,7 @@ _UNEVEN: Final = 1.5
 _QUEUE_BYTES: Final = 16_384
 """Queues that differ by less are alike."""
 _MOST_RANKS: Final = 1 << 20
-"""A label that tells of more is not believed: those that nobody sees are listed one by one."""
+"""A label that tells of more is ignored: ranks that no agent reports are listed one by one."""
 _CARRIED: Final = 1e5
 """Bytes per second: a rail that never carried more within the window did not serve the communicator."""
 
@@ -42,12 +42,12 @@ class Culprit:
     ranks: tuple[Rank, ...] = ()
     """The ranks blamed; empty: none can be named."""
     missing: tuple[str, ...] = ()
-    """Ranks that nobody sees."""
+    """Ranks that no agent reports."""
     rails: tuple[Rail, ...] = ()
     """The rails blamed, worst first."""
     basis: str = "nothing"
     """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
-    `rail state`, `absence` (nobody sees them), `nothing`."""
+    `rail state`, `absence` (no agent reports them), `nothing`."""
     strength: str = "unknown"
 
     @property
@@ -151,7 +151,7 @@ def _process_culprits(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable
             # How it is with a process is seen, also where an operation that it is in is not.
             yield Culprit(cause, named, basis="host", strength="strong")
             continue
-        # A peer that closed its connections, and no host names it: it may be one of those that nobody sees any more.
+        # A peer that closed its connections, and no host names it: it may be one that no agent reports any more.
         unseen = tuple(by_number.get(number) or Rank(said[0].comm, number, "", present=False) for number in missing)
         strength = "strong" if len(unseen) == 1 else "weak"
         yield Culprit(cause, unseen, tuple(missing), basis="absence", strength=strength)
@@ -166,7 +166,7 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     number = rank.stall.blamed_rank or (rank.rank if own else "")
     if number not in ("", "unknown") and rank.comm != "unknown":
         return by_number.get(number) or Rank(rank.comm, number, "", present=False)
-    # By such a number somebody else would be found; but a host may speak of the rank itself.
+    # Such a number would match another rank; but a host may mean the rank itself.
     return rank if not is_identified(rank) and (own or has_exited(rank)) else None
 
 
@@ -301,7 +301,7 @@ def _has_come(rank: Rank, foremost: int | None) -> bool:
 
 
 def _blamed_locally(present: Sequence[Rank], foremost: int | None) -> Iterable[Culprit]:
-    """Ranks that somebody waits for; who waits for others himself, or has come as far as anybody, is not to blame."""
+    """Ranks that others wait for, except those that wait for others themselves, or are as far as any other rank."""
     said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.RANK_BEHIND and rank.stall.blamed_rank]
     hosts_of: defaultdict[str, set[str]] = defaultdict(set)
     for rank in said:

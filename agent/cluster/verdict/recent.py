@@ -1,8 +1,8 @@
 """Explains stalls that have ended or paused, from what hosts reported while they lasted.
 
-Where single operations end on a slow rail a stall is on and off, and whoever was woken asks a moment after it was on.
+Where single operations end on a slow rail a stall is on and off, and the operator asks while it is off.
 The answer is then the verdict of the moment at which hosts said most, and says so.  What has been over for longer is a
-line beside the verdict, and so is a stall of a communicator whose processes have ended: nobody waits any more.
+line beside the verdict, and so is a stall of a communicator whose processes have ended: no rank waits any more.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
         if (one := _judged(comm, ranks, fleet)).culprit.cause == Cause.WRITING
     ]
     found = _grouped([*stalled, *held_up], list(by_comm.values()))
-    # One that no host calls stalled is told of only where others wait because of it.
+    # One that no host calls stalled is listed only if others wait because of it.
     silent = {one.comm for one in held_up}
     return tuple(cause for cause in found if cause.stalled.comm not in silent or cause.dependents)
 
@@ -92,7 +92,7 @@ def _awaits_writer(ranks: Sequence[Rank]) -> bool:
 def has_ended(ranks: Sequence[Rank]) -> bool:
     """Whether processes of a communicator are gone and no rank is left that could wait for them."""
     if not all(is_identified(rank) for rank in ranks):
-        return False  # there may be others of whom nobody knows
+        return False  # there may be other, unknown ones
     told_of = {rank.rank for rank in ranks if rank.ended}
     here = [rank for rank in ranks if rank.present]
     left = all(rank.ended or has_exited(rank) for rank in here)
@@ -200,7 +200,7 @@ def _within_jobs(
     links: Mapping[str, _Link],
     by_comm: Mapping[str, StalledCommunicator],
 ) -> dict[str, _Link]:
-    """Links to the clearest stall of a job, of those that nobody can explain, and of processes that ended after it.
+    """Links to the clearest stall of a job, of those without an explanation, and of processes that ended after it.
 
     A job is all that shares processes.  When one of them ends, the others give up, often within milliseconds.
     """
@@ -288,7 +288,7 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
         hosts = {rail.host for rail in its.rails} & {rank.host for rank in one.ranks if rank.present}
         if hosts:
             return _Link(other.comm, f"it runs on {', '.join(sorted(hosts))}, whose rail is to blame there")
-    # Where nobody can be named the stall that began first is the likeliest root.
+    # Without a culprit the stall that began first is the likeliest root.
     clearer = its.tier < mine.tier or (mine.tier >= Tier.UNSEEN and _clearest(other) < _clearest(one))
     if clearer and (shared := here & _processes(other.ranks)):
         return _Link(other.comm, f"both have {_process_text(shared)}")

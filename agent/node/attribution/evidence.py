@@ -93,7 +93,7 @@ def port_and_connections(counted: DeviceTotals, *, skew: float) -> PortAndConnec
             total["header_bytes_sent"],
             changes,
         ),
-        # The kernel counts what it received for the first time only: what comes twice is nobody's.
+        # The kernel counts what it received for the first time only: what comes twice belongs to no socket.
         received=Sockets(counted.receive_bytes, 0, total["segments_received"], total["header_bytes_received"], changes),
         skew=skew,
         fresh=counted.present,

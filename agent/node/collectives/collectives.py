@@ -54,7 +54,7 @@ class Collectives:
 
         `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
         `before_forgetting` is called before the kernel forgets what communicators did that have ended.
-        `most_peers`: peers of a rank for which it is told what they are sent; 0: it is told of none.
+        `most_peers`: peers of a rank whose bytes are reported; 0: none.
         """
         self._on_lifecycle = on_lifecycle
         self._completion = completion

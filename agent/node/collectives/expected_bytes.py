@@ -53,7 +53,7 @@ class ExpectedWire:
         self._process_of = process_of
         self._replays = replays
         self._replayed: set[int] = set()
-        """Instances of which replays were seen, also while nobody looks for them."""
+        """Instances of which replays were seen, also while they are not observed."""
         self._folded: dict[str, ExpectedBytes] = {}
         self._placed: dict[int, _Placed] = {}
         """By instance, as of the last rows: it changes seldom, and each has a row for each kind and size of calls."""

@@ -1,6 +1,6 @@
 """Sums the durations of completed operations: by rank, and for the node by kind and size.
 
-From these sums anybody gets effective bandwidth as nccl-tests means it: algbw is payload over time, busbw is bus bytes
+From these sums follows effective bandwidth as nccl-tests means it: algbw is payload over time, busbw is bus bytes
 over time, where bus bytes are payload x a factor that makes ranks of any number comparable (nccl-tests'
 doc/PERFORMANCE.md).  Payload here is as NCCL's calls give it: of one rank for AllGather, ReduceScatter and AllToAll.
 

@@ -22,9 +22,9 @@ order of ranks, as agent/model/ring.py has it.  However NCCL's rings run, what a
 whom is not: where a host has several ranks, rings may take other orders, and several at once.  With two ranks there is
 no other order, and with one rank on each host NCCL takes this one.  Trees and switches that reduce use other pairs.
 
-Bytes to ranks of the same host are told like the others.  What replays of CUDA graphs send is not in it, since no call
+Bytes to ranks of the same host are included.  What replays of CUDA graphs send is not in it, since no call
 is made for them, nor what a rank does that cannot be told by its number.  Each rank shows at most so many peers of
-basis `call`, those that it sent to first, and its other peers together: whoever has a series keeps it.
+basis `call`, those that it sent to first, and its other peers together: a peer that has a series keeps it.
 """
 
 from __future__ import annotations

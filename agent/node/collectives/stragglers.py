@@ -88,7 +88,7 @@ class Stragglers:
         self._by_number: dict[int, _Group] = {}
         self._next_number = 0
         self._places: dict[int, tuple[int, int]] = {}
-        """By instance: number of the group, and index of the member; `_NOT_WANTED`: nobody to compare it with."""
+        """By instance: number of the group, and index of the member; `_NOT_WANTED`: no rank to compare it with."""
         self._labels: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank."""
         self._table: tuple[npt.NDArray[np.uint32], Integers, Integers] | None = None
@@ -103,7 +103,7 @@ class Stragglers:
         """Record calls (dtype CALL_EVENT) of the instances `called`.
 
         `communicator_of` says who an instance is, None: not known yet.  What is needed of the events is kept until
-        there are many, or somebody asks: one look at thousands costs little more than one at a few.
+        there are many, or they are requested: matching thousands costs little more than a few.
         """
         if all(self._places.get(instance) == _NOBODY for instance in called):  # one that is not known yet may be wanted
             return
@@ -249,7 +249,7 @@ class Stragglers:
 
     def _arrays(self) -> tuple[npt.NDArray[np.uint32], Integers, Integers]:
         if self._table is None:
-            # Instance 0 is nobody: with it the arrays are never empty.
+            # Instance 0 is no communicator: with it the arrays are never empty.
             rows = sorted({**self._places, 0: _NOBODY}.items())
             self._table = (
                 np.array([instance for instance, _ in rows], np.uint32),

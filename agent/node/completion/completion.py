@@ -94,7 +94,7 @@ class Completion:
     ) -> None:
         """`cuda` None: CUDA events are not observed.
 
-        `rail_bytes` keeps what is handed to each rail; None: nobody asks for it.  `before_forgetting`: see `Levels`.
+        `rail_bytes` keeps what is handed to each rail; None: not wanted.  `before_forgetting`: see `Levels`.
         """
         self.levels = Levels(programs, Layouts.load().structures, level, before_forgetting)
         self._rail_bytes = rail_bytes
@@ -104,7 +104,7 @@ class Completion:
         self._cuda = cuda
         self._progress: dict[int, CommunicatorProgress] = {}
         self._completed: dict[int, int] = {}
-        """Calls known to be complete, by instance: they stay so while nobody looks."""
+        """Calls known to be complete, by instance: they stay so while not observed."""
         self._empty: dict[int, EmptyRun] = {}
         """Calls of each communicator that NCCL discarded last."""
         self._ended: set[int] = set()

@@ -286,7 +286,7 @@ class CudaCompletion:
                 _log.info("attached to %s: %d functions of CUDA", file.path, len(file.points.calls))
 
     def _watch_nccl(self, present: Mapping[int, CudaLibrary], errors: list[str]) -> None:
-        """Watch NCCL where one of its processes is watched at CUDA: nobody else's launches can be proved complete."""
+        """Watch NCCL where one of its processes is watched at CUDA: other launches cannot be proved complete."""
         for number, known in list(self._libraries.items()):
             if present.get(number) is not known.library or not self._worth_it(known.library):
                 if known.links is not None:

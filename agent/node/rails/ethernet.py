@@ -290,7 +290,7 @@ class EthernetWatch:
                 lambda: watched.devices,
             )
             self._add(watched, "tcp", watched.connections)
-        # Last: a driver that asks its firmware for long keeps nobody waiting who looks closely at the others.
+        # Last: a driver that asks its firmware for long does not delay an inspection of the others.
         if self._ethtool:
             watched.statistics = _Inside(
                 watched.namespaces,
@@ -320,7 +320,7 @@ class EthernetWatch:
 
         `state`: as of now; None: none of them is to be read more seldom.
 
-        Where that is sooner than so far somebody waits: they are read now, and so long that is waited for.
+        If that is sooner than so far, a caller waits: they are read now, and the caller waits that long.
         """
         sooner = []
         for key, source in watched.sources.items():

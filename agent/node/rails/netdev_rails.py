@@ -422,7 +422,7 @@ class RailWatch:
         named = tuple(replace(fact, netns=fact.netns or f"net:[{netns}]") for fact in facts)
         self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns)
         self._sampler.remove(watched.key)
-        # The daemon still polls the events: they are closed at the next tick, after it has let go of them.
+        # The daemon still polls the events: they are closed at the next update, after it has stopped polling.
         self._to_close.append(watched.sources)
         self._correlator.forget(str(netns))
         self._carrier_changes.forget(netns)

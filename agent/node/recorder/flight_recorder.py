@@ -67,7 +67,7 @@ class Piece:
 
     recording: Recording
     overwritten: Mapping[str, int]
-    """By kind: events that nobody took in time."""
+    """By kind: events that were not read in time."""
 
 
 class FlightRecorder:

@@ -1,10 +1,10 @@
 """The folder of recordings: atomic writes, bounded in size and by free disk space.
 
 Room for a recording is made by those that were made on a signal, the oldest first, and only then by those of stalls:
-whoever sends signals in quick succession loses nothing that nobody can ask for again.
+quick successive signals lose nothing that cannot be requested again.
 
 A recording is written by a thread of its own, at a lower priority than the agent, under a name that no reader looks
-at; only when all of it is on disk does it get its own.  A disk that answers nothing keeps that thread, and nobody else.
+at; only when all of it is on disk does it get its own.  A disk that does not answer blocks only that thread.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class RecordingStore:
             raise error
         size = _Size()
         write_recording(size, recording, self._wrote)
-        free_bytes = 0  # whoever's share is used up is not told how large it was
+        free_bytes = 0  # a used-up quota does not show its size
         if error.errno == errno.ENOSPC:
             disk = os.statvfs(self._folder)
             free_bytes = disk.f_bavail * disk.f_frsize

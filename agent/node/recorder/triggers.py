@@ -2,7 +2,7 @@
 
 Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
 together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
-of a recording on signal share the next one.  What fills a disk tells nobody more.
+of a recording on signal share the next one.  More recordings would only fill the disk.
 
 Ports are read once in a period, by threads that a device may hold up: a recording waits until they have been read once
 more since it was asked for, or should have been, and for no thread.
@@ -29,7 +29,7 @@ _ANY_STALL_NS: Final = 10_000_000_000
 _ANY_SIGNAL_NS: Final = 1_000_000_000
 
 _LONGEST_SETTLING_NS: Final = 1_000_000_000
-"""Of ports that are read more seldom what was read last is enough: a recording is for somebody who waits."""
+"""Of ports that are read more seldom what was read last is enough: a user waits for the recording."""
 
 Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
 """Makes the recording of a reason and its stalls."""

@@ -45,11 +45,11 @@ _READS_BETWEEN_TRIES: Final = 64
 _SLOTS_PER_HEARING: Final = 3
 """Room for answers while the interpreter is busy with something else, in times of what is usually heard at once."""
 _HEARINGS_PUT_OFF: Final = 2
-"""Where somebody who asked for the state has just heard the answers, nobody comes for them for so long."""
+"""After a caller of `state` has read the answers, they are not read again for so long."""
 _HEARINGS_PER_LOOK: Final = 3
 """But whether another thread is to go on asking is seen no later than this."""
 _STATE_PATIENCE_SECONDS: Final = 0.01
-"""A source may hang while somebody asks for the state, who then gets what was known before."""
+"""A source may hang while `state` is called, which then returns the previous state."""
 _READ_POLL_SECONDS: Final = 0.001
 _STOP_PATIENCE_SECONDS: Final = 1.0
 """Likewise where the agent ends, which a device must not keep from ending."""
@@ -239,7 +239,7 @@ class Sampler:
     def _read_answers(self, entry: SampledSource, *, look: bool = True) -> None:
         """Read the answers that another thread received; the caller holds `entry.use`.
 
-        `look`: and see whether it is to go on asking, which whoever only wants to know need not do.
+        `look`: and decide whether it continues, which a caller that only reads need not do.
         """
         if entry.asked is None or not (look or entry.asked.has_answers()):
             return

@@ -13,7 +13,7 @@ from railscope.probes.netdev.counters import CounterReading, CounterSource, Defe
 
 OTHER_THINGS: Final = "the source counts other things than before"
 ASKED_PATIENCE_NS: Final = 10_000_000
-"""As long as nobody who asks in another thread is waited for."""
+"""The longest wait for a thread that asks."""
 _LONGEST_PAUSE_NS: Final = 30_000_000_000
 _THREAD_SHARE: Final = 3
 """A source is read at most once in this many times its usual duration."""
@@ -35,7 +35,7 @@ class SampledSource:
         self.period_ns = period_ns
         self.due_ns = due_ns
         self.use = threading.Lock()
-        """Held by whoever uses the source."""
+        """Held while the source is used."""
         self.waiting: list[Answer] = []
         """Not understood yet; guarded by `use`."""
         self.most_waiting = max(1, min(_MOST_WAITING, _LONGEST_WAIT_NS // period_ns))
@@ -66,7 +66,7 @@ class SampledSource:
         self.aligned = False
         """Whether beats are at multiples of the period."""
         self.wanted_ns = 0
-        """When somebody last wished for a reading out of turn."""
+        """When a reading out of turn was last requested."""
         self.begun_ns = 0
         """When the last read that has ended began."""
 

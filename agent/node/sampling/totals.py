@@ -21,7 +21,7 @@ _MEGABITS: Final = (
     *(1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 200_000, 400_000, 800_000),
 )
 RATE_BOUNDS: Final = tuple(megabits * 125_000.0 for megabits in _MEGABITS)
-"""Bytes per second; the upper ones are the speeds of links, so that a full link is told from one above it."""
+"""Bytes per second; the upper ones are the speeds of links, so that a full link is distinguished from one above it."""
 
 IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
 """Ten times the fastest link: a step beyond it is a counter that was set, not traffic."""

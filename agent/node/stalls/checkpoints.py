@@ -1,7 +1,7 @@
 """Detects processes that write to storage while no communicator of theirs is called: probably a checkpoint.
 
 While one rank writes, the others wait in a collective on hosts that cannot know why.  So the writer's own host tells,
-and whoever sees the whole cluster then knows that they wait for no fault.  A process is asked only while it is silent,
+and `railscope diagnose` then knows that they wait for no fault.  A process is read only while it makes no call,
 once a second, by one small file: `write_bytes` of /proc/PID/io (proc_pid_io(5)), which counts what it gives to the page
 cache for storage.  What a process hands to a file system that has no such cache (FUSE without write-back), or has
 another process write, is not seen.
@@ -75,7 +75,7 @@ class Checkpoints:
     def writing_pids(self, now_ns: int) -> tuple[int, ...]:
         """Pids of those that write, or did so a moment ago: who writes pauses now and then."""
         if now_ns - self._looked_ns > 3 * PERIOD_NS:
-            return ()  # nobody looks while no communicator lives
+            return ()  # nothing is evaluated while no communicator lives
         return tuple(
             pid
             for pid, one in self._silent.items()

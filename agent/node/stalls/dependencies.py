@@ -1,10 +1,10 @@
 """Finds ranks of a communicator that are held up in another communicator, and what holds up that one.
 
 A job's ranks are in several communicators at once.  One that is stopped keeps its peers waiting in one of them, these
-keep theirs waiting in others, and so on: only the first of them waits for somebody who is to blame.
+keep theirs waiting in others, and so on: only the first of them waits for a culprit.
 
 So this begins with those who are to blame and goes from communicator to communicator as they wait: each process and
-each communicator is come to once, however many ways cross, and whoever asks finds the shortest way.
+each communicator is visited once, however many paths cross, so that the shortest path is found.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Dependencies:
     def waiting_elsewhere(self, peers: Iterable[RankFacts]) -> tuple[Elsewhere, ...]:
         """Those of these ranks that have nothing in flight, and whose process is held up in another communicator.
 
-        A rank whose own process may not run is none of them: nobody but itself holds it up.
+        A rank whose own process may not run is none of them: no other rank holds it up.
         """
         found = []
         for peer in peers:

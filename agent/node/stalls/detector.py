@@ -2,14 +2,14 @@
 
 An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
 default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
-of its own history, and no less than `floor`, where somebody on this host is merely suspect.  It also stalls, though
+of its own history, and no less than `floor`, where this host has a mere suspect.  It also stalls, though
 bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
 named that differs from its siblings, or its own threads wait for a processor, or its process is stopped again and
 again.
 
 What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
 checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`; hosts that wait for
-one elsewhere cannot know, but `railscope diagnose` and the alerts are told of it by agent/node/stalls/checkpoints.py),
+one elsewhere cannot know, but `railscope diagnose` and the alerts learn it from agent/node/stalls/checkpoints.py),
 a slow first operation (there is no history to hold it against, and `after` is long), a ring that is slow on all rails
 alike, a rail that is shared with others who fill it.
 """
@@ -47,9 +47,9 @@ _MOSTLY_FOREIGN: Final = 0.5
 """Share of what a rail carries, from which on it works for others."""
 _ORDER: Final = list(Cause)
 _LEAST_WATCHED_NS: Final = 450_000_000
-"""Before that nobody can say whether a process computes, or moves bytes."""
+"""Before that it is unknown whether a process computes, or moves bytes."""
 _JOB_GONE_NS: Final = 60_000_000_000
-"""As long as it is said of a communicator of which no rank is left: whoever asks seldom shall see it too."""
+"""As long as a stall is shown of a communicator without ranks: a rare scrape must see it, too."""
 _LEAST_HISTORY: Final = 20
 """Operations, before one is called slow for its kind: the first few of a job are not like the rest."""
 
@@ -61,7 +61,7 @@ class StallLimits:
     after_ns: int = 30_000_000_000
     """A mere wait; nothing takes longer without being called a stall."""
     factor: float = 8.0
-    """Times its own history, where somebody is to blame."""
+    """Times its own history, if the culprit is on this host."""
     floor_ns: int = 2_000_000_000
     """And never less than this."""
 
@@ -116,7 +116,7 @@ class Detector:
         self._held: dict[int, deque[bool]] = {}
         """By instance, while it is slow: whether its process was found stopped in the last looks."""
         self._gone: dict[int, int] = {}
-        """Those of them whose process ended, and when: nobody is left who could tell that they end."""
+        """Those of them whose process ended, and when: no process is left that could report their end."""
         self._gone_by_comm: dict[str, dict[int, None]] = {}
         """The same, by the communicator's name, in the order in which they ended."""
 

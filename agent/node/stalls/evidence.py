@@ -37,7 +37,7 @@ class RankFacts:
     comparable: bool = True
     """It is known where it stands among the ranks: there were collectives only, and they are numbered alike."""
     unseen_calls: int = 0
-    """What to add to the number of a call to compare it with those of other ranks: calls that nobody saw, less those
+    """What to add to the number of a call to compare it with those of other ranks: calls not observed, less those
     that are not numbered."""
 
     @property
@@ -128,7 +128,7 @@ class RailSigns:
     losses: tuple[tuple[str, int], ...] = ()
     """Error and loss counters that grew within the window, by how much."""
     port_bytes: int = 0
-    """What the device counted within the window, in both directions, whoever moved it."""
+    """What the device counted within the window, in both directions, of all processes."""
     foreign_ratio: float = 0.0
     """Share of what the device carried within the window that suspected processes did not; 0 where they use no TCP."""
     surely_used: bool = True

@@ -3,7 +3,7 @@
 A process tells more than one of its communicators: bytes lie unread in it, it is stopped, its threads wait for the
 network.  With one communicator that is enough.  With several such a sign goes to where the process most likely is: to
 the communicator that it called last, and to those on which it has made a call that another rank of this host has not.
-The others are idle as far as anybody can tell.  What only one communicator can show counts for itself: its ranks' calls
+The others are idle as far as is known.  What only one communicator can show counts for itself: its ranks' calls
 differ, NCCL's proxy works for it, or a rank of this host waits in it for a process that is stopped.
 """
 
@@ -106,7 +106,7 @@ class InferredFlights:
         described: Described,
     ) -> list[RankFacts]:
         """These ranks, in whom no operation is seen, with what must be in flight; `every`: all of this host."""
-        # A process is looked at only where something is in flight, or to find out: whoever is idle is left alone.
+        # A process is looked at only where something is in flight, or to find out: idle ones are not inspected.
         signs = [self._seen.get(rank.instance) for rank in suspects]
         if any(
             sign is None or sign.flight is not None or sign.due(now_ns, rank)

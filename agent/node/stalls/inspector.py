@@ -60,7 +60,7 @@ class _Latest:
     carried: Mapping[str, tuple[int, int]]
     """By device: bytes that suspects sent and received since each connection was first read."""
     signs: dict[tuple[int, frozenset[str]], tuple[RailSigns, ...]] = field(default_factory=dict)
-    """By pid and devices, as far as somebody asked."""
+    """By pid and devices, as far as inspected."""
 
 
 class Inspector:
@@ -334,7 +334,7 @@ def _port_bytes(facts: RailFacts) -> int:
 def _foreign_ratio(before: RailFacts, now: RailFacts, carried: Mapping[str, tuple[int, int]]) -> float:
     """Bytes of others in the direction that has more of them, in parts of what the busier direction carried.
 
-    Of a direction by itself the ratio would say nothing: towards whoever only sends there are acknowledgements alone.
+    Of a direction by itself the ratio would say nothing: towards a sender there are acknowledgements alone.
     `carried`: by all suspects, by device.
     """
     sent, received_by_them = carried.get(now.device, (0, 0))

@@ -43,7 +43,7 @@ _UNCOUNTED_NS: Final = 2_000_000_000
 _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
-"""In a ring every rank's first step of these sends its own data, and waits for nobody."""
+"""In a ring every rank's first step of these sends its own data, and waits for no other rank."""
 _RING: Final = 1
 _NO_OP: Final = 255
 """No operation has this number."""
@@ -104,7 +104,7 @@ class RankReader:
         self._slow: dict[int, tuple[int | None, OwnHistory]] = {}
         """Communicators whose operations (op; None: calls of any) have become slower, as of the last second."""
         self._connections: Records | None = None
-        """As of the last look; None: nobody asked."""
+        """As of the last evaluation; None: not requested."""
         self._unusual: set[int] = set()
         """Communicators that were stalled since histories were read last."""
         self.learnt = False
@@ -116,7 +116,7 @@ class RankReader:
         self._rows: dict[int, _Row] = {}
         """As of then, by instance: living ranks."""
         self._facts: dict[int, RankFacts] = {}
-        """Of those that somebody asked about."""
+        """Of those that were requested."""
         self._last_op: dict[int, int] = {}
         self._late: set[int | None] = set()
         """Hashes of communicators of which not every rank here was seen from its first call on."""

@@ -40,7 +40,7 @@ _PEER_LIMITED_RATIO: Final = 0.5
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
 _BUSY_RATIO: Final = 0.8
 _IDLE_RATIO: Final = 0.4
-"""Of a rail that holds nobody up; at the end of a slow one there is data under way nearly all the time."""
+"""Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
 
 
 def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis:
@@ -204,7 +204,7 @@ def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     if rail.backlog_bytes < _BACKLOG_RATIO * usual:
         return []
     if rail.connections and rail.busy_ratio < _IDLE_RATIO:
-        return []  # a queue that empties at once: whoever sends in bursts has one
+        return []  # a queue that empties at once: every bursty sender has one
     return [
         f"{rail.backlog_bytes >> 10} KiB wait in the queue of {_name(rail)}, {int(usual) >> 10} KiB in its siblings'"
     ]
@@ -440,7 +440,7 @@ def _hidden(evidence: Evidence) -> tuple[str, ...]:
 def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
     """The other of two ranks, if it is on another host.
 
-    In a longer ring whoever does not send may wait himself, and so may a process that has several communicators.
+    In a longer ring a rank that does not send may wait itself, and so may a process that has several communicators.
     """
     if rank.nranks != 2 or rank.rank is None or evidence.peers or evidence.others:
         return None

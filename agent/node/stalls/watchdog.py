@@ -78,7 +78,7 @@ class Watchdog:
         self._come_to_rest = False
         """Whether one of them was not before."""
         self._ranks: Ranks | None = None
-        """Ranks as of the last look; None: nobody asked."""
+        """Ranks as of the last evaluation; None: not requested."""
         self._dependencies: Dependencies | None = None
         """Of those."""
         self._processes: dict[int, ProcessFacts] = {}
@@ -162,7 +162,7 @@ class Watchdog:
                 continue
             how = _words(code)
             if rank.in_flight is None:
-                # Which of several communicators it was in, if in any, nobody can tell any more.
+                # Which of several communicators it was in, if in any, is unknown by now.
                 op = self._reader.last_op(rank.instance) if len(ranks) == 1 else UNKNOWN
                 rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
             stall = self._detector.process_gone(now_ns, rank, f"process {pid} has ended: {how}")

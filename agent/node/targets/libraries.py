@@ -1,7 +1,7 @@
 """Finds the NCCL libraries that processes map, and attaches the probes to them.
 
 A library is known by what it defines, not by its name: every file that a process maps executable is looked at once.
-Probes are attached when its first mapper appears and dropped when its last one has gone or let go of it, because a
+Probes are attached when its first mapper appears and dropped when its last one has exited or unmapped it, because a
 link holds the file's mount.  Attaching goes through a descriptor (`/proc/self/fd/N`), which serves containers and
 deleted files alike.
 
@@ -71,7 +71,7 @@ class Library:
     layout: CommLayout | None
     points: ProbePoints
     watch: int | None = None
-    """By which writes to the file are told, where they are."""
+    """The watch that reports writes to the file, if any."""
     links: Links | None = None
     mappers: set[ProcessIdentity] = field(default_factory=set)
 

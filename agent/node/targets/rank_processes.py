@@ -4,7 +4,7 @@ The daemon's loop only says which processes there are.  What a process chooses i
 threads of our own, once for each program that it runs, and the loop takes what is known when it asks.  A command line
 may hang (probes/processes/owner.py): a thread that does is left to itself, and another one reads on, up to a few.
 
-Processor time and memory are read when somebody asks for them, on his thread: the longest unread first, for so long
+Processor time and memory are read on request, on the caller's thread: the longest unread first, for so long
 and no longer, so that a host of thousands of processes answers too, and a later question gets what this one did not.
 """
 
@@ -47,7 +47,7 @@ class RankProcesses:
         self._threads = 0
         """Ever started."""
         self._asking = threading.Lock()
-        """Held by whoever reads processor time and memory."""
+        """Held while processor time and memory are read."""
         self._read_ns: dict[ProcessIdentity, int] = {}
         """When these were read, of each process; by the monotonic clock."""
 
@@ -75,7 +75,7 @@ class RankProcesses:
     def read(self, wanted: Collection[ProcessIdentity] | None = None) -> tuple[RankProcess, ...]:
         """The wanted processes with what they take, by pid; None: all of them.  Not for the loop's thread.
 
-        Where the time does not suffice for all, some are told as they were at an earlier question, or without.
+        Where the time does not suffice for all, some are returned as of an earlier request, or without usage.
         """
         with self._asking:
             with self._lock:

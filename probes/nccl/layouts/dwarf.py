@@ -232,7 +232,7 @@ def _with_builds(table: _Table, builds: Iterable[_Build]) -> _Table:
             layouts[layout] = plain
         known[build.build_id] = {"nccl_version": build.nccl_version, "machine": build.machine, "layout": layout}
     order = sorted(known.items(), key=lambda item: [*map(int, item[1]["nccl_version"].split(".")), item[0]])
-    # A build that was read again may have left its former layout to nobody.
+    # A build that was read again may have left its former layout unused.
     used = {build["layout"] for build in known.values()}
     return {"layouts": {name: layouts[name] for name in sorted(used)}, "builds": dict(order)}
 

@@ -8,7 +8,7 @@ from `/proc/PID/mem` once; nothing is stopped and nothing is written.
 
 No name is guessed.  The arrays' addresses come from the `.symtab` of the very file that the process maps, their
 layout from the table of known builds, and both must agree on the size of an array; a name must look like one.  What
-does not pass is left out, and whoever asks for that number hears nothing.
+does not pass is left out, and its number stays unresolved.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class Internals:
         for table in (self._communicators, self._operations, self._parts):
             delete_where(table, lambda _, values: np.isin(values["instance"], wanted))
         delete_where(self._histories, lambda keys, _: np.isin(keys["instance"], wanted))
-        # Connections belong to all that share resources, whoever used them first.  They are read before those who may
+        # Connections belong to all that share resources, not only the first user.  They are read before those who may
         # use them: a connection is never learned before its communicator.
         delete_where(self._connections, lambda keys, values: ~np.isin(_groups(keys, values), self._living_groups()))
 

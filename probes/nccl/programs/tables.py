@@ -118,7 +118,7 @@ class CommunicatorTable(Map):
     def calls_of(self, key: bytes, instance: int) -> int | None:
         """Calls that one communicator has seen by now; None: its entry is another's, or gone.
 
-        Two system calls at most, for whoever needs the number of a moment.
+        Two system calls at most, for a caller that needs the current number.
 
         Raises:
             KernelRefusal: the table cannot be read.
