@@ -109,6 +109,16 @@ class RankIdentity:
         """A fact of the job, as `world_rank`; empty: not known."""
         return dict(self.job).get(fact, "")
 
+    @property
+    def job_name(self) -> str:
+        """What the job is called, or else its pod; empty: not known."""
+        return self.of_job("job") or self.of_job("pod")
+
+    @property
+    def process(self) -> str:
+        """The pid as text."""
+        return str(self.pid or UNKNOWN)
+
 
 def identity_of(comm: str, rank: str, info: Mapping[str, str], job: Labels) -> RankIdentity:
     """The identity that the labels of `comm_info` tell; without labels all but its communicator and rank is unknown."""

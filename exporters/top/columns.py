@@ -65,7 +65,7 @@ do and those that do not."""
 def _urgency(rank: RankView) -> SortKey:
     """The longest stall first, then who calls most, and what has ended last."""
     most = rank.stall.seconds if rank.stall is not None else rank.calls_per_second or 0.0
-    return _STATES.index(_state(rank)), -most, rank.comm, numeric_sort_key(rank.rank)
+    return _STATES.index(_state(rank)), -most, rank.identity.comm, numeric_sort_key(rank.identity.rank)
 
 
 def _errors(rail: RailView) -> str:
@@ -109,9 +109,21 @@ _TRAFFIC: Final[tuple[Column[Any], ...]] = (
 )
 """Of whatever has a line rate: a rail, or the NVLinks of a GPU."""
 RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
-    Column("COMM", 16, lambda one: one.comm, lambda one: (one.comm, numeric_sort_key(one.rank)), amount=False),
-    Column("RANK", 7, lambda one: f"{one.rank}/{one.nranks}", lambda one: numeric_sort_key(one.rank), amount=False),
-    Column("GPU", 3, lambda one: one.gpu, lambda one: numeric_sort_key(one.gpu), amount=False),
+    Column(
+        "COMM",
+        16,
+        lambda one: one.identity.comm,
+        lambda one: (one.identity.comm, numeric_sort_key(one.identity.rank)),
+        amount=False,
+    ),
+    Column(
+        "RANK",
+        7,
+        lambda one: f"{one.identity.rank}/{one.identity.nranks}",
+        lambda one: numeric_sort_key(one.identity.rank),
+        amount=False,
+    ),
+    Column("GPU", 3, lambda one: one.identity.gpu, lambda one: numeric_sort_key(one.identity.gpu), amount=False),
     Column("OP", 13, _op, lambda one: one.op or None, amount=False),
     Column("CALLS/s", 7, lambda one: format_amount(one.calls_per_second), lambda one: one.calls_per_second),
     Column(
@@ -125,9 +137,23 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column("BEHIND", 6, lambda one: format_amount(one.behind), lambda one: one.behind),
     Column("TIME", 6, lambda one: format_length(one.mean_seconds), lambda one: one.mean_seconds, from_width=88),
     Column("LATE", 5, lambda one: format_percent(one.late_ratio), lambda one: one.late_ratio, from_width=94),
-    Column("PID", 8, lambda one: one.pid, lambda one: numeric_sort_key(one.pid), amount=False, from_width=104),
+    Column(
+        "PID",
+        8,
+        lambda one: one.identity.process,
+        lambda one: numeric_sort_key(one.identity.process),
+        amount=False,
+        from_width=104,
+    ),
     Column("CPU", 5, lambda one: format_percent(one.cpu_ratio), lambda one: one.cpu_ratio, from_width=132),
-    Column("JOB", 14, lambda one: one.job, lambda one: one.job or None, amount=False, from_width=118),
+    Column(
+        "JOB",
+        14,
+        lambda one: one.identity.job_name,
+        lambda one: one.identity.job_name or None,
+        amount=False,
+        from_width=118,
+    ),
     Column("USER", 8, lambda one: one.process.user, lambda one: one.process.user or None, amount=False, from_width=141),
     Column(
         "PROGRAM",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.facts.snapshot import UNKNOWN, RankIdentity
 from railscope.exporters.top.counter_delta import increase, increased_errors, per_second, ratio
 from railscope.exporters.top.nvlink_view import GpuView, make_gpu_views
 from railscope.exporters.top.scraped import (
@@ -24,20 +25,14 @@ from railscope.exporters.top.scraped import (
     ScrapedStall,
 )
 
-_UNKNOWN: Final = "unknown"
 _NO_PROCESS: Final = ScrapedProcess()
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank's end of a communicator."""
+    """What one rank's end of a communicator did between two moments."""
 
-    comm: str
-    rank: str
-    nranks: str
-    gpu: str
-    pid: str
-    job: str
+    identity: RankIdentity
     op: str
     """What it stalls in, else what it called most between the scrapes, else what it called most of all; empty:
     cannot be known."""
@@ -149,11 +144,12 @@ def _entered(now: NodeScrape) -> dict[tuple[str, str], float]:
 
     Calls are counted from when the agent came: where that was late for any rank, NCCL's own numbers serve, if at all.
     """
-    late = {rank.comm for rank in now.ranks.values() if rank.late}
+    late = {comm for (comm, _), rank in now.ranks.items() if rank.late}
     entered = {}
     for key, rank in now.ranks.items():
-        position = rank.sequence if rank.comm in late else rank.enqueued
-        if position is not None and rank.comm != _UNKNOWN:
+        comm, _ = key
+        position = rank.sequence if comm in late else rank.enqueued
+        if position is not None and comm != UNKNOWN:
             entered[key] = position
     return entered
 
@@ -168,18 +164,13 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
     views = []
     for key, rank in now.ranks.items():
         old = before.ranks.get(key) if before is not None else None
-        if old is not None and old.pid != rank.pid:
+        if old is not None and old.identity.pid != rank.identity.pid:
             old = None
         called, payload = ops_of(rank)
         stall = stalls.get(key)
         views.append(
             RankView(
-                comm=rank.comm,
-                rank=rank.rank,
-                nranks=rank.nranks,
-                gpu=rank.gpu,
-                pid=rank.pid,
-                job=rank.job,
+                identity=rank.identity,
                 op=stall.op if stall is not None else called,
                 calls_per_second=_calls_per_second(old, rank, span),
                 payload_bytes_per_second=None if payload is None or span is None else payload / span,
@@ -190,11 +181,11 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 ),
                 inflight_seconds=rank.inflight_seconds,
                 incomplete=_whole(increase(rank.completed, rank.enqueued)),
-                behind=None if key not in entered else int(furthest[rank.comm] - entered[key]),
+                behind=None if key not in entered else int(furthest[rank.identity.comm] - entered[key]),
                 late_ratio=None if old is None else per_second(old.arrival_lag_seconds, rank.arrival_lag_seconds, span),
                 stall=stall,
-                process=now.rank_processes.get(rank.pid, _NO_PROCESS),
-                cpu_ratio=_cpu_ratio(before, now, rank.pid),
+                process=now.rank_processes.get(rank.identity.process, _NO_PROCESS),
+                cpu_ratio=_cpu_ratio(before, now, rank.identity.process),
                 ended=now.living is not None and key not in now.living,
             )
         )
@@ -245,12 +236,12 @@ class _OpsOfRanks:
 
     def __call__(self, rank: ScrapedRank) -> tuple[str, float | None]:
         """What it called most (empty: cannot be known), and its payload between the scrapes."""
-        key = (rank.comm, rank.rank)
+        key, gpu = rank.identity.key, rank.identity.gpu
         if self._told:
             return _most(self._by_rank_before.get(key), self._by_rank.get(key, {}))
-        before = self._by_gpu_before.get(rank.gpu)
-        if before is not None and self._lonely.get(rank.gpu) == key:
-            called, payload = _most(before, self._by_gpu.get(rank.gpu, {}))
+        before = self._by_gpu_before.get(gpu)
+        if before is not None and self._lonely.get(gpu) == key:
+            called, payload = _most(before, self._by_gpu.get(gpu, {}))
             # What the GPU did before may have been another process's.
             return called if payload else "", payload
         return "", None
@@ -267,8 +258,8 @@ def _lonely_ranks(ranks: Iterable[ScrapedRank]) -> dict[str, tuple[str, str]]:
     """The only rank of each GPU that has called anything, by GPU."""
     by_gpu: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for rank in ranks:
-        if rank.enqueued and rank.gpu != _UNKNOWN:
-            by_gpu[rank.gpu].add((rank.comm, rank.rank))
+        if rank.enqueued and rank.identity.gpu != UNKNOWN:
+            by_gpu[rank.identity.gpu].add(rank.identity.key)
     return {gpu: next(iter(found)) for gpu, found in by_gpu.items() if len(found) == 1}
 
 

@@ -77,12 +77,12 @@ def _of_stall(stall: ScrapedStall) -> dict[str, Value]:
 
 def _of_rank(rank: RankView) -> dict[str, Value]:
     return {
-        "comm": rank.comm,
-        "rank": rank.rank,
-        "nranks": rank.nranks,
-        "gpu": rank.gpu,
-        "pid": rank.pid,
-        "job": rank.job,
+        "comm": rank.identity.comm,
+        "rank": rank.identity.rank,
+        "nranks": rank.identity.nranks,
+        "gpu": rank.identity.gpu,
+        "pid": rank.identity.process,
+        "job": rank.identity.job_name,
         "user": rank.process.user,
         "program": rank.process.program,
         "cpu_ratio": rank.cpu_ratio,

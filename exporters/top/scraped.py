@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.snapshot import RankIdentity, RankKey, identity_of
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
 
-RankKey = tuple[str, str]
-"""comm, rank."""
 RailKey = tuple[str, str, str]
 """rail, device, network namespace (empty: the agent's own)."""
 
@@ -25,6 +24,8 @@ NvlinkKey = tuple[str, str]
 Number = TypeVar("Number", int, float)
 
 _ALL_LINKS: Final = "all"
+_OF_RANK: Final = frozenset(catalogue.COMM_INFO.labels)
+"""The other labels of that series are facts of the job."""
 _CONTEXT: Final = "context"
 """Severity of the counters that are no errors."""
 
@@ -52,14 +53,9 @@ class CompletedCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedRank:
-    """One rank's end of a communicator."""
+    """What one rank's end of a communicator did, as its series tell."""
 
-    comm: str
-    rank: str
-    nranks: str
-    gpu: str
-    pid: str
-    job: str
+    identity: RankIdentity
     enqueued: float | None
     late: bool
     """Whether the agent came after its first call, so that `enqueued` compares with no other rank's."""
@@ -290,13 +286,9 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
     for key in dict.fromkeys((*info, *enqueued)):
         labels = info.get(key, {})
         comm, rank = key
+        job = tuple((name, value) for name, value in labels.items() if name not in _OF_RANK)
         ranks[comm, rank] = ScrapedRank(
-            comm=comm,
-            rank=rank,
-            nranks=labels.get("nranks", "unknown"),
-            gpu=labels.get("gpu", "unknown"),
-            pid=labels.get("pid", "unknown"),
-            job=labels.get("job") or labels.get("pod") or "",
+            identity=identity_of(comm, rank, labels, job),
             enqueued=enqueued.get(key),
             late=from_start.get(key) == 0,
             sequence=sequence.get(key),

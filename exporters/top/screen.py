@@ -164,9 +164,9 @@ def _summary(view: NodeView | None, status: Status) -> Text:
     if view is None:
         return Text(f"asking {status.shown_url} ...")
     living = [rank for rank in view.ranks if not rank.ended]
-    communicators = {rank.comm for rank in living}
+    communicators = {rank.identity.comm for rank in living}
     # One whose last rank on this node is there has not ended.
-    ended = {rank.comm for rank in view.ranks} - communicators
+    ended = {rank.identity.comm for rank in view.ranks} - communicators
     counts = [
         *([_count(view.processes, "process", "es")] if view.processes is not None else []),
         _count(len(communicators), "communicator"),

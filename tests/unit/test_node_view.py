@@ -23,7 +23,7 @@ def test_rates_of_ranks_rails_and_operations_are_those_of_the_time_between() -> 
     view = view_of(before, later(before))
     assert view.span_seconds == 2.0
     rank = view.ranks[0]
-    assert (rank.comm, rank.rank, rank.nranks, rank.op) == (COMM, "0", "4", "AllReduce")
+    assert (rank.identity.key, rank.identity.nranks, rank.op) == ((COMM, "0"), "4", "AllReduce")
     assert rank.calls_per_second == 120.0
     assert rank.payload_bytes_per_second == 120.0 * MIB
     assert (rank.incomplete, rank.behind, rank.inflight_seconds) == (1, 0, 0.25)

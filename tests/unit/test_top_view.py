@@ -483,7 +483,7 @@ def test_how_busy_a_process_was_is_unknown_without_two_readings_of_it(
 ) -> None:
     snapshot = with_communicators(full_snapshot(), communicator(pid=4711))
     view = make_node_view(scraped(snapshot, processes=before), scraped(later(snapshot), processes=now))
-    assert [one.cpu_ratio for one in view.ranks if one.pid == "4711"] == [None]
+    assert [one.cpu_ratio for one in view.ranks if one.identity.process == "4711"] == [None]
 
 
 def test_a_stall_says_whose_its_process_is_on_a_screen_of_any_width() -> None:
