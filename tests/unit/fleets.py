@@ -6,7 +6,7 @@ And a case of their tables: a fleet, and what the verdict on it says and does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import pytest
@@ -26,14 +26,31 @@ from railscope.agent.cluster.fleet.facts import (
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import Finding, make_verdict
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.snapshot import RankIdentity, identity_of
 
 NOW: Final = 1_000_000.0
 COMM: Final = "00000000000000aa"
 OTHER: Final = "00000000000000bb"
+_OF_JOB: Final = frozenset(("job", "world_rank", "user"))
+_OF_IDENTITY: Final = frozenset(field.name for field in fields(RankIdentity)) - _OF_JOB
 
 
 def stall(cause: str, **more: str) -> Stall:
     return Stall(op=more.pop("op", "AllReduce"), cause=cause, strength=more.pop("strength", "strong"), **more)
+
+
+def identity(comm: str, rank: str, **labels: str) -> RankIdentity:
+    """With these labels of its comm_info."""
+    return identity_of(comm, rank, labels, ())
+
+
+def _changed(one: Any, **changes: Any) -> Any:
+    """The fact with other fields; of a rank those of its identity too, and what is told of its job."""
+    if isinstance(one, Rank):
+        job = {**dict(one.identity.job), **{name: changes.pop(name) for name in _OF_JOB & changes.keys()}}
+        own = {name: changes.pop(name) for name in _OF_IDENTITY & changes.keys()}
+        changes["identity"] = replace(one.identity, **own, job=tuple(job.items()))
+    return replace(one, **changes)
 
 
 @dataclass
@@ -79,12 +96,14 @@ class Fleets:
         for number, host in enumerate(places):
             self.ranks.append(
                 Rank(
-                    comm,
-                    str(number),
+                    identity(
+                        comm,
+                        str(number),
+                        nranks=str(len(places)),
+                        pid=str(pids + number),
+                        gpu=str(number % self.ranks_per_host),
+                    ),
                     f"host{host}",
-                    nranks=len(places),
-                    pid=str(pids + number),
-                    gpu=str(number % self.ranks_per_host),
                     enqueued=1205,
                     completed=1204,
                     inflight_seconds=40.0,
@@ -103,7 +122,7 @@ class Fleets:
 
     def each(self, **changes: Any) -> Fleets:
         """Change facts of all ranks."""
-        self.ranks = [replace(one, **changes) for one in self.ranks]
+        self.ranks = [_changed(one, **changes) for one in self.ranks]
         return self
 
     def never_told_of(self, *numbers: int) -> Fleets:
@@ -159,7 +178,7 @@ class Fleets:
 
     def _change(self, facts: list[Any], which: Callable[[Any], bool], changes: dict[str, Any]) -> None:
         assert any(map(which, facts)), "there is none to change"
-        facts[:] = [replace(one, **changes) if which(one) else one for one in facts]
+        facts[:] = [_changed(one, **changes) if which(one) else one for one in facts]
 
     def made(self) -> Fleet:
         return Fleet(

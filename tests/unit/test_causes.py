@@ -18,6 +18,7 @@ from railscope.agent.cluster.verdict.words import what_of
 from railscope.agent.facts.causes import CAUSES, About, Cause, Severity, Tier, facts_of
 from railscope.dashboards import rules_files, runbook
 from tests.nccl.library import REPOSITORY
+from tests.unit.fleets import identity
 
 OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen"}
 OF_STEPS: Final = {
@@ -72,7 +73,7 @@ def test_what_is_said_of_now_can_be_said_of_then(cause: Cause) -> None:
 def blamed(cause: Cause, basis: str = "host") -> StalledCommunicator:
     """A communicator of two ranks; rank 1 on host1 and its rail are to blame, or nobody sees it."""
     facts = CAUSES[cause]
-    ranks = tuple(Rank("aa", str(number), f"host{number}", pid=f"10{number}", gpu="3") for number in (0, 1))
+    ranks = tuple(Rank(identity("aa", str(number), pid=f"10{number}", gpu="3"), f"host{number}") for number in (0, 1))
     rails = (Rail("host1", "0", "eth7"),) if facts.about is About.RAIL else ()
     missing = ("1",) if facts.about is About.HOST else ()
     of_ranks = () if facts.about is About.RAIL else ranks[1:]
@@ -98,7 +99,7 @@ def test_diagnose_says_what_the_table_says_and_of_whom(cause: Cause) -> None:
 
 
 def test_a_step_on_a_host_that_nobody_knows_is_left_out() -> None:
-    lost = Rank("aa", "1", "", present=False)
+    lost = Rank(identity("aa", "1"), "", present=False)
     gone = Culprit(Cause.PROCESS_GONE, (lost,), basis="host")
     steps = next_steps(StalledCommunicator("aa", (lost,), gone, (), (), 2, "AllReduce", 40.0, ()))
     assert [(step.host, step.command) for step in steps] == [("", "")]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
 from railscope.agent.cluster.fleet.reader import find_communicator
 from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
+from railscope.agent.cluster.verdict.culprits import communicator_size
 from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
 
@@ -30,13 +31,13 @@ def store() -> CannedStore:
 
 def test_a_rank_has_the_user_whom_its_agent_names(store: CannedStore) -> None:
     rank(store, "host2:9779", 2, user="ada")
-    assert [one.user for one in read(store).ranks] == ["", "", "ada"]
+    assert [one.identity.of_job("user") for one in read(store).ranks] == ["", "", "ada"]
 
 
 def test_ranks_have_host_process_sequence_and_what_is_said_of_them(store: CannedStore) -> None:
     fleet = read(store)
     first, second = fleet.ranks
-    assert (first.host, first.pid, first.nranks, first.enqueued) == ("host0", "100", 2, 10)
+    assert (first.host, first.identity.pid, first.identity.nranks, first.enqueued) == ("host0", 100, "2", 10)
     assert first.position == Position(10)
     assert first.stall is not None
     assert (first.stall.cause, first.stall.op, first.stall.strength, first.stall.blamed_rank) == (
@@ -65,7 +66,7 @@ def test_a_failed_scrape_makes_a_host_silent_and_its_ranks_history(store: Canned
     silent = next(one for one in fleet.agents if one.host == "host2")
     assert (silent.up, silent.silent_seconds) == (False, 40.0)
     assert not ranks_of(fleet)["2"].present
-    assert ranks_of(fleet)["2"].pid == "102"
+    assert ranks_of(fleet)["2"].identity.pid == 102
 
 
 @pytest.mark.parametrize("stamps_span", [86_700.0, 3_900.0, 0.0, -5.0])
@@ -84,7 +85,7 @@ def test_a_count_of_ranks_that_is_no_number_is_not_known(store: CannedStore, nra
     store.canned["last_over_time(railscope_comm_info)"].clear()
     rank(store, "host0:9779", 0, nranks=nranks)
     stalled(store, "host1:9779", 1, "unknown")
-    assert {one.nranks for one in read(store).ranks} == {None}
+    assert communicator_size(read(store).ranks) is None
 
 
 @given(st.text(max_size=12))

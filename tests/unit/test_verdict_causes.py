@@ -20,6 +20,7 @@ from tests.unit.fleets import (
     checkpoint,
     failed_last,
     gone,
+    identity,
     idle,
     killed,
     of_cause,
@@ -190,8 +191,8 @@ CASES: Final[dict[str, list[Case]]] = {
                 ("says so", {"stall": stall("rank_behind", blamed_rank="1", strength="weak")}),
             )
         ),
-        Case("somebody may wait: missing", idle().each(nranks=3), found={"ranks": ("1",)}),
-        Case("somebody may wait: how many", idle().each(nranks=None), found={"ranks": ("1",)}),
+        Case("somebody may wait: missing", idle().each(nranks="3"), found={"ranks": ("1",)}),
+        Case("somebody may wait: how many", idle().each(nranks="unknown"), found={"ranks": ("1",)}),
         Case("within an operation", idle().rank(1, stall=stall("process_stopped", blamed_rank="1", strength="strong"))),
         Case(
             "perhaps in another communicator",
@@ -532,12 +533,14 @@ CASES.update(
             ),
             Case(
                 "a count of ranks that no job has is not believed",
-                waiting().each(nranks=(1 << 20) + 1),
+                waiting().each(nranks=str((1 << 20) + 1)),
                 says=(("unknown", "how many ranks the communicator has is not known"),),
                 found={"nranks": None},
             ),
             Case(
-                "an unknown number of ranks is said", waiting().each(nranks=None), says=(("unknown", "how many ranks"),)
+                "an unknown number of ranks is said",
+                waiting().each(nranks="unknown"),
+                says=(("unknown", "how many ranks"),),
             ),
             Case(
                 "an agent was restarted beside the job",
@@ -585,7 +588,7 @@ CASES.update(
             *(
                 Case(
                     f"what has no {what} is neither compared nor missed",
-                    waiting(4).behind(1).each(**{what: "unknown"}, nranks=9),
+                    waiting(4).behind(1).each(**{what: "unknown"}, nranks="9"),
                     says=(("unknown", "cannot read which communicator or rank"),),
                 )
                 for what in ("comm", "rank")
@@ -627,7 +630,7 @@ def nameless(numbers: str, **said: str) -> Fleets:
     fleets = Fleets(3)
     for host, number in enumerate(numbers):
         rank = "unknown" if number == "?" else number
-        fleets.ranks.append(Rank("unknown", rank, f"host{host}", pid=str(100 + host), stall=None))
+        fleets.ranks.append(Rank(identity("unknown", rank, pid=str(100 + host)), f"host{host}", stall=None))
     fleets.ranks[0] = replace(fleets.ranks[0], stall=stall(**said))
     return fleets
 
@@ -655,13 +658,13 @@ def test_a_peer_without_a_name_that_is_gone_is_not_looked_for_among_others() -> 
 
 def test_commands_for_a_device_in_a_namespace_enter_it() -> None:
     on_rail = stall("rail_slow", rail="0", device="eth0", netns="pod7")
-    fleets = waiting().rail(1, 0, netns="pod7").rank(1, netns="pod7", pid="4711", stall=on_rail)
+    fleets = waiting().rail(1, 0, netns="pod7").rank(1, netns="pod7", pid=4711, stall=on_rail)
     commands = [step.command for step in only(fleets).next_steps if step.command]
     assert commands
     assert all(command.startswith("nsenter -t 4711 -n ") for command in commands)
-    gone = only(fleets.rank(0, host="host1", netns="pod7", pid="17", present=False))
+    gone = only(fleets.rank(0, host="host1", netns="pod7", pid=17, present=False))
     assert all(step.command.startswith("nsenter -t 4711 -n ") for step in gone.next_steps if step.command)
-    elsewhere = only(fleets.rank(1, netns="", pid="4711", stall=on_rail))
+    elsewhere = only(fleets.rank(1, netns="", pid=4711, stall=on_rail))
     assert elsewhere.next_steps[0].command.startswith("nsenter -t PID -n ")
     usual = only(waiting().rail(1, 0).rank(1, stall=stall("rail_slow", rail="0", device="eth0")))
     assert not any("nsenter" in step.command for step in usual.next_steps)

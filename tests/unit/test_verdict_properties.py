@@ -13,7 +13,7 @@ from railscope.agent.cluster.verdict.culprits import find_culprits
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration, format_rank_numbers
 from railscope.agent.cluster.verdict.verdict import find_root_causes, has_ended, is_idle
 from railscope.agent.cluster.verdict.words import make_verdict
-from tests.unit.fleets import COMM, Fleets, fleets_of_any_kind, only, stall
+from tests.unit.fleets import COMM, Fleets, fleets_of_any_kind, identity, only, stall
 
 
 @given(fleets_of_any_kind())
@@ -58,10 +58,8 @@ def test_whoever_says_it_the_stopped_process_is_the_cause(said: list[str]) -> No
 def test_only_ranks_that_entered_least_are_called_behind(lags: list[int]) -> None:
     ranks = [
         Rank(
-            COMM,
-            str(number),
+            identity(COMM, str(number), nranks=str(len(lags))),
             "host0",
-            len(lags),
             enqueued=100 - lag,
             position=Position(100 - lag),
             stall=stall("unknown"),

@@ -116,7 +116,7 @@ def test_what_waited_because_of_a_stall_that_is_still_on_is_no_cause_of_its_own(
     fleets = going(COMM, OTHER).was_stalled(OTHER, ago=2.0, by=stall("rank_behind"))
     fleets.all_say("rank_behind").rank(1, stall=stopped)
     then = Fleets(at=NOW - 2.0).communicator(COMM).communicator(OTHER)
-    then.all_say("rank_behind").all_say("rank_behind", OTHER).rank(1, stall=stopped).rank(1, OTHER, pid="101")
+    then.all_say("rank_behind").all_say("rank_behind", OTHER).rank(1, stall=stopped).rank(1, OTHER, pid=101)
     verdict = judged(fleets, then)
     assert [(one.comm, one.now) for one in verdict.findings] == [(COMM, True)]
     assert any(note.startswith(f"communicator {OTHER} was stalled until") for note in verdict.notes)

@@ -11,7 +11,7 @@ from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
 def test_a_communicator_that_waits_for_a_process_stuck_elsewhere_is_listed_below_the_root() -> None:
     # Process 101 is in both: its tensor-parallel group waits for a stopped process, so the data-parallel one waits.
     fleets = Fleets(4).communicator(OTHER, hosts=[1, 2]).communicator(COMM, hosts=[0, 1])
-    fleets.rank(0, OTHER, pid="101").rank(1, OTHER, pid="202").rank(1, COMM, pid="101")
+    fleets.rank(0, OTHER, pid=101).rank(1, OTHER, pid=202).rank(1, COMM, pid=101)
     fleets.all_say("rank_behind", OTHER).rank(1, OTHER, stall=stall("process_stopped", blamed_rank="1"))
     fleets.all_say("rank_behind", COMM).behind(1, COMM)
     finding = only(fleets)
@@ -26,7 +26,7 @@ def test_a_chain_of_waiting_ends_at_the_first_cause() -> None:
     fleets = (
         Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[1, 2]).communicator(third, hosts=[2, 3])
     )
-    fleets.rank(1, COMM, pid="11").rank(0, OTHER, pid="11").rank(1, OTHER, pid="22").rank(0, third, pid="22")
+    fleets.rank(1, COMM, pid=11).rank(0, OTHER, pid=11).rank(1, OTHER, pid=22).rank(0, third, pid=22)
     fleets.all_say("rank_behind").all_say("rank_behind", OTHER).all_say("rank_behind", third)
     fleets.behind(1, COMM).behind(1, OTHER).rank(1, third, stall=stall("gpu_not_progressing"))
     finding = only(fleets)
@@ -77,7 +77,7 @@ def test_a_circle_of_waiting_is_called_a_deadlock() -> None:
     # Process 11 waits in COMM and has not entered OTHER; process 22 the other way round.
     fleets = Fleets().communicator(COMM).communicator(OTHER)
     for comm in (COMM, OTHER):
-        fleets.rank(0, comm, pid="11").rank(1, comm, pid="22").all_say("rank_behind", comm)
+        fleets.rank(0, comm, pid=11).rank(1, comm, pid=22).all_say("rank_behind", comm)
     fleets.behind(1, COMM).behind(0, OTHER)
     finding = only(fleets)
     assert "deadlock" in finding.headline
@@ -104,10 +104,10 @@ def test_of_stalls_that_nobody_can_explain_the_first_in_a_job_is_the_root() -> N
     fleets = (
         Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[1, 2]).communicator("cc", hosts=[2, 3])
     )
-    fleets.rank(0, OTHER, pid="101").rank(0, "cc", pid="101").rank(1, OTHER, pid="7").rank(1, "cc", pid="8")
-    fleets.all_say("unknown").all_say("unknown", OTHER).all_say("unseen", "cc").rank(1, "cc", pid="7")
+    fleets.rank(0, OTHER, pid=101).rank(0, "cc", pid=101).rank(1, OTHER, pid=7).rank(1, "cc", pid=8)
+    fleets.all_say("unknown").all_say("unknown", OTHER).all_say("unseen", "cc").rank(1, "cc", pid=7)
     fleets.rank(0, OTHER, inflight_seconds=90.0)
-    fleets.rank(0, "cc", host="host2", pid="7").rank(1, "cc", pid="9")
+    fleets.rank(0, "cc", host="host2", pid=7).rank(1, "cc", pid=9)
     assert [one.comm for one in only(fleets).waiting] == [COMM, OTHER]
 
 
@@ -118,7 +118,7 @@ def one_job() -> Fleets:
     """Two pairs of processes that a third communicator joins, which does not stall."""
     fleets = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
     fleets.communicator(THIRD, hosts=[1, 2])
-    return fleets.rank(1, COMM, pid="11").rank(0, THIRD, pid="11").rank(0, OTHER, pid="22").rank(1, THIRD, pid="22")
+    return fleets.rank(1, COMM, pid=11).rank(0, THIRD, pid=11).rank(0, OTHER, pid=22).rank(1, THIRD, pid=22)
 
 
 def test_a_stall_without_a_cause_is_put_under_that_of_its_job_though_what_joins_them_does_not_stall() -> None:
@@ -162,7 +162,7 @@ def test_asked_for_a_waiting_communicator_the_root_is_shown_and_others_are_not()
     )
     for comm in (COMM, OTHER):
         fleets.all_say("rank_behind", comm).rank(1, comm, stall=stall("process_stopped", blamed_rank="1"))
-    fleets.rank(0, "cc", pid="9").rank(1, "cc", pid="8").all_say("unknown", "cc")
+    fleets.rank(0, "cc", pid=9).rank(1, "cc", pid=8).all_say("unknown", "cc")
     assert [one.comm for one in make_verdict(fleets.made(), OTHER).findings] == [COMM]
 
 

@@ -23,6 +23,7 @@ from tests.unit.fleets import (
     checkpoint,
     failed_last,
     gone,
+    identity,
     idle,
     killed,
     named,
@@ -54,9 +55,9 @@ def several_writers() -> Fleets:
 def crossing_groups() -> Fleets:
     """Rank 1 of a group within host 0 waits for its writer, and rank 1 of another host for that rank, as with tensor
     and data parallel groups; the host of the writer calls nobody stalled."""
-    fleets = Fleets(2).communicator(COMM, hosts=[0, 0]).behind(0).rank(0, writing=True).rank(0, pid="100")
-    fleets.rank(1, pid="101", inflight_seconds=None)
-    fleets.communicator(OTHER, pids=200).all_say("rank_behind", OTHER).behind(0, OTHER).rank(0, OTHER, pid="101")
+    fleets = Fleets(2).communicator(COMM, hosts=[0, 0]).behind(0).rank(0, writing=True).rank(0, pid=100)
+    fleets.rank(1, pid=101, inflight_seconds=None)
+    fleets.communicator(OTHER, pids=200).all_say("rank_behind", OTHER).behind(0, OTHER).rank(0, OTHER, pid=101)
     return fleets
 
 
@@ -181,7 +182,7 @@ def test_a_communicator_asked_for_that_is_not_stalled_is_described() -> None:
 @pytest.mark.parametrize(("comm", "number"), [("unknown", "0"), (COMM, "unknown")])
 def test_of_what_has_no_name_or_number_nobody_knows_that_all_have_ended_or_are_idle(comm: str, number: str) -> None:
     for said in (stall("process_gone", blamed_rank=number), stall("process_stopped", strength="weak")):
-        rank = Rank(comm, number, "host0", pid="100", enqueued=5, completed=5, ended=True, stall=said)
+        rank = Rank(identity(comm, number, pid="100"), "host0", enqueued=5, completed=5, ended=True, stall=said)
         fleet = replace(waiting().made(), ranks=(rank,))
         assert not has_ended(fleet.ranks)
         assert not is_idle(fleet.ranks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.facts.snapshot import RankIdentity
 
 RECENT_SECONDS: Final = 60.0
 """What is a moment ago, where hosts are scraped often."""
@@ -51,20 +52,11 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank's end of one communicator."""
+    """What the store tells of one rank's end of one communicator, or what is known of one that it does not tell of."""
 
-    comm: str
-    rank: str
+    identity: RankIdentity
     host: str
-    nranks: int | None = None
-    pid: str = ""
-    user: str = ""
-    """Whose job it is, as batch systems name their users; empty: not known."""
-    gpu: str = ""
-    netns: str = ""
-    job: str = ""
-    world_rank: str = ""
-    """Its rank in the whole job, as launchers number them; empty: not known."""
+    """Empty: not known."""
     present: bool = True
     """False: it was seen within the hour, and is not any more."""
     ended: bool = False
@@ -91,6 +83,19 @@ class Rank:
     """Length of its stalls within the window."""
     scraped: float | None = None
     """When its host was last heard: seconds since the Unix epoch, by the store's clock."""
+
+    @property
+    def comm(self) -> str:
+        return self.identity.comm
+
+    @property
+    def rank(self) -> str:
+        return self.identity.rank
+
+    @property
+    def world_rank(self) -> str:
+        """Its rank in the whole job, as launchers number them; empty: not known."""
+        return self.identity.of_job("world_rank")
 
 
 @dataclass(frozen=True, slots=True)

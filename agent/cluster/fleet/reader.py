@@ -36,7 +36,10 @@ from railscope.agent.cluster.fleet.stalls import (
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.communicator_names import HASH_DIGITS, describe_ambiguity
 from railscope.agent.facts.label_numbers import parse_number
+from railscope.agent.facts.snapshot import identity_of
 
+_LABELS_OF_JOB: Final = {"job": "exported_job", "world_rank": "world_rank", "user": "user"}
+"""The store's own label `job` is that of the scrape."""
 _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""
 _MOST_HOSTS: Final = 64
@@ -225,21 +228,14 @@ def _ranks(
     for key in sorted({*infos, *now, *stalls}, key=lambda key: (key[1], _number(key[2]), key[0])):
         instance, comm, rank = key
         labels = infos.get(key, {})
+        job = tuple((fact, labels.get(label, "")) for fact, label in _LABELS_OF_JOB.items())
         present = key in now or key in stalls
         if not present and any(other[1:] == key[1:] for other in now):
             continue  # it moved to another host, or is scraped twice
         ranks.append(
             Rank(
-                comm=comm,
-                rank=rank,
+                identity=identity_of(comm, rank, labels, job),
                 host=scrapes.names.get(instance, instance or "unknown"),
-                nranks=parse_number(labels.get("nranks", "")),
-                pid=labels.get("pid", ""),
-                user=labels.get("user", ""),
-                gpu=labels.get("gpu", ""),
-                netns=labels.get("netns", ""),
-                job=labels.get("exported_job", ""),
-                world_rank=labels.get("world_rank", ""),
                 present=present,
                 # One that is seen may be a later job's, where jobs fix NCCL's id.
                 ended=key in numbers["ended" if present else "had_ended"],

@@ -15,6 +15,7 @@ from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.verdict import StalledCommunicator
 from railscope.agent.facts.causes import CAUSES, About, Cause, CauseFacts, StepFacts, Where, facts_of
+from railscope.agent.facts.snapshot import UNKNOWN
 
 _MOST_SUBJECTS: Final = 2
 _BEFORE_SECONDS: Final = 120.0
@@ -125,23 +126,28 @@ def _subjects(about: About, stalled: StalledCommunicator) -> list[_Subject]:
     present = [rank for rank in stalled.ranks if rank.present]
     by_host: dict[str, Rank] = {}
     for rank in present:
-        if rank.host not in by_host or (rank.pid and not by_host[rank.host].pid):
+        if rank.host not in by_host or (rank.identity.pid and not by_host[rank.host].identity.pid):
             by_host[rank.host] = rank
     return [_of_rank(rank) for rank in list(by_host.values())[:_MOST_SUBJECTS]]
 
 
 def _of_rank(rank: Rank) -> _Subject:
     # The number that the job's logs have.
-    values = {"rank": rank.world_rank or rank.rank, "pid": rank.pid or "PID", "gpu": rank.gpu or "GPU"}
-    return _Subject(rank.host, values, running=bool(rank.pid))
+    pid, gpu = rank.identity.pid, rank.identity.gpu
+    values = {
+        "rank": rank.world_rank or rank.rank,
+        "pid": str(pid) if pid else "PID",
+        "gpu": "GPU" if gpu == UNKNOWN else gpu,
+    }
+    return _Subject(rank.host, values, running=bool(pid))
 
 
 def _inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
     """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
     if not rail.netns:
         return ""
-    here = [rank for rank in stalled.ranks if rank.present and rank.pid]
-    there = (rank.pid for rank in here if (rank.host, rank.netns) == (rail.host, rail.netns))
+    here = [rank for rank in stalled.ranks if rank.present and rank.identity.pid]
+    there = (rank.identity.pid for rank in here if (rank.host, rank.identity.netns) == (rail.host, rail.netns))
     return f"nsenter -t {next(there, 'PID')} -n "
 
 

@@ -18,6 +18,8 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.facts.causes import OF_A_PROCESS, RAIL_CAUSES, Cause, Tier, tier_of
+from railscope.agent.facts.label_numbers import parse_number
+from railscope.agent.facts.snapshot import identity_of
 
 _SETTLED_SECONDS: Final = 1.0
 """A rank scraped sooner after the stall began may only be a moment late."""
@@ -109,8 +111,8 @@ def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
 
 def communicator_size(ranks: Iterable[Rank]) -> int | None:
     """How many ranks the communicator has; None: not known."""
-    told = (rank.nranks for rank in ranks if rank.nranks is not None)
-    return max((nranks for nranks in told if nranks <= _MOST_RANKS), default=None)
+    told = (parse_number(rank.identity.nranks) for rank in ranks)
+    return max((nranks for nranks in told if nranks is not None and nranks <= _MOST_RANKS), default=None)
 
 
 def stall_start(present: Iterable[Rank]) -> float | None:
@@ -152,9 +154,14 @@ def _process_culprits(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable
             yield Culprit(cause, named, basis="host", strength="strong")
             continue
         # A peer that closed its connections, and no host names it: it may be one that no agent reports any more.
-        unseen = tuple(by_number.get(number) or Rank(said[0].comm, number, "", present=False) for number in missing)
+        unseen = tuple(by_number.get(number) or _unseen(said[0].comm, number) for number in missing)
         strength = "strong" if len(unseen) == 1 else "weak"
         yield Culprit(cause, unseen, tuple(missing), basis="absence", strength=strength)
+
+
+def _unseen(comm: str, number: str) -> Rank:
+    """A rank that no host tells of."""
+    return Rank(identity_of(comm, number, {}, ()), host="", present=False)
 
 
 def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
@@ -165,7 +172,7 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     own = rank.stall.cause == Cause.PROCESS_STOPPED or rank.stall.strength == "unknown"
     number = rank.stall.blamed_rank or (rank.rank if own else "")
     if number not in ("", "unknown") and rank.comm != "unknown":
-        return by_number.get(number) or Rank(rank.comm, number, "", present=False)
+        return by_number.get(number) or _unseen(rank.comm, number)
     # Such a number would match another rank; but a host may mean the rank itself.
     return rank if not is_identified(rank) and (own or has_exited(rank)) else None
 

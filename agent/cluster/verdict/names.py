@@ -23,9 +23,10 @@ def format_last_hosts(ranks: Iterable[Rank]) -> str:
 def _rank_text(rank: Rank) -> str:
     # Logs of the job number its ranks through; a communicator of some of them has numbers of its own.
     of_job = f"rank {rank.world_rank} of the job" if rank.world_rank not in ("", rank.rank) else ""
-    process = f"pid {rank.pid}" if rank.pid else ""
-    if process and rank.user:
-        process += f" of {rank.user}"
+    pid, user = rank.identity.pid, rank.identity.of_job("user")
+    process = f"pid {pid}" if pid else ""
+    if process and user:
+        process += f" of {user}"
     known = ", ".join(word for word in (of_job, process, rank.host) if word)
     return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
 

@@ -23,6 +23,7 @@ from railscope.agent.cluster.verdict.culprits import (
     stall_start,
 )
 from railscope.agent.facts.causes import Cause, Tier
+from railscope.agent.facts.snapshot import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,7 @@ def _came_further(rank: Rank, others: Iterable[Rank]) -> bool:
 
 
 def _processes(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
-    return {(rank.host, rank.pid) for rank in ranks if rank.pid}
+    return {(rank.host, rank.identity.process) for rank in ranks if rank.identity.pid}
 
 
 def _blamed(culprit: Culprit) -> set[tuple[str, str]]:
@@ -314,7 +315,7 @@ def _blamed(culprit: Culprit) -> set[tuple[str, str]]:
 
 
 def _gpus(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
-    return {(rank.host, rank.gpu) for rank in ranks if rank.gpu not in ("", "unknown")}
+    return {(rank.host, rank.identity.gpu) for rank in ranks if rank.identity.gpu != UNKNOWN}
 
 
 def _rail_keys(rails: Iterable[Rail]) -> set[tuple[str, str, str]]:

@@ -193,7 +193,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         ranks=blamed,
         hosts=tuple(dict.fromkeys(places)),
         world_ranks=tuple(in_job.get(number, "") for number in blamed),
-        pids=tuple(rank.pid for rank in culprit.ranks if rank.pid),
+        pids=tuple(rank.identity.process for rank in culprit.ranks if rank.identity.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
         headline=f"{_length(stalled)}: {what_of(cause)}.",
@@ -306,7 +306,7 @@ def _membership(stalled: StalledCommunicator) -> str:
     where = ", ".join(hosts[:_MOST_LINES]) + (
         f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
     )
-    jobs = sorted({rank.job for rank in stalled.ranks if rank.job})
+    jobs = sorted({job for rank in stalled.ranks if (job := rank.identity.of_job("job"))})
     return f"{count} ranks on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
 
 
