@@ -253,7 +253,7 @@ def _read(get: Callable[[], Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _explained(doing: str) -> Iterator[None]:
-    """Whatever grafana-client raises, as one line that says what to do."""
+    """An error of grafana-client as one line that says what to do."""
     try:
         yield
     except GrafanaUnauthorizedError:

@@ -262,7 +262,7 @@ def _libbpf() -> list[Finding]:
 
 
 def _bcc(config: Config, without: str | None) -> Finding:
-    """`without`: why libbpf cannot load the programs on this host; None: nothing says that it cannot."""
+    """`without`: why libbpf cannot load the programs on this host; None: it may."""
     version = bcc_loader.installed_version()
     remedy = "apt install python3-bpfcc (Debian, Ubuntu), or dnf install python3-bcc"
     chosen = loader(config)

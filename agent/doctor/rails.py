@@ -123,7 +123,7 @@ def _devices(sources: DeviceSources, place: str, findings: list[Finding]) -> tup
 
 
 def _finding(decision: RailDecision, rail: str, place: str, inside: str) -> Finding:
-    """`place` says where the device is, `inside` opens a command line that works there."""
+    """`place` names the device's namespace, `inside` is the prefix of a command in it."""
     device = decision.device
     what = f"{rail} is {device.name}{place} ({decision.reason})"
     if device.up is False:

@@ -101,7 +101,7 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class CauseFacts:
-    """How good the evidence for a cause is, who tells of it, what is said of it and what is done about it."""
+    """The facts of a cause: strength of evidence, source, words and remedy."""
 
     tier: Tier
     """Of the cause as a host tells of it; for the fleet's own causes, as the fleet shows it."""

@@ -76,7 +76,7 @@ class OpTotal:
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """Who one rank's end of one communicator is: the one record of it, which whatever tells more of a rank holds.
+    """The identity of one rank's end of one communicator: the one record, which all other facts of a rank hold.
 
     Fields have the names of `comm_info`'s labels; a number is text, as a label is.
     """

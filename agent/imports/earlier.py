@@ -197,5 +197,5 @@ def _earlier(folder: Path, source: str) -> list[EarlierImport]:
 
 
 def _earlier_file(said: Mapping[str, Any]) -> _EarlierFile:
-    """What a newer railscope says besides is left alone."""
+    """Keys of a newer railscope are ignored."""
     return _EarlierFile(said["said"], said["size_bytes"], said["digest"], said.get("marks", ""))

@@ -112,7 +112,7 @@ class Problem:
 
 
 class Problems:
-    """Counts what was left out, and keeps the first of them to be shown; notes are said once each."""
+    """Counts what was left out and keeps the first few; notes are kept once each."""
 
     def __init__(self) -> None:
         self.count = 0

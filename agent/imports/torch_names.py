@@ -255,7 +255,7 @@ def is_nccl_kernel(name: str) -> bool:
 
 
 def parse_kernel_name(name: str) -> KernelName:
-    """What the name says of the operation, such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`.
+    """Parse a kernel's name such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`.
 
     RCCL has one kernel for everything (`ncclDevKernel_Generic`), which says nothing.
     """

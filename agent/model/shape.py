@@ -19,7 +19,7 @@ _VOCABULARY_MULTIPLE: Final = 128
 
 
 class ShapeError(ValueError):
-    """No job can have this shape, mapping or placement; one line that says what would do."""
+    """No job can have this shape, mapping or placement; one line that says what is valid."""
 
 
 class Mode(Enum):

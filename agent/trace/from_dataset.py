@@ -62,7 +62,7 @@ class DatasetTimelines:
         return (min(began for began, _ in windows), max(ended for _, ended in windows)) if windows else None
 
     def _window(self, rows: Sequence[_Row]) -> tuple[int, int]:
-        """Of one recording, which may have said more than once how far it had come."""
+        """The window of one recording, which may have reported its progress more than once."""
         began = [row["began_ns"] for row in rows if row["began_ns"] is not None]
         ended = [row["ended_ns"] for row in rows if row["ended_ns"] is not None]
         if not began or not ended:

@@ -78,7 +78,7 @@ class Packets:
         return self._tracks
 
     def make_shape(self, name: str, category: str, said: Mapping[str, Value] | None = None) -> Shape:
-        """What several slices or instants have in common; `said`: what the viewer shows of each."""
+        """The common part of several slices or instants; `said`: the annotations that the viewer shows."""
         packet = TracePacket(trusted_packet_sequence_id=_SEQUENCE)
         packet.sequence_flags = TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
         event = packet.track_event

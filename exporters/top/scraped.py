@@ -243,7 +243,7 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
 
 
 class _Samples:
-    """The samples of a scrape, ready to be looked up by labels."""
+    """The samples of a scrape, indexed by labels."""
 
     def __init__(self, by_name: Mapping[str, list[ScrapedSample]]) -> None:
         self._by_name = by_name

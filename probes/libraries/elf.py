@@ -412,7 +412,7 @@ class Elf:
     def _scan(
         self, wanted: dict[str, bytes], symbols_at: int, count: int, strings_at: int, strings_bytes: int, table: str
     ) -> dict[str, Symbol]:
-        """Go through a whole symbol table, after its string table has said which name offsets to look for."""
+        """Scan a whole symbol table for name offsets that were found in its string table."""
         if count > MAX_SYMBOLS:
             raise ElfError(f"{table}: {count} symbols are over the limit of {MAX_SYMBOLS}")
         if symbols_at + count * _SYMBOL.size > self.size_bytes:

@@ -150,7 +150,7 @@ def _receive(channel: socket.socket) -> LoadedObject:
 
 
 def _refusal(path: Path, said: str, status: int) -> LoadError:
-    """With the line of the helper's output that says most."""
+    """The refusal, with the most telling line of the helper's output."""
     # bcc tells error numbers in words; its own for EPERM is "Need super-user privileges to run".
     for number in (errno.EPERM, errno.ENOSYS):
         told = os.strerror(number) in said or (number == errno.EPERM and "super-user" in said)

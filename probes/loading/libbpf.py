@@ -205,7 +205,7 @@ def _last(messages: list[str], number: int) -> str:
 
 
 def host_refusal(number: int) -> HostRefusal | None:
-    """What an errno says about this host, whatever is loaded; None: the program is to blame."""
+    """What an errno tells about this host, independent of the program; None: the program is the cause."""
     if number in (errno.EPERM, errno.EACCES) and os.geteuid() != 0:
         text = "the kernel does not let this user load BPF programs: run as root, or with CAP_BPF and CAP_PERFMON"
     elif number == errno.EPERM:

@@ -91,7 +91,7 @@ class Link:
 
     @property
     def kind(self) -> str:
-        """`physical`, `loopback`, `representor` (stands for a virtual function), or what `ip link add` was told."""
+        """`physical`, `loopback`, `representor` (of a virtual function), or the type given to `ip link add`."""
         if self.declared_kind:
             return self.declared_kind
         return kind_of_undeclared(self.hardware_type, self.port_name)

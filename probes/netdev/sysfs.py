@@ -66,7 +66,7 @@ def read_text(file: Path | str) -> str:
 
 
 def list_folder(folder: Path | str) -> list[str]:
-    """Sorted names in a folder; empty where it cannot be listed.  No more than a limit are looked at."""
+    """Sorted names in a folder, up to a limit; empty if it cannot be listed."""
     names: list[str] = []
     try:
         with os.scandir(folder) as found:

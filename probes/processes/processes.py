@@ -317,7 +317,7 @@ def command_name(procfs: Path, pid: int) -> bytes:
 
 
 def cgroup(procfs: Path, pid: int) -> str | None:
-    """The path of the process's control group, of version 2 where it says something, else the longest of version 1."""
+    """The path of the process's control group, of version 2 if it has one, else the longest of version 1."""
     try:
         text = _read(f"{procfs}/{pid}/cgroup", 64 << 10)
     except PermissionError:

@@ -28,7 +28,7 @@ from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.sampling.state import DeviceTotals
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.internals import Level
@@ -400,7 +400,7 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
             took_s = 0.0
             for batch in batches:
                 clock.now_ns += _DRAIN_NS
-                looks = clock.now_ns % LOOK_NS == 0
+                looks = clock.now_ns % EVALUATION_NS == 0
                 if looks:
                     load.look_at(clock.now_ns)
                 began_s = time.thread_time()

@@ -15,7 +15,7 @@ from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
-from railscope.agent.node.stalls.watchdog import LOOK_NS, Watchdog
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
@@ -39,8 +39,8 @@ from railscope.probes.processes.processes import ProcessIdentity
 COMM_HASH = 0xABCD
 START_NS = 1_000_000_000_000
 MIB = 1 << 20
-LOOK_S = LOOK_NS / 1e9
-LOOKS_A_SECOND = 1_000_000_000 // LOOK_NS
+LOOK_S = EVALUATION_NS / 1e9
+LOOKS_A_SECOND = 1_000_000_000 // EVALUATION_NS
 FLOOR_S = 2.0
 AFTER_S = 30.0
 RUNNING = ProcessFacts("running", 0, 0.1, 0.0, 0, None)
@@ -222,9 +222,9 @@ class World:
     def step(self, looks: int = 1) -> None:
         """Let a quarter of a second pass, and look where it is time to."""
         for _ in range(looks):
-            self.clock.now_ns += LOOK_NS
+            self.clock.now_ns += EVALUATION_NS
             for rank in self.ranks:
-                rank.written_bytes += rank.process.written_bytes * LOOK_NS // _WINDOW_NS
+                rank.written_bytes += rank.process.written_bytes * EVALUATION_NS // _WINDOW_NS
             living = [rank.instance for rank in self.ranks if not rank.ended and not rank.gone]
             # The daemon hears of what comes and goes.
             if self.clock.now_ns >= self._next_look_ns or living != self._living or not self.rests:

@@ -17,7 +17,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.observer import Observer
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.agent.recording.format import RecordedStall, Recording
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.netdev.events import LinkEvents
@@ -79,7 +79,7 @@ class Wakeups:
 def run_beside_a_job(
     monkeypatch: pytest.MonkeyPatch,
     drain_pause_ns: int,
-    look_pause_ns: int = LOOK_NS,
+    look_pause_ns: int = EVALUATION_NS,
     happens: Callable[[Daemon], dict[float, Callable[[], None]]] = lambda _: {},
     settled: Callable[[float, Done], bool] = lambda *_: False,
     fails: Callable[[float], bool] = lambda _: False,
@@ -169,7 +169,7 @@ def test_where_nothing_is_suspected_one_waking_a_second_does_it_all(
 def test_a_look_is_never_later_than_it_was_said_to_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_beside_a_job(monkeypatch, 1000 * MS, 700 * MS) as done:
         periods_ns = [later - earlier for earlier, later in pairwise(done.looks[1:])]
-        assert LOOK_NS <= min(periods_ns) <= max(periods_ns) <= 705 * MS
+        assert EVALUATION_NS <= min(periods_ns) <= max(periods_ns) <= 705 * MS
 
 
 @pytest.mark.parametrize("look_ms", [250, 700, 1000])
@@ -188,7 +188,7 @@ def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monk
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         for seconds in (5.4, 9.4):
             happened_ns = SimulatedClock().now_ns + round(seconds * 1000) * MS
-            assert min(at for at in done.looks if at > happened_ns) <= happened_ns + LOOK_NS + 5 * MS
+            assert min(at for at in done.looks if at > happened_ns) <= happened_ns + EVALUATION_NS + 5 * MS
 
 
 def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytes
         began_ns, ended_ns = (SimulatedClock().now_ns + seconds * 1000 * MS for seconds in (3, 16))
         looks = [at for at in done.looks if began_ns <= at <= ended_ns]
         periods_ns = [later - earlier for earlier, later in pairwise(looks)]
-        assert LOOK_NS <= min(periods_ns) <= max(periods_ns) <= LOOK_NS + 60 * MS
+        assert EVALUATION_NS <= min(periods_ns) <= max(periods_ns) <= EVALUATION_NS + 60 * MS
 
 
 def test_looks_and_ticks_find_together_again(monkeypatch: pytest.MonkeyPatch) -> None:

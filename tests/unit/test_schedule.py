@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.node.daemon.ring_pace import UNUSED_NS
 from railscope.agent.node.daemon.schedule import BRISK_NS, CALM_NS, FOLLOWED_NS, STEADY_NS, Pace, Schedule
-from railscope.agent.node.stalls.watchdog import LOOK_NS, REST_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, REST_NS
 
 SECOND_NS = 1_000_000_000
 
@@ -129,7 +129,7 @@ def test_without_a_communicator_looks_and_ticks_are_seldom_and_come_at_once_with
     schedule = Schedule(0, scan_interval_ns=SCAN_NS)
     schedule.begin(0)
     schedule.tick_begins(0)
-    schedule.stalls_evaluated(0, LOOK_NS, None)
+    schedule.stalls_evaluated(0, EVALUATION_NS, None)
     assert schedule.plan(0).tick_ns == schedule.plan(0).look_ns == UNUSED_NS
     schedule.set_in_use(5 * MS, used=True)
     plan = schedule.plan(0)
@@ -137,7 +137,7 @@ def test_without_a_communicator_looks_and_ticks_are_seldom_and_come_at_once_with
 
 
 def test_looks_are_no_closer_than_is_of_use_to_whoever_waits() -> None:
-    for shown, least_ns in ((True, LOOK_NS), (False, REST_NS)):
+    for shown, least_ns in ((True, EVALUATION_NS), (False, REST_NS)):
         schedule = in_use(shown=shown)
         schedule.tick_begins(0)
         schedule.stalls_evaluated(0, 1, None)

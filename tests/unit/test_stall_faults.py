@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from railscope.agent.facts.causes import CAUSES, Cause
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     AFTER_S,
@@ -223,7 +223,7 @@ def test_whether_anything_was_sent_is_not_known_before_messages_are_counted_agai
         world.step()
     rank.begin()
     rank.sequence -= 1  # no call: a look finds what is in flight, and reads nothing else
-    world.clock.now_ns += LOOK_NS
+    world.clock.now_ns += EVALUATION_NS
     world.watch.evaluate()
     assert not world.watch._reader.learnt
     (fact,) = world.watch._reader.all_ranks()
@@ -341,9 +341,9 @@ def test_of_a_process_that_dies_long_after_the_last_look_it_is_known_what_it_was
     (rank,) = world.ranks
     rank.work(8, 0.005)
     world.watch.evaluate()
-    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
+    world.clock.now_ns += EVALUATION_NS + EVALUATION_NS // 2
     rank.begin(Op.ReduceScatter)
-    world.clock.now_ns += LOOK_NS
+    world.clock.now_ns += EVALUATION_NS
     world.watch.process_gone(rank.pid, None)
     assert world.stall is not None
     assert world.stall.op == "ReduceScatter"

@@ -17,7 +17,7 @@ import pytest
 
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.evidence import ProcessFacts
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op
@@ -56,7 +56,7 @@ class Crowd(World):
 
     def step(self, looks: int = 1) -> None:
         for _ in range(looks):
-            self.clock.now_ns += LOOK_NS
+            self.clock.now_ns += EVALUATION_NS
             self.watch.evaluate()
 
     def _communicator(self, instance: int) -> Communicator | None:

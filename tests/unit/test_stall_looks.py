@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
@@ -135,10 +135,10 @@ def test_calls_ahead_of_an_operation_do_not_hide_how_old_it_is() -> None:
     steady(world)
     (rank,) = world.ranks
     rank.begin()
-    world.clock.now_ns += 3 * LOOK_NS
+    world.clock.now_ns += 3 * EVALUATION_NS
     rank.sequence, rank.last_ns, rank.ahead = rank.sequence + 1, world.clock.now_ns, 1
     # Suspect when it is a second old, and one look later at the latest.
-    assert world.watch.evaluate() == 2 * LOOK_NS
+    assert world.watch.evaluate() == 2 * EVALUATION_NS
 
 
 @levels
@@ -156,7 +156,7 @@ def test_what_is_usual_is_learnt_about_once_a_second_however_often_calls_come(se
         if world.looks > before and world.watch._reader.learnt:
             learnt_ns.append(world.clock.now_ns)
     gaps_ns = [later - earlier for earlier, later in pairwise(learnt_ns)]
-    assert 2 * LOOK_NS <= min(gaps_ns) <= max(gaps_ns) <= 5 * LOOK_NS
+    assert 2 * EVALUATION_NS <= min(gaps_ns) <= max(gaps_ns) <= 5 * EVALUATION_NS
 
 
 @levels
@@ -181,7 +181,7 @@ def test_after_a_table_that_cannot_be_read_the_next_look_comes_soon(monkeypatch:
     world = World()
     steady(world)
     monkeypatch.setattr(world, "read", refuse)
-    assert world.watch.evaluate() == LOOK_NS
+    assert world.watch.evaluate() == EVALUATION_NS
 
 
 @pytest.mark.parametrize("idle_s", [5.0, 5.25, 5.5, 5.75, 300.0, 305.0, 310.0, 320.0, 325.0])

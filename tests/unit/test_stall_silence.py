@@ -13,7 +13,7 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
-from railscope.agent.node.stalls.watchdog import LOOK_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
     AFTER_S,
@@ -313,7 +313,7 @@ def test_a_process_that_ends_properly_long_after_the_last_look_is_no_stall(statu
     for rank in world.ranks:
         rank.begin()
     world.step(int(2.5 / LOOK_S))
-    world.clock.now_ns += LOOK_NS + LOOK_NS // 2
+    world.clock.now_ns += EVALUATION_NS + EVALUATION_NS // 2
     (first, _) = world.ranks
     first.process = replace(RUNNING, condition="gone")
     world.watch.process_gone(first.pid, status)

@@ -62,7 +62,7 @@ class CommunicatorUse:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Who sent how much to whom (bytes by GPU pair, sparsity, traffic between servers, rails and leaves)."""
+    """The traffic matrix (bytes by GPU pair, sparsity, traffic between servers, rails and leaves)."""
 
     gpus: int
     """Number of GPUs that the pairs are among."""

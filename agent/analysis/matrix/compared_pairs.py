@@ -14,7 +14,7 @@ from railscope.agent.analysis.facts.fact_columns import Columns, chunk_slices
 
 @dataclass(frozen=True, slots=True)
 class PairBytes:
-    """One directed pair of GPUs, as it was seen and as it was predicted."""
+    """One directed pair of GPUs, observed and predicted."""
 
     source: int
     destination: int

@@ -62,7 +62,7 @@ _PATTERNS: Final = tuple(
 
 
 def role_of_name(group_name: str) -> str:
-    """`tp`, `pp`, `dp`, `embedding`, `ep`, or an empty string: the name says nothing."""
+    """`tp`, `pp`, `dp`, `embedding`, `ep`, or an empty string if the name has none of them."""
     name = group_name.lower().replace("-", "_")
     if "_and_" in name or ("tensor" in name and "data_parallel" in name):
         return ""  # several dimensions at once
@@ -197,7 +197,7 @@ def _decide(
 
 
 def _role_by_others(one: CommEvidence, among: Iterable[CommEvidence], roles: Mapping[str, str]) -> str | None:
-    """What the decided ones leave: whoever shares a GPU with a tensor group is none, whoever is like others is one."""
+    """Decide the rest: one that shares a GPU with a tensor group is none, and one like other tensor groups is one."""
     meets: set[str] = set()
     like: set[str] = set()
     for other in among:
@@ -377,7 +377,7 @@ def _doubts(by_role: Mapping[str, list[CommEvidence]], pipelines: Pipelines, tot
 
 
 def _with_doubt_of_several_jobs(found: Parallelism, gpus: Gpus) -> Parallelism:
-    """The shape, said to be less sure where GPUs share no communicator, and unsure where these use the same GPUs."""
+    """The shape, less certain if GPUs share no communicator, and uncertain if such groups use the same GPUs."""
     groups = gpus.connected_groups()
     if len(groups) < 2:
         return found

@@ -53,7 +53,7 @@ class Pipelines:
 
 
 def is_exchange(one: CommEvidence) -> bool:
-    """Whether a communicator's Sends and Receives, or its AllToAlls, are exchanges of everyone with everyone."""
+    """Whether a communicator's Sends and Receives, or its AllToAlls, are exchanges among all of its ranks."""
     if "AllToAll" in one.ops:
         return True
     if any(source == destination for source, destination in one.links):

@@ -21,7 +21,7 @@ MOST_SIZES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class SizeClasses:
-    """Whose sizes are put together."""
+    """The operations whose sizes are grouped into classes."""
 
     ops: frozenset[str]
     largest_bytes: int

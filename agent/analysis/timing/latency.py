@@ -133,7 +133,7 @@ def _slow(dataset: Dataset, timed: Any, gpus: Gpus, most: int) -> tuple[list[Ano
 
 
 def _stalls(dataset: Dataset) -> list[Anomaly]:
-    """Stalls that were reported while it was recorded, each once, as long as it was seen to last."""
+    """Stalls that were reported during the recording, each once, with the longest reported duration."""
     stalls = dataset["stalls"]
     found = dataset.rows(
         stalls.group_by("comm", "rank", "op", "cause", "since_ns").agg(seconds=stalls["seconds"].max())

@@ -243,7 +243,7 @@ def _edge(name: str, kinds: _Kinds, count: int, place: Integers, counted: Counte
 
 
 def _all_reduce_edge(kinds: _Kinds, count: int, place: Integers, counted: CountedCalls) -> Integers:
-    """As `_edge`; the only operation of which sizes do not simply add up, so that each one is looked at."""
+    """As `_edge`; AllReduce is the only operation whose sizes do not simply add up, so that each is computed."""
     sent = np.zeros(len(kinds.rows), dtype=np.int64)
     ends = np.cumsum(kinds.rows)
     low = 0

@@ -43,7 +43,7 @@ class Period:
 
     @property
     def window(self) -> str:
-        """journalctl's options for the time in which its cause is to be looked for."""
+        """journalctl's options for the time of the cause."""
         return f"--since '{_moment(self.began - _BEFORE_SECONDS)}' --until '{_moment(self.ended + _AFTER_SECONDS)}'"
 
     @property
@@ -143,7 +143,7 @@ def _of_rank(rank: Rank) -> _Subject:
 
 
 def _inside_namespace(rail: Rail, stalled: StalledCommunicator) -> str:
-    """What goes before a command for a device that is in a network namespace: the host's own may have its like."""
+    """The prefix of a command for a device in a network namespace: the host may have a device of the same name."""
     if not rail.netns:
         return ""
     here = [rank for rank in stalled.ranks if rank.present and rank.identity.pid]

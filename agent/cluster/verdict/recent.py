@@ -127,7 +127,7 @@ def to_past_tense(words: str) -> str:
 
 
 def describe_ended_stalls(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
-    """Stalls that are over, as far as one hears, those of communicators in `shown` apart."""
+    """Sentences on stalls that are over by the last report, except those of communicators in `shown`."""
     told = {*shown, *_stalled_now(fleet)}
     over = [one for one in fleet.history if one.comm not in told and not _left_without_a_word(one)]
     for one in over[:_MOST_LINES]:

@@ -84,7 +84,7 @@ class Communicators:
     """Every instance seen and not forgotten yet.  Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self, table: Table, version_of: Callable[[int], str]) -> None:
-        """`version_of` says which NCCL a process has, by pid: `unknown` where that is not known (yet)."""
+        """`version_of` returns a process's NCCL version by pid: `unknown` if it is not known (yet)."""
         self._table = table
         self._version_of = version_of
         self._unnamed: dict[int, bytes] = {}

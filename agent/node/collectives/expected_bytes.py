@@ -26,7 +26,7 @@ _OPS: Final = {op.value: op for op in Op}
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """What an end of a communicator says of itself."""
+    """The placement of an end of a communicator."""
 
     communicator: Communicator
     name: str

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.node.daemon.ring_pace import UNUSED_NS
-from railscope.agent.node.stalls.watchdog import LOOK_NS, REST_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, REST_NS
 
 _TOGETHER_NS: Final = 25_000_000
 """What is due within this moment may be done at one waking."""
@@ -98,7 +98,7 @@ class Schedule:
         self._streams = False
         self._shown = shown
         self._scan_interval_ns = scan_interval_ns
-        self._least_look_ns = LOOK_NS if shown else REST_NS
+        self._least_look_ns = EVALUATION_NS if shown else REST_NS
         self._pace = Pace(now_ns)
         self._calm = False
         self._looked_ns = self._ticked_ns = now_ns
@@ -131,7 +131,7 @@ class Schedule:
         tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
         if abs(tick_ns - look_ns) <= _TOGETHER_NS:
             tick_ns = look_ns = max(tick_ns, look_ns)
-        elif self._looked_ns + LOOK_NS <= tick_ns < look_ns:
+        elif self._looked_ns + EVALUATION_NS <= tick_ns < look_ns:
             look_ns = tick_ns
         drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
         if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - drained_ns):

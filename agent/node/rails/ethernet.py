@@ -265,7 +265,7 @@ class EthernetWatch:
         return tuple(found)
 
     def close(self) -> None:
-        """Stop reading; the sampler goes on without."""
+        """Stop reading; the sampler continues."""
         for netns in list(self._watched):
             self._close(netns)
         self._gone.clear()

@@ -136,7 +136,7 @@ class RdmaWatch:
         return tuple(result.collector_result(every_device=True) for result in results if result is not None)
 
     def close(self) -> None:
-        """Stop reading; the sampler goes on without."""
+        """Stop reading; the sampler continues."""
         self._sampler.remove(COUNTERS_KEY)
         self._sampler.remove(BYTES_KEY)
         self._watching = False

@@ -283,7 +283,7 @@ def rail_facts(
     bond_members: tuple[tuple[str, bool | None], ...] = (),
     connections_awaited: bool = False,
 ) -> RailFacts:
-    """What a snapshot says about one rail; `totals` is None while no source has read it.
+    """The snapshot's facts of one rail; `totals` is None while no source has read it.
 
     `carrier_changes` is a total that never falls; None: it is not known.
 

@@ -17,7 +17,7 @@ from railscope.probes.netdev.counters import CounterBlock, CounterReading
 
 @dataclass(slots=True)
 class SampledRails:
-    """The rails of one list of devices, as they were known when they were learned."""
+    """The rails of one list of devices, as of the last inventory."""
 
     names: tuple[str, ...]
     fields: tuple[str, ...]
@@ -30,7 +30,7 @@ class SampledRails:
     """What was read last: a device may turn out to be a rail after it has been read for the first time."""
 
     def samples(self, read: CounterReading | CounterBlock) -> Records:
-        """What a reading says of the rails: readings by devices, or devices, of dtype RAIL_SAMPLE."""
+        """The rails' samples in a reading: readings by devices, or devices, of dtype RAIL_SAMPLE."""
         # A sample is four words; field by field it would take three times as long.
         if isinstance(read, CounterBlock):
             words = np.empty((len(read.times_ns), len(self.devices), 4), np.uint64)

@@ -39,13 +39,13 @@ from railscope.probes.processes.exit_status import exit_code, exited_badly
 
 _log = logging.getLogger("railscope.stalls")
 
-LOOK_NS: Final = 250_000_000
+EVALUATION_NS: Final = 250_000_000
 """Between two looks at what may stall."""
 REST_NS: Final = 1_000_000_000
 """At most, where nothing is suspected: what is usual is learnt once a second."""
 _MOST_ENDED: Final = 100
 
-__all__ = ("LOOK_NS", "REST_NS", "InFlightTables", "Known", "Watchdog")
+__all__ = ("EVALUATION_NS", "REST_NS", "InFlightTables", "Known", "Watchdog")
 
 
 class Watchdog:
@@ -64,7 +64,7 @@ class Watchdog:
         inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
     ) -> None:
-        """`tables` None: only calls are seen.  `look` None: at this host, by its procfs.  `began` is told of each stall
+        """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
         that begins."""
         self._known = known
         self._clock = clock
@@ -113,7 +113,7 @@ class Watchdog:
     def evaluate(self) -> int:
         """Judge every living communicator that may not be well; returns when to look again, in ns from now.
 
-        What is not foreseen, a communicator that comes or goes, wants a look after `LOOK_NS`.
+        What is not foreseen, a communicator that comes or goes, needs an evaluation after `EVALUATION_NS`.
         """
         self._inspector.close_unused()
         now_ns = self._clock.monotonic_ns()
@@ -121,7 +121,7 @@ class Watchdog:
             ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
         except KernelRefusal as refusal:
             _log.error("whether operations stall cannot be read: %s", refusal.strerror)
-            return LOOK_NS
+            return EVALUATION_NS
         self._processes.clear()
         self._ranks = self._dependencies = None
         resting = frozenset(rank.instance for rank in ranks)
@@ -133,9 +133,9 @@ class Watchdog:
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None:
-            return LOOK_NS
-        # No later than it could be with a look every `LOOK_NS`.
-        return min(quiet_until_ns - now_ns + LOOK_NS, REST_NS)
+            return EVALUATION_NS
+        # No later than it could be with an evaluation every `EVALUATION_NS`.
+        return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
 
     def process_gone(self, pid: int, status: int | None) -> None:
         """A process has ended; `status` as wait(2) tells it, None: not known.
@@ -171,7 +171,7 @@ class Watchdog:
 
     def _read_again(self, now_ns: int) -> None:
         """Read the state of ranks without evaluating them: an ended process's status tells more."""
-        if now_ns - self._reader.read_ns <= LOOK_NS:
+        if now_ns - self._reader.read_ns <= EVALUATION_NS:
             return
         try:
             self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)

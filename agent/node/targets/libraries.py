@@ -129,7 +129,7 @@ class Libraries:
         wanted: Callable[[ProcessIdentity], bool],
         found: Callable[[ProcessIdentity, Library], None],
     ) -> None:
-        """`wanted` says which processes may be observed; `found` hears of each new mapper, before its first attach."""
+        """`wanted` selects processes to observe; `found` is called with each new mapper, before its first attach."""
         self._programs = programs
         self._procfs = procfs
         self._wanted = wanted

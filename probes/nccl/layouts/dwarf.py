@@ -267,7 +267,7 @@ def _renew(path: Path, builds: Iterable[_Build]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Add builds to the table; returns 0, or 2 when a file could not be used, and the table is as it was."""
+    """Add builds to the table; returns 0, or 2 if a file could not be used, and the table is unchanged."""
     parser = argparse.ArgumentParser(description="Add NCCL builds to the table of known layouts.")
     parser.add_argument("files", nargs="+", type=Path, metavar="WHEEL_OR_LIBRARY")
     parser.add_argument("--table", type=Path, default=TABLE, help="the table to add to (default: the package's)")
