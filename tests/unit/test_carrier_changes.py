@@ -26,9 +26,9 @@ def test_a_total_begins_with_the_kernels_count_and_rises_with_it() -> None:
 
 def test_a_total_goes_on_when_the_device_is_made_anew_or_its_count_falls() -> None:
     changes = CarrierChanges()
-    for kernel, index in ((41, 2), (42, 2), (1, 3), (2, 3), (0, 3)):
+    for kernel, index in ((41, 2), (42, 2), (1, 3), (2, 3), (0, 3), (9, 4)):
         changes.record(1, [device(kernel, index)], SECOND_NS)
-    assert changes.count(1, "eth0") == 43
+    assert changes.count(1, "eth0") == 43, "what another device of the name counted before is not its own"
 
 
 def test_a_device_that_is_gone_keeps_its_total_for_a_while_and_another_namespace_keeps_its_own() -> None:

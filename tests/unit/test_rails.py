@@ -238,6 +238,13 @@ def test_a_network_device_beside_rdma_rails_has_its_own_port_s_number_or_one_tha
     }
 
 
+def test_of_two_ports_on_one_card_a_network_device_has_the_number_of_neither() -> None:
+    """By itself: with numbers in use, the one that it may not have is often given to another device anyway."""
+    card = replace(device("other"), pci="0000:05:00.0")
+    assert [RDMA.number_of(card, home=home) for home in (True, False)] == ["", ""]
+    assert RDMA.number_of(replace(card, name="ib1"), home=True) == "5"
+
+
 def test_in_another_namespace_a_name_says_nothing_and_the_card_does() -> None:
     devices = [
         replace(device("ens24np0", netns=7), pci=""),
