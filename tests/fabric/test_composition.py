@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +73,6 @@ def observed(fabric: Fabric, options: JobOptions, folder: Path) -> Run:
         only = [word for pid in job.pids for word in ("--pid", str(pid))]
         with AgentProcess(*only, "--recordings.directory", str(folder)) as agent:
             agent.until(lambda: agent.samples("railscope_processes_observed")[0][1] == len(job.pids))
-            time.sleep(0.3)
             job.release()
             reports = job.wait(60)
             os.kill(agent.process.pid, signal.SIGUSR2)

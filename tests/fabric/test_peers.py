@@ -5,7 +5,6 @@ A scaled-down GPT against `railscope estimate`; experts and data parallelism aga
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +35,6 @@ def observed(fabric: Fabric, options: JobOptions, arguments: Sequence[str]) -> t
         only = [word for pid in job.pids for word in ("--pid", str(pid))]
         with AgentProcess(*only, *arguments) as agent:
             agent.until(lambda: agent.samples("railscope_processes_observed")[0][1] == len(job.pids))
-            time.sleep(0.3)
             job.release()
             reports = job.wait(60)
             # What has ended is told as what lives is.

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from railscope.testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
 from railscope.testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host, TestbedError
 from railscope.testbed.namespaces import entered, tcp_socket
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -61,13 +61,6 @@ def state(pid: int) -> str:
 
 def own_namespace() -> str:
     return str(Path("/proc/thread-self/ns/net").readlink())
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return true()
 
 
 def test_a_link_is_down_for_as_long_as_the_fault_lasts(two_hosts: Fabric) -> None:
@@ -133,8 +126,8 @@ def test_a_filtered_rail_stays_up_and_carries_nothing(two_hosts: Fabric, in_swit
 def test_a_stopped_process_goes_on() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         with Stopped(process.pid):
-            assert eventually(lambda: state(process.pid) == "T")
-        assert eventually(lambda: state(process.pid) != "T")
+            eventually(lambda: state(process.pid) == "T")
+        eventually(lambda: state(process.pid) != "T")
         process.kill()
     Stopped(process.pid).undo()  # it has gone
 
@@ -142,7 +135,7 @@ def test_a_stopped_process_goes_on() -> None:
 def test_a_killed_process_has_gone() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         with Killed(process.pid):
-            assert eventually(lambda: state(process.pid) == "Z")
+            eventually(lambda: state(process.pid) == "Z")
         assert process.wait() == -9
 
 
@@ -162,7 +155,7 @@ def test_a_starved_process_gets_hardly_any_processor_and_then_its_share_again() 
             assert cpu_seconds(process.pid) - started < 0.2
         assert Path(f"/proc/{process.pid}/cgroup").read_text() == before
         started = cpu_seconds(process.pid)
-        assert eventually(lambda: cpu_seconds(process.pid) - started > 0.1)
+        eventually(lambda: cpu_seconds(process.pid) - started > 0.1)
         process.kill()
     assert not list(Path("/sys/fs/cgroup").glob("**/railscope-starved-*"))
 
@@ -184,7 +177,7 @@ def test_foreign_traffic_is_of_known_size_and_on_one_rail(two_hosts: Fabric) -> 
 
 def test_foreign_traffic_can_be_ended_before_its_end(two_hosts: Fabric) -> None:
     with ForeignTraffic(two_hosts.hosts[0], two_hosts.hosts[1], 0, 1 << 40, rate_mbit=10) as stream:
-        assert eventually(lambda: stream.received_bytes > 0)
+        eventually(lambda: stream.received_bytes > 0)
         with pytest.raises(TestbedError, match="bytes arrived"):
             stream.wait(0.05)
     assert stream.received_bytes < 1 << 30

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from railscope.testbed.hosts import Fabric, RailCounters, TestbedError
 from railscope.testbed.job import Job, JobOptions, Moments, RankReport, SkippedCall
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -47,13 +47,6 @@ def check_reports(reports: tuple[RankReport, ...], nranks: int) -> None:
     for hash_, ranks in by_comm.items():
         nranks_of = {comm.nranks for report in reports for comm in report.communicators if comm.hash == hash_}
         assert [sorted(ranks)] == [list(range(count)) for count in nranks_of]
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return true()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +151,7 @@ def test_ranks_end_together_when_the_time_is_over(two_hosts: Fabric) -> None:
 def test_ranks_told_to_stop_end_at_the_same_iteration(two_hosts: Fabric) -> None:
     before = two_hosts.counters(0, 1).transmit_bytes
     with Job(two_hosts.hosts, JobOptions("mixed", seconds=300)) as job:
-        assert eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > before + 10**6)
+        eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > before + 10**6)
         results = job.stop()
     assert [result.exit_status for result in results] == [0, 0]
     reports = [result.report for result in results if result.report is not None]
@@ -172,12 +165,12 @@ def test_held_ranks_call_nothing_before_they_are_released(two_hosts: Fabric, ini
     before = two_hosts.counters(0, 0).transmit_bytes
     with Job(two_hosts.hosts, options) as job:
         if init_before_start:  # all hellos have gone when the second rail has opened
-            assert eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before)
+            eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before)
         assert job.running()
         job.release()
         check_reports(job.wait(WAIT_SECONDS), 2)
     with Job(two_hosts.hosts, options) as job:
-        assert eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in job.pids))
+        eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in job.pids))
         results = job.stop()
     for result in results:
         # A rank that had not got as far as minding signals just ends.
@@ -201,11 +194,11 @@ def pids_in(fabric: Fabric) -> list[str]:
 def test_a_killed_rank_fails_the_job_and_leaves_no_process(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, JobOptions("inference", seconds=300, ranks_per_host=2)) as job:
         before = two_hosts.counters(0, 0).transmit_bytes
-        assert eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before + 10**6)
+        eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before + 10**6)
         os.kill(job.pids[2], signal.SIGKILL)
         with pytest.raises(TestbedError, match=r"rank \d ended with status"):
             job.wait(WAIT_SECONDS)
-        assert eventually(lambda: not job.running())  # the others notice by themselves
+        eventually(lambda: not job.running())  # the others notice by themselves
         survivors = [result for result in job.results() if result.rank != 2]
     for result in survivors:
         assert result.exit_status == 1
@@ -218,10 +211,10 @@ def test_a_killed_rank_fails_the_job_and_leaves_no_process(two_hosts: Fabric) ->
 def test_a_stopped_rank_stalls_the_job_and_ends_with_it(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, JobOptions("ddp", seconds=300)) as job:
         before = two_hosts.counters(0, 0).transmit_bytes
-        assert eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before + 10**6)
+        eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > before + 10**6)
         os.kill(job.pids[1], signal.SIGSTOP)
         os.kill(job.pids[0], signal.SIGTERM)  # only rank 0: it waits in vain and says so
-        assert eventually(lambda: job.results()[0].exit_status is not None)
+        eventually(lambda: job.results()[0].exit_status is not None)
         first = job.results()[0]
         assert first.exit_status == 3
         assert first.report is not None
@@ -233,7 +226,7 @@ def test_a_stopped_rank_stalls_the_job_and_ends_with_it(two_hosts: Fabric) -> No
 def test_a_job_survives_a_rail_that_is_down_for_a_moment(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, JobOptions("tensor-parallel", iterations=4)) as job:
         before = two_hosts.counters(0, 1).transmit_bytes
-        assert eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > before + 10**6)
+        eventually(lambda: two_hosts.counters(0, 1).transmit_bytes > before + 10**6)
         two_hosts.set_link(0, 1, up=False)
         time.sleep(0.1)
         two_hosts.set_link(0, 1, up=True)
@@ -255,10 +248,10 @@ with Job([host], JobOptions("inference", seconds=300, ranks_per_host=2)) as job:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as starter:
         assert starter.stdout is not None
         pids = [int(pid) for pid in starter.stdout.readline().split()]
-        assert eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in pids))
+        eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in pids))
         starter.kill()
     assert len(pids) == 2
-    assert eventually(lambda: pids_in(two_hosts) == [])
+    eventually(lambda: pids_in(two_hosts) == [])
 
 
 def test_a_job_that_takes_too_long_says_so(two_hosts: Fabric) -> None:
@@ -297,7 +290,7 @@ def test_a_pace_is_kept(two_hosts: Fabric) -> None:
 
 def test_at_a_checkpoint_the_first_rank_works_and_the_others_wait_for_it(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, small(iterations=3, batch=3, checkpoint=Moments(every=2, milliseconds=1500))) as job:
-        assert eventually(lambda: cpu_ticks(job.pids[0]) > 30)
+        eventually(lambda: cpu_ticks(job.pids[0]) > 30)
         waiting = cpu_ticks(job.pids[1])
         reports = job.wait(WAIT_SECONDS)
         check_reports(reports, 2)
@@ -319,7 +312,7 @@ def test_the_last_rank_comes_late_to_a_job_that_warms_up(two_hosts: Fabric) -> N
 def test_a_rank_that_skips_a_call_leaves_its_peers_waiting(two_hosts: Fabric) -> None:
     options = small(seconds=60, batch=1000, pace_us=1000, skip=SkippedCall(rank=1, iteration=10))
     with Job(two_hosts.hosts, options) as job:
-        assert eventually(lambda: waits_for_ever(job.pids[1]))
+        eventually(lambda: waits_for_ever(job.pids[1]))
         results = job.stop()
     first, second = (result.report for result in results)
     assert first is not None
@@ -333,10 +326,10 @@ def waits_for_ever(pid: int) -> bool:
 
 def test_a_rank_that_lingers_outlives_the_call_that_failed(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, small(seconds=60, batch=1000, linger=True, pace_us=1000)) as job:
-        assert eventually(lambda: "railscope-workl" in comm_name(job.pids[0]))
-        assert eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > 0)
+        eventually(lambda: "railscope-workl" in comm_name(job.pids[0]))
+        eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > 0)
         os.kill(job.pids[1], signal.SIGKILL)
-        assert eventually(lambda: job.results()[0].report is not None)
+        eventually(lambda: job.results()[0].report is not None)
         first = job.results()[0]
         assert first.exit_status is None
         assert first.report is not None
@@ -351,7 +344,7 @@ def test_a_job_may_leave_without_taking_its_communicator_apart(two_hosts: Fabric
 def test_a_large_batch_puts_no_agreement_between_iterations(two_hosts: Fabric) -> None:
     """A rank that is told to end answers at the next agreement: with a large batch there is none in time."""
     with Job(two_hosts.hosts, small(seconds=60, batch=10**9, pace_us=1000)) as job:
-        assert eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in job.pids))
+        eventually(lambda: all("railscope-workl" in comm_name(pid) for pid in job.pids))
         time.sleep(0.3)
         results = job.stop()
     assert 3 in {result.exit_status for result in results}  # the other may first see its peer go

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +30,11 @@ from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identi
 from railscope.testbed.hosts import Fabric
 from tests.nccl.build import Double
 from tests.nccl.job import Job
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
 NUMBER = 5
-DEADLINE_S = 60
 
 
 @dataclass(slots=True)
@@ -94,11 +94,11 @@ def watched(
         yield Watched(internals, cuda)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def stands(seen: Watched) -> bool:
+    """What was under way has ended, or waits."""
+    before = seen.completed()
+    time.sleep(0.5)
+    return seen.completed() == before
 
 
 @pytest.mark.parametrize("enqueue_time", [None, EnqueueTime.OFF], ids=["session", "pair"])
@@ -127,7 +127,7 @@ def test_every_operation_is_proved_complete_however_the_job_asks(
             ]
             job.start()
             reports = job.finished()
-            until(lambda: seen.completed() == [iterations] * 2 * communicators)
+            eventually(lambda: seen.completed() == [iterations] * 2 * communicators)
             durations, cuda, proxy = seen.durations(), seen.cuda.durations(), seen.internals.durations()
             stats = seen.internals.cuda.stats()
         job.release()
@@ -156,7 +156,7 @@ def test_operations_of_all_kinds_and_groups_are_proved_with_their_own_names(
             job.start()
             operations = job.finished()[0].operations
             calls = {Op[operation.operation]: operation.calls for operation in operations if operation.calls}
-            until(lambda: seen.completed() == [sum(calls.values())] * 2)
+            eventually(lambda: seen.completed() == [sum(calls.values())] * 2)
             durations = seen.durations()
         job.release()
         job.wait()
@@ -177,10 +177,10 @@ def test_a_stopped_rank_leaves_unproved_what_it_holds_up(two_hosts: Fabric, doub
         pids = job.ready()
         with watched(double, pids) as seen:
             job.start()
-            until(lambda: min(seen.completed(), default=0) > 10)
+            eventually(lambda: min(seen.completed(), default=0) > 10)
             os.kill(pids[1], signal.SIGSTOP)
             try:
-                time.sleep(1)
+                eventually(lambda: stands(seen))
                 first = seen.completed()
                 enqueued = seen.internals.progress()
                 time.sleep(1)
@@ -191,7 +191,7 @@ def test_a_stopped_rank_leaves_unproved_what_it_holds_up(two_hosts: Fabric, doub
             assert max(later) < 2_000
             assert any(progress.oldest_posted_ns is not None for progress in enqueued.values())
             job.finished()
-            until(lambda: seen.completed() == [2_000, 2_000])
+            eventually(lambda: seen.completed() == [2_000, 2_000])
         job.release()
         job.wait()
 
@@ -212,7 +212,7 @@ def test_a_replayed_graph_proves_nothing_and_has_no_durations(
         with watched(double, job.ready()) as seen:
             job.start()
             job.finished()
-            until(lambda: [p.replayed for p in seen.internals.progress().values()] == [40, 40])
+            eventually(lambda: [p.replayed for p in seen.internals.progress().values()] == [40, 40])
             completed, durations = seen.completed(), seen.durations()
         job.release()
         job.wait()
@@ -227,7 +227,7 @@ def test_a_job_without_cuda_libraries_costs_nothing_and_stays_unknown(
             assert seen.cuda.probed_files() == ()
             job.start()
             job.finished()
-            until(lambda: [p.completed for p in seen.internals.progress().values()] == [20, 20])
+            eventually(lambda: [p.completed for p in seen.internals.progress().values()] == [20, 20])
             completed, stats = seen.completed(), seen.internals.cuda.stats()
         job.release()
         job.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from railscope.testbed.hosts import Fabric, Host
 from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 from tests.nccl.library import nccl_library
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
@@ -114,7 +114,8 @@ def test_twenty_thousand_mixed_operations_are_exact_at_every_point(
             probed.programs.observe(pid)
         job.start()
         reports = list(job.finished())
-        time.sleep(0.2)  # the proxy threads have done their last step, not their last report
+        # The proxy threads have done their last step, and report it a moment later.
+        eventually(lambda: not len(probed.internals.operations()[0]))
         progress = probed.internals.progress()
         sent = probed.internals.sent()
         launches = probed.internals.launches()
@@ -236,7 +237,7 @@ def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_o
             probed.programs.observe(pid)
         job.start()
         job.finished()
-        time.sleep(0.2)  # the proxy threads have done their last step, not their last report
+        eventually(lambda: [one.completed for one in probed.internals.progress().values()] == [calls] * 4)
         completion.read()
         known = [completion.progress_of(instance) for instance in probed.internals.progress()]
         job.release()

@@ -6,7 +6,6 @@ import contextlib
 import select
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +17,7 @@ from railscope.probes.clock import SystemClock
 from railscope.probes.nccl.programs.calls import Loader
 from railscope.probes.rings.wakeups import RingWakeups
 from tests.root.probe_targets import Target, all_reduce, all_reduce_only, attached, loaded, on_processor
+from tests.waiting import eventually
 
 RING_BYTES = 64 << 10
 RECORD_BYTES = 64
@@ -94,10 +94,3 @@ def test_the_agent_reads_a_burst_long_before_its_time(testbed: Target, monkeypat
             thread.join()
     finally:
         daemon.close()
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

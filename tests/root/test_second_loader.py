@@ -8,9 +8,8 @@ import os
 import shutil
 import struct
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclProgra
 from railscope.probes.nccl.records.calls import Stat
 from tests.fabric.agent_process import RAILSCOPE
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.root,
@@ -195,7 +195,7 @@ def test_closing_gives_back_every_descriptor_program_and_map() -> None:
     programs.close()
     assert open_descriptors() == before
     assert len(held) > 10
-    until(lambda: not any(map(exists, held)))
+    eventually(lambda: not any(map(exists, held)))
 
 
 def test_an_agent_that_is_killed_leaves_no_program_map_or_pin_behind() -> None:
@@ -208,15 +208,15 @@ def test_an_agent_that_is_killed_leaves_no_program_map_or_pin_behind() -> None:
         assert children(agent.pid) == []
         agent.kill()
     # What is pinned stays: that all are gone says that none was.
-    until(lambda: not any(map(exists, held)))
+    eventually(lambda: not any(map(exists, held)))
 
 
 def test_an_agent_that_is_killed_while_bcc_compiles_leaves_no_helper_behind() -> None:
     with agent_process("--once") as agent:
-        until(lambda: bool(helpers(agent.pid)))
+        eventually(lambda: bool(helpers(agent.pid)))
         found = helpers(agent.pid)
         agent.kill()
-    until(lambda: not any(map(runs, found)))
+    eventually(lambda: not any(map(runs, found)))
 
 
 def test_a_host_without_bcc_says_so_in_one_line() -> None:
@@ -308,10 +308,3 @@ def exists(thing: tuple[int, int]) -> bool:
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.01)
