@@ -22,7 +22,7 @@ from tests.fabric.agent_process import RAILSCOPE, AgentProcess
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
 SAMPLE_SECONDS = 0.1
-"""How often rails are read; their first reading is to come before the job's first byte."""
+"""How often rails are read; a reading is to be recorded before the job's first byte."""
 
 Calls = dict[tuple[str, str, str], tuple[int, int]]
 """(comm, rank, op) → calls, payload bytes."""
@@ -59,6 +59,14 @@ def attached(agent: AgentProcess, ranks: int) -> bool:
     return agent.samples("railscope_processes_observed")[0][1] == ranks
 
 
+def rails_are_read(agent: AgentProcess, fabric: Fabric) -> bool:
+    shown = {
+        (labels.get("netns", ""), labels["device"])
+        for labels, _ in agent.samples("railscope_rail_transmit_bytes_total")
+    }
+    return shown >= {(host.namespace, rail) for host in fabric.hosts for rail in host.rails}
+
+
 def written(folder: Path) -> list[Path]:
     return sorted(folder.glob("railscope-*.npz"))
 
@@ -69,7 +77,7 @@ def test_a_signal_writes_every_call_of_the_last_minute_and_names_its_communicato
     folder = tmp_path / "recordings"
     with Job(two_hosts.hosts, JobOptions(pattern="mixed", iterations=40, hold=True)) as job:
         with AgentProcess(*only(job), "--recordings.directory", str(folder)) as agent:
-            agent.until(lambda: attached(agent, 2))
+            agent.until(lambda: attached(agent, 2) and rails_are_read(agent, two_hosts))
             time.sleep(3 * SAMPLE_SECONDS)
             job.release()
             reports = job.wait(60)
