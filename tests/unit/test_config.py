@@ -88,7 +88,7 @@ def test_without_options_everything_has_its_default() -> None:
 def test_the_default_that_help_shows_is_the_default() -> None:
     for option in OPTIONS:
         value = getattr(Config(), option.field)
-        if option.default in ("none", "found", "all of the scope"):
+        if option.default in ("none", "found", "all processes of the scope"):
             assert value in (None, ())
         else:
             assert option.read(option.default) == value
