@@ -116,7 +116,7 @@ def _of_expression(expression: str, known: _Known) -> Iterator[str]:
     try:
         found = expressions.parse_selectors(expressions.substitute_variables(expression))
     except ExpressionError as error:
-        yield f"{expression!r} is no PromQL: {error}"
+        yield f"{expression!r} is not PromQL: {error}"
         return
     for selector in found:
         yield from _of_selector(selector, known)

@@ -105,7 +105,7 @@ def _add_cost_arguments(parser: ArgumentParser) -> None:
 
 def _at_least_one(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of one or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
 
 

@@ -140,7 +140,7 @@ def count_exposition_series(text: str) -> Node:
             continue
         sample = _SAMPLE.match(line)
         if sample is None:
-            raise NotAnExpositionError(f"line {number} is no sample: {line[:60]!r}")
+            raise NotAnExpositionError(f"line {number} is not a sample: {line[:60]!r}")
         name = sample["name"]
         family = re.sub(r"_(bucket|count|sum)$", "", name)
         found[family if family in histograms else name] += 1

@@ -104,7 +104,7 @@ def read_document(file: Path) -> Document:
     except OSError as error:
         raise DocumentError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DocumentError(f"{file}: this is no dashboard of Grafana ({' '.join(str(error).split())[:80]})") from None
+        raise DocumentError(f"{file}: this is not a Grafana dashboard ({' '.join(str(error).split())[:80]})") from None
 
 
 def parse_document(content: dict[str, Any]) -> Document:

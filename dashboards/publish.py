@@ -108,7 +108,9 @@ def _connected(target: Target) -> GrafanaApi:
     except ValueError:
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
-        raise PublishError(f"--url: {target.url!r} is no address of a Grafana: write it as in https://grafana:3000")
+        raise PublishError(
+            f"--url: {target.url!r} is not the address of a Grafana: write it as in https://grafana:3000"
+        )
     path = parts.path.strip("/")
     api = GrafanaApi(
         target.credential,
@@ -137,7 +139,7 @@ def _check_version(api: GrafanaApi, url: str) -> None:
             settings = None
     build = settings.get("buildInfo") if isinstance(settings, dict) else None
     if not isinstance(build, dict):
-        raise PublishError(f"{url} answers, and is no Grafana: give its address with the path it is served under")
+        raise PublishError(f"{url} answers, but is not Grafana: give its address with the path it is served under")
     version = str(build.get("version", ""))
     major = version.partition(".")[0]
     if not major.isdigit() or int(major) < OLDEST_VERSION:

@@ -255,7 +255,7 @@ def _agent(parsed: Any) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
         if not folder.is_dir():
-            print(f"railscope agent: {flag}: {folder} is no folder; name where it is mounted", file=sys.stderr)
+            print(f"railscope agent: {flag}: {folder} is not a folder; name where it is mounted", file=sys.stderr)
             return COULD_NOT_RUN
     require_processes(config.procfs, config.pids)
     if config.textfile is not None and not config.once:

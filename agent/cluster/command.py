@@ -76,14 +76,14 @@ def question_from(parsed: Any) -> Question:
     try:
         at = None if parsed.time is None else parse_time(parsed.time)
     except ValueError:
-        raise PrometheusError(f"--time: {parsed.time!r} is no moment: write 2026-11-21T03:05:00Z") from None
+        raise PrometheusError(f"--time: {parsed.time!r} is not a valid time: write 2026-11-21T03:05:00Z") from None
     try:
         window_seconds = parse_duration(parsed.window)
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
     comm = None if parsed.comm is None else normalise_hash(parsed.comm)
     if comm == "":
-        raise PrometheusError(f"--comm: {parsed.comm!r} is no communicator's hash: write it, or how it begins")
+        raise PrometheusError(f"--comm: {parsed.comm!r} is not a communicator hash: write it, or how it begins")
     return Question(
         url=parsed.prometheus,
         comm=comm,

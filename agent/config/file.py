@@ -36,7 +36,7 @@ def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration file: {error.strerror}") from None
     if len(content) > _LARGEST_FILE_BYTES:
-        raise ConfigError(f"{path}: this is no configuration file: it has more than {_LARGEST_FILE_BYTES} bytes")
+        raise ConfigError(f"{path}: this is not a configuration file: it has more than {_LARGEST_FILE_BYTES} bytes")
     return _Reader(path, keys).values(_parse(path, content))
 
 
@@ -46,11 +46,11 @@ def _parse(path: Path, content: bytes) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{path}: {place}this is no YAML: {_one_line(error.problem or error.context)}") from None
+        raise ConfigError(f"{path}: {place}this is not YAML: {_one_line(error.problem or error.context)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is no YAML: {_one_line(str(error))}") from None
+        raise ConfigError(f"{path}: this is not YAML: {_one_line(str(error))}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: this is no configuration file: it is nested too deeply") from None
+        raise ConfigError(f"{path}: this is not a configuration file: it is nested too deeply") from None
 
 
 def _one_line(text: str | None) -> str:

@@ -69,7 +69,7 @@ def listen_address(text: str) -> ListenAddress:
     """`127.0.0.1:9779`, `[::1]:9779`, `:9779`."""
     found = _ADDRESS.fullmatch(text)
     if not found or int(found["port"]) > 65535:
-        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:9779, [::1]:9779 or :9779")
+        raise ValueError(f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:9779, [::1]:9779 or :9779")
     return ListenAddress(found["host"].strip("[]"), int(found["port"]))
 
 
@@ -88,7 +88,7 @@ def duration_ns(shortest: str, longest: str) -> Callable[[str], int]:
 
 def _duration(text: str) -> int:
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration: write a number with its unit, such as 100ms, 10s or 5m")
+        raise ValueError(f"{text!r} is not a duration: write a number with its unit, such as 100ms, 10s or 5m")
     return int(sum(Decimal(number) * _NANOSECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
@@ -108,7 +108,7 @@ def size_bytes(smallest: str, largest: str) -> Callable[[str], int]:
 def _size(text: str) -> int:
     found = _SIZE.fullmatch(text)
     if not found:
-        raise ValueError(f"{text!r} is no size: write bytes, or a number with KiB, MiB or GiB, such as 64KiB")
+        raise ValueError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB or GiB, such as 64KiB")
     return int(found[1]) * _SIZE_UNITS[found[2] or "B"]
 
 
@@ -119,7 +119,7 @@ def power_of_two_bytes(smallest: str, largest: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = in_range(text)
         if value & (value - 1):
-            raise ValueError(f"{text} is no power of two, such as 4MiB, 8MiB or 16MiB")
+            raise ValueError(f"{text} is not a power of two, such as 4MiB, 8MiB or 16MiB")
         return value
 
     return read
@@ -128,7 +128,7 @@ def power_of_two_bytes(smallest: str, largest: str) -> Callable[[str], int]:
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
-            raise ValueError(f"{text!r} is no whole number: allowed is {smallest} to {largest}")
+            raise ValueError(f"{text!r} is not a whole number: allowed is {smallest} to {largest}")
         value = int(text)
         if not smallest <= value <= largest:
             raise ValueError(f"{text} is out of range: allowed is {smallest} to {largest}")
@@ -143,7 +143,7 @@ def power_of_two(largest: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = in_range(text)
         if value & (value - 1):
-            raise ValueError(f"{text} is no power of two: allowed are 1, 2, 4, … {largest}")
+            raise ValueError(f"{text} is not a power of two: allowed are 1, 2, 4, … {largest}")
         return value
 
     return read
@@ -156,7 +156,7 @@ def percentage(smallest: float, largest: float) -> Callable[[str], float]:
         try:
             value = float(text.removesuffix("%"))
         except ValueError:
-            raise ValueError(f"{text!r} is no percentage such as 1% or 0.5%") from None
+            raise ValueError(f"{text!r} is not a percentage such as 1% or 0.5%") from None
         if not smallest <= value <= largest:
             raise ValueError(f"{text!r} is out of range: {smallest:g}% to {largest:g}%")
         return value / 100
@@ -169,7 +169,7 @@ def decimal(smallest: float, largest: float) -> Callable[[str], float]:
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no number such as 8 or 2.5") from None
+            raise ValueError(f"{text!r} is not a number such as 8 or 2.5") from None
         if not smallest <= value <= largest:
             raise ValueError(f"{text} is out of range: allowed is {smallest:g} to {largest:g}")
         return value
@@ -186,7 +186,7 @@ def real(smallest: float, largest: float, what: str) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not smallest <= value <= largest:
-            raise ValueError(f"{text!r} is no {what}")
+            raise ValueError(f"{text!r} is not a {what}")
         return value
 
     return read
@@ -221,7 +221,7 @@ def prom_file(text: str) -> Path:
 def folder(text: str) -> Path:
     """A path; it need not exist."""
     if not text:
-        raise ValueError("'' is no path of a folder")
+        raise ValueError("'' is not a folder's path")
     return Path(text)
 
 
@@ -233,5 +233,5 @@ def optional_file(text: str) -> Path | None:
 def telemetry_path(text: str) -> str:
     """The path under which metrics are served."""
     if not re.fullmatch(r"/[\w.~/-]+", text, re.ASCII) or text in ("/healthz", "/readyz"):
-        raise ValueError(f"{text!r} is no path for metrics: write one such as /metrics (not /, /healthz or /readyz)")
+        raise ValueError(f"{text!r} is not a path for metrics: write one such as /metrics (not /, /healthz or /readyz)")
     return text

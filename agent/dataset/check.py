@@ -24,9 +24,9 @@ def check_folder(folder: Path) -> None:
         )
     files = table_files(folder, "recordings")
     if not files and any(folder.glob(f"*{FILE_SUFFIX}")):
-        raise DatasetError(f"{folder}: it holds recordings' files: name those you mean, as {folder}/*{FILE_SUFFIX}")
+        raise DatasetError(f"{folder}: it contains recording files: name those you mean, as {folder}/*{FILE_SUFFIX}")
     if not files:
-        raise DatasetError(f"{folder}: no recorded dataset is in it: make one with 'railscope record -o FOLDER'")
+        raise DatasetError(f"{folder}: it contains no recorded dataset: make one with 'railscope record -o FOLDER'")
     versions: set[int | None] = set()
     for file in files:
         try:
@@ -45,7 +45,7 @@ def check_folder(folder: Path) -> None:
 def unreadable_error(file: Path, error: BaseException) -> DatasetError:
     """A file of a dataset is damaged, or may not be read."""
     if isinstance(error, FileNotFoundError):
-        return DatasetError(f"{file}: it went while it was to be read: the folder is being written to, try again")
+        return DatasetError(f"{file}: it disappeared while being read: the folder is being written to, try again")
     return DatasetError(f"{file}: cannot be read: {one_line(error)}: remove it to read the rest")
 
 

@@ -164,7 +164,7 @@ def _missing(one: RecordingFacts) -> str:
     for kind in ("calls", "operations"):
         lost, removed = getattr(one, f"{kind}_lost"), getattr(one, f"{kind}_removed")
         if lost is None and one.source == "railscope":
-            parts.append(f"{kind} lost, nobody knows how many")
+            parts.append(f"{kind} lost, number unknown")
         if lost:
             parts.append(f"{lost:,} {kind} lost")
         if removed:

@@ -68,8 +68,8 @@ def describe_overlaps(recordings: Any, communicators: Any, rows: Callable[[Any],
         if members[first] & members[second]:
             longest[node] = max(shared_ns, longest.get(node, 0))
     return tuple(
-        f"recordings of {node} hold the same ranks at the same time, for {shared_ns / 1e9:.1f} s: what is in both "
-        "counts twice; name one of them"
+        f"recordings of {node} hold the same ranks at the same time, for {shared_ns / 1e9:.1f} s: calls in both count "
+        "twice; name one of them"
         for node, shared_ns in longest.items()
     )
 
@@ -197,7 +197,7 @@ def _possible(backend: Any, folders: Sequence[Path], table: Any, name: str, time
     (found,) = backend.to_pyarrow(counts).to_pylist()
     named = ", ".join(map(str, folders))
     if found["untimed"]:
-        _log.warning("%s: %s of the %s have no time: they are in no iteration", named, f"{found['untimed']:,}", name)
+        _log.warning("%s: %s of the %s have no time: they belong to no iteration", named, f"{found['untimed']:,}", name)
     if not found["wrong"]:
         return table
     _log.warning(
@@ -212,7 +212,7 @@ def _say_what_is_left(folder: Path) -> None:
     if left:
         nodes = ", ".join(sorted({unquote(one.parent.parent.name) for one in left}))
         _log.warning(
-            "%s: writers of %s were killed while they wrote (%s): what came last is not in it",
+            "%s: the writers of %s were killed (%s): its last rows are missing",
             *(folder, nodes, f"{len(left)} file{'s' * (len(left) != 1)} in {PARTIAL_SUFFIX}"),
         )
 
@@ -289,7 +289,7 @@ def _columns(file: Path, name: str) -> tuple[str, ...]:
             raise DatasetError(f"{file}: column {field.name} is of another type than in a dataset: remove the file")
     columns = tuple(column for column in TABLES[name].names if column in found.names)
     if "recording" not in columns:
-        raise DatasetError(f"{file}: this is no file of a dataset: remove it, or name another folder")
+        raise DatasetError(f"{file}: this is not a file of a dataset: remove it, or name another folder")
     return columns
 
 

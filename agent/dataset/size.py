@@ -101,11 +101,11 @@ class SizeBound:
                 # How much went with it could not be said: it stays, and younger ones go.
                 if str(damaged) not in self._damaged:
                     self._damaged.add(str(damaged))
-                    _log.error("%s: it stays, remove it by hand", damaged)
+                    _log.error("%s: it could not be removed; remove it by hand", damaged)
         if self._estimate_bytes > self._most_bytes and not self._said:
             self._said = True
             _log.warning(
-                "%s: node %s has %d bytes and may have %d, but nothing older is left: allow more (--max-size)",
+                "%s: node %s has %d bytes of at most %d, and nothing older is left to remove: raise --max-size",
                 *(folder, node, self._estimate_bytes, self._most_bytes),
             )
 

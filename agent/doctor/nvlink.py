@@ -39,7 +39,7 @@ def _examine(sysfs: Path, clock: Clock, library: str) -> list[Finding]:
     try:
         session = NvmlSession.open(library)
     except NvmlMissing as missing:
-        return [Finding(_CHECK, "note", f"GPUs and NVLinks are not shown: {missing}", missing.remedy)]
+        return [Finding(_CHECK, "note", f"GPUs and NVLinks are not read: {missing}", missing.remedy)]
     except NvmlError as error:
         return [Finding(_CHECK, "problem", f"NVML does not start: {error}", _DRIVER_LOG)]
     try:

@@ -233,20 +233,20 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the {what}: {error.strerror}") from None
     if len(content) > most_bytes:
-        raise ConfigError(f"{path}: this is no {what}: it has more than {most_bytes} bytes")
+        raise ConfigError(f"{path}: this is not a {what}: it has more than {most_bytes} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: this is no {what}: byte {error.start} is no UTF-8") from None
+        raise ConfigError(f"{path}: this is not a {what}: byte {error.start} is not UTF-8") from None
 
 
 def _file_values(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(read_text(path, "TOML file", _LARGEST_FILE_BYTES))
     except ValueError as error:  # also of a number with thousands of digits
-        raise ConfigError(f"{path}: this is no TOML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: this is not TOML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: this is no such file: it is nested too deeply") from None
+        raise ConfigError(f"{path}: nested too deeply") from None
     options = {option.key: option for option in _OPTIONS}
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}

@@ -95,7 +95,7 @@ def _length(stream: SourceStream) -> int | None:
         value |= (letter[0] & 0x7F) << (7 * position)
         if letter[0] < 0x80:
             return value
-    raise BrokenMessage("a length that is none")
+    raise BrokenMessage("a malformed length")
 
 
 def _decoded(message: Any, content: bytes) -> Any:

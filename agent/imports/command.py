@@ -28,17 +28,20 @@ _DISTRIBUTIONS: Final = {"google": "protobuf"}
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope import`."""
     parser.add_argument(
-        "files", metavar="FILE", nargs="+", type=Path, help="as it is, compressed with gzip, or a tar archive of such"
+        "files", metavar="FILE", nargs="+", type=Path, help="plain, gzip-compressed, or a tar archive of such files"
     )
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="dataset to add to; made if it is not there"
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="dataset to add to; created if it does not exist",
     )
     parser.add_argument(
-        "--format", choices=(AUTO, *FORMATS), default=AUTO, help="what the files are; auto looks into each of them"
+        "--format", choices=(AUTO, *FORMATS), default=AUTO, help="format of the files; auto detects it for each file"
     )
-    parser.add_argument(
-        "--node", metavar="NAME", help="host that the files are from, where they do not say it themselves"
-    )
+    parser.add_argument("--node", metavar="NAME", help="host of the files, if they do not name it themselves")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -105,10 +108,10 @@ def as_text(imported: Imported) -> str:
         for one in imported.nodes
     ]
     if imported.recordings:
-        lines.append(_counted(imported.recordings, "recording of railscope's", "recordings of railscope's"))
+        lines.append(_counted(imported.recordings, "railscope recording", "railscope recordings"))
     lines += [f"note: {note}" for note in problems.notes]
     if problems.count:
-        lines.append(f"left out: {_counted(problems.count, 'line or event', 'lines or events')} that made no sense")
+        lines.append(f"left out: {_counted(problems.count, 'malformed line or event', 'malformed lines or events')}")
         lines += [f"  {one}" for one in problems.first]
         if problems.count > len(problems.first):
             lines.append(f"  and {problems.count - len(problems.first):,} more")

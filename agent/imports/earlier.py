@@ -147,8 +147,8 @@ def _replaced(
         shorter = [file for old in earlier.files for file in cut_off if file.is_prefix_of(old)]
         if again and shorter:
             raise ImportFailure(
-                f"{shorter[0].name}: it was longer when it was imported into {folder} before, together with others of "
-                "these: name the longer one, or another folder"
+                f"{shorter[0].name}: its earlier import into {folder}, together with others of these files, was "
+                "longer: name the longer file, or another folder"
             )
         if again and missing:
             raise ImportFailure(

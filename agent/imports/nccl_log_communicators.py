@@ -255,7 +255,8 @@ def _matched(ends: list[LoggedEnd], problems: Problems) -> dict[tuple[int, str],
     if size > 1:
         problems.add_note(
             "communicators could not be matched across ranks: the logs lack their Init lines "
-            "(NCCL_DEBUG_SUBSYS=INIT,COLL writes them, commId from NCCL 2.17), so each rank's end stands alone"
+            "(NCCL_DEBUG_SUBSYS=INIT,COLL writes them, commId from NCCL 2.17), so each rank counts as a communicator "
+            "of its own"
         )
     return {
         (end.instance, end.process.host): f"{end.process.host}:{end.process.pid}:{end.address}:{end.instance}"

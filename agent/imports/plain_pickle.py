@@ -71,7 +71,7 @@ class _Machine:
     def pop(self) -> Any:
         value = self._stack.pop()
         if value is _MARK:
-            raise PickleRefused("the pickle is damaged: a mark without its end")
+            raise PickleRefused("the pickle is damaged: a mark without an end")
         return value
 
     def run(self, name: str, argument: Any) -> None:
@@ -143,7 +143,7 @@ class _Machine:
         """Keys and values in turn as a dictionary; hashing a tuple as a key would go down into it."""
         keys = values[::2]
         if not all(isinstance(key, _KEYS) for key in keys):
-            raise PickleRefused("the pickle has a key that is no text and no number: it is not read")
+            raise PickleRefused("the pickle has a key that is neither text nor a number: it is not read")
         return dict(zip(keys, values[1::2], strict=True))
 
     def _marked(self) -> list[Any]:

@@ -147,7 +147,7 @@ def parse_operation(name: str) -> Op | None:
     try:
         return OP_OF[plain]
     except KeyError:
-        raise UnknownName(f"an operation that is not known: {name[:60]!r}") from None
+        raise UnknownName(f"an unknown operation: {name[:60]!r}") from None
 
 
 def parse_data_type(name: str) -> DataType:
@@ -159,7 +159,7 @@ def parse_data_type(name: str) -> DataType:
     try:
         return _TYPES[name.strip().lower().removeprefix("torch.")]
     except KeyError:
-        raise UnknownName(f"a data type that is not known: {name[:60]!r}") from None
+        raise UnknownName(f"an unknown data type: {name[:60]!r}") from None
 
 
 def payload_bytes(kind: DataType, elements: int) -> int:
@@ -170,7 +170,7 @@ def payload_bytes(kind: DataType, elements: int) -> int:
     """
     size_bytes = elements * DATA_TYPE_BYTES[kind]
     if not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
-        raise UnknownName(f"a size that cannot be: {elements} elements")
+        raise UnknownName(f"an impossible size: {elements} elements")
     return size_bytes
 
 

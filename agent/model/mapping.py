@@ -149,7 +149,7 @@ def _fields(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
             try:
                 fields = next(csv.reader([line]))
             except csv.Error as error:
-                raise ShapeError(f"line {number}: this is no CSV: {error}") from None
+                raise ShapeError(f"line {number}: this is not CSV: {error}") from None
             yield number, [field.strip() for field in fields]
 
 

@@ -78,8 +78,8 @@ class Shape:
             below = self.global_batch // step * step
             nearest = f"{below} or {below + step}" if below else f"{step}"
             raise ShapeError(
-                f"global batch {self.global_batch} is no multiple of micro-batch {self.micro_batch} × data parallel "
-                f"{self.data} = {step}, so the number of micro-batches is not whole: choose {nearest}"
+                f"global batch {self.global_batch} is not a multiple of micro-batch {self.micro_batch} × data "
+                f"parallel {self.data} = {step}, so the number of micro-batches is not whole: choose {nearest}"
             )
         if self.ranks > MOST_RANKS:
             raise ShapeError(

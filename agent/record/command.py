@@ -94,7 +94,7 @@ def _record_file(settings: RecordSettings, config: Config, out: TextIO, version:
     if settings.most_bytes is not None:
         raise RecordingError(f"{settings.output}: --max-size is for a folder; a file is bounded by --memory")
     if not settings.output.parent.is_dir():
-        raise RecordingError(f"{settings.output}: there is no folder {settings.output.parent}: make it first")
+        raise RecordingError(f"{settings.output}: there is not a folder {settings.output.parent}: make it first")
     if settings.output.is_dir():
         raise RecordingError(f"{settings.output}: this is a folder: name a file, such as -o {settings.output}/job.npz")
     window_ns = _ENDLESS_NS if settings.seconds is None else round(settings.seconds * 1e9) + _MARGIN_NS
@@ -128,7 +128,7 @@ def _say(lines: Iterable[str], out: TextIO) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        _log.info("the terminal has gone: nobody reads what was recorded")
+        _log.info("the terminal is gone: the summary is not shown")
 
 
 def _missing(recording: Recording) -> str:

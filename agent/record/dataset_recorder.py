@@ -191,7 +191,7 @@ def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Se
     if communicators:
         yield f"nobody called NCCL meanwhile, though {communicators:,} ranks of communicators were there"
     elif not pids:
-        yield "no process used NCCL meanwhile"
+        yield "no process used NCCL during the recording"
     else:
         numbers = ", ".join(map(str, pids))
         these = f"none of the processes {numbers} used" if len(pids) > 1 else f"process {numbers} did not use"
@@ -203,10 +203,10 @@ def describe_losses(totals: StreamTotals) -> Iterator[str]:
     if not totals.kernel_lost and not totals.overwritten:
         yield "nothing was lost"
     if totals.kernel_lost:
-        larger = " (a larger one: --limit.ring)" if "calls" in totals.kernel_lost else ""  # the others' have one size
+        larger = " (raise --limit.ring)" if "calls" in totals.kernel_lost else ""  # the others' have one size
         yield f"lost by the kernel, whose ring was full: {_counts(totals.kernel_lost)}{larger}"
     if totals.overwritten:
-        yield f"overwritten before it was on disk: {_counts(totals.overwritten)} (more memory holds more: --memory)"
+        yield f"overwritten before it was on disk: {_counts(totals.overwritten)} (raise --memory to hold more)"
 
 
 def describe_removed(removed: Removed) -> Iterator[str]:
@@ -234,7 +234,7 @@ def make_dataset_folder(folder: Path) -> list[Path]:
             _say_what_is_there(folder)
         elif any(folder.iterdir()):
             raise DatasetError(
-                f"{folder}: this folder holds other things: name a new one for a dataset, or a file that ends in .npz"
+                f"{folder}: this folder contains other files: name a new one for a dataset, or a file that ends in .npz"
             )
     except FileExistsError:
         raise DatasetError(
@@ -251,7 +251,7 @@ def _say_what_is_there(folder: Path) -> None:
     nodes = sorted({unquote(file.parent.parent.name) for file in files})
     named = ", ".join(nodes[:_MOST_NAMED]) + (f" and {len(nodes) - _MOST_NAMED} more" * (len(nodes) > _MOST_NAMED))
     count = f"{len(files)} recording{'s' * (len(files) != 1)}"
-    _log.info("%s holds %s of %s: this one is added", folder, count, named)
+    _log.info("%s already holds %s of %s: this recording is added", folder, count, named)
 
 
 def _cannot_write(folder: Path, error: OSError) -> DatasetError:

@@ -96,10 +96,10 @@ class DatasetStream:
         self._thread.join()
         if self._pieces or self._failed:
             calls = sum(len(one.piece.recording.calls) for one in self._pieces)
-            rest = f"the last {calls:,} calls" if calls else "what came last"
+            rest = f"the last {calls:,} calls" if calls else "the last rows"
             raise DatasetError(
                 f"{self._writer.writer.folder}: {rest} could not be written "
-                f"({self._trouble or 'the writer has failed'}); what was written before can be read"
+                f"({self._trouble or 'the writer has failed'}); earlier rows are readable"
             )
 
     def _work(self) -> None:

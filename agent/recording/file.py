@@ -107,7 +107,7 @@ def read_recording(path: Path) -> Recording:
     except RecordingError as error:
         raise RecordingError(f"{path}: {error}") from None
     except zipfile.BadZipFile:
-        raise RecordingError(f"{path}: this is no recording of railscope, or only a part of one") from None
+        raise RecordingError(f"{path}: this is not a railscope recording, or only a part of one") from None
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.strerror:
             raise RecordingError(f"{path}: cannot read the recording: {error.strerror}") from None
@@ -147,7 +147,7 @@ def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     try:
         info = archive.getinfo(name)
     except KeyError:
-        raise RecordingError("this is no recording of railscope") from None
+        raise RecordingError("this is not a railscope recording") from None
     if info.file_size > most_bytes:
         raise RecordingError(f"the recording is damaged: {name} claims to have {info.file_size} bytes")
     with archive.open(info) as member:
@@ -162,9 +162,9 @@ def _header(content: bytes) -> dict[str, Any]:
     try:
         header = json.loads(content)
     except (ValueError, RecursionError):
-        raise RecordingError(f"the recording is damaged: {HEADER} is no JSON") from None
+        raise RecordingError(f"the recording is damaged: {HEADER} is not JSON") from None
     if not isinstance(header, dict) or header.pop("format", None) != _FORMAT:
-        raise RecordingError("this is no recording of railscope")
+        raise RecordingError("this is not a railscope recording")
     version = header.pop("version", None)
     if version != FORMAT_VERSION:
         raise RecordingError(
@@ -179,7 +179,7 @@ def _array(content: bytes, kind: str) -> Records:
     dtype = KINDS[kind]
     start = len(_NPY_MAGIC) + 2
     if content[:start] != _NPY_MAGIC + b"\x01\x00" or len(content) < start + 2:
-        raise RecordingError(f"the recording is damaged: {kind}.npy is no array")
+        raise RecordingError(f"the recording is damaged: {kind}.npy is not an array")
     length = int.from_bytes(content[start : start + 2], "little")
     begin = start + 2 + length
     try:
@@ -189,7 +189,7 @@ def _array(content: bytes, kind: str) -> Records:
         shape = described["shape"]
         matches = described["descr"] == dtype.descr and described["fortran_order"] is False
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise RecordingError(f"the recording is damaged: {kind}.npy is no array") from None
+        raise RecordingError(f"the recording is damaged: {kind}.npy is not an array") from None
     if not matches:
         raise RecordingError(f"the recording is damaged: {kind}.npy holds other records than its version has")
     if not (isinstance(shape, tuple) and len(shape) == 1 and shape[0] * dtype.itemsize == len(content) - begin):

@@ -49,18 +49,18 @@ def _from_seconds(text: str) -> float:
     except ValueError:
         seconds = _LONGEST_SECONDS + 1
     if not abs(seconds) <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, such as 10 or -5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 10 or -5")
     return seconds
 
 
 def _seconds(text: str) -> float:
     seconds = _from_seconds(text)
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 
 def _comm(text: str) -> str:
     if not re.fullmatch(r"[0-9a-zA-Z_.:-]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no communicator's hash, such as 00c0ffee00c0ffee")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a communicator hash, such as 00c0ffee00c0ffee")
     return text

@@ -403,7 +403,7 @@ class Elf:
             if section.type != _SHT_SYMTAB:
                 continue
             if section.link >= len(self.sections) or self.sections[section.link].type != _SHT_STRTAB:
-                raise ElfError(f".symtab names section {section.link} as its strings, which is no string table")
+                raise ElfError(f".symtab names section {section.link} as its strings, which is not a string table")
             strings = self.sections[section.link]
             count = section.size_bytes // _SYMBOL.size
             return self._scan(wanted, section.offset, count, strings.offset, strings.size_bytes, ".symtab")

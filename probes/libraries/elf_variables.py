@@ -52,7 +52,7 @@ def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
     if table is None:
         return {}
     if table.link >= len(elf.sections) or elf.sections[table.link].type != _SHT_STRTAB:
-        raise ElfError(f".symtab names section {table.link} as its strings, which is no string table")
+        raise ElfError(f".symtab names section {table.link} as its strings, which is not a string table")
     name_of = _name_offsets(_contents(elf, elf.sections[table.link]), names)
     rows = np.frombuffer(_contents(elf, table), _SYMBOL, table.size_bytes // _SYMBOL.itemsize)
     defined = (rows["section"] != 0) & (rows["section"] < _SHN_LORESERVE)

@@ -221,7 +221,7 @@ class _Reader:
         address = normal_address(attributes.get("busid", ""))
         if not address:
             busid = attributes.get("busid", "")[:40]
-            raise TopologyError(f"has a <pci> element whose busid is no PCI address: {busid!r}")
+            raise TopologyError(f"has a <pci> element whose busid is not a PCI address: {busid!r}")
         element.address = address
         # What it holds lies below it, whether or not its class calls it a bridge: hand-written files leave that out.
         element.switches = (*parent.switches, address)

@@ -93,4 +93,4 @@ def test_whoever_asks_all_the_time_leaves_an_agent_none_to_lose(
                 return said.since(began, of=(NO_TIME,)) != []
 
             agent.until(asked)
-            assert "a tick a second: somebody asks again and again" in said.text()
+            assert "a tick a second: a client scrapes repeatedly" in said.text()

@@ -40,12 +40,12 @@ def test_a_mistyped_option_is_compared_with_the_options_of_its_command(capsys: p
 @pytest.mark.parametrize(
     ("option", "value", "what"),
     [
-        ("--seconds", "x", "'x' is no number of seconds between 1 and 86400"),
-        ("--seconds", "0.5", "'0.5' is no number of seconds between 1 and 86400"),
-        ("--seconds", "nan", "'nan' is no number of seconds between 1 and 86400"),
-        ("--hosts", "two", "'two' is no whole number: allowed is 2 to 8"),
+        ("--seconds", "x", "'x' is not a number of seconds between 1 and 86400"),
+        ("--seconds", "0.5", "'0.5' is not a number of seconds between 1 and 86400"),
+        ("--seconds", "nan", "'nan' is not a number of seconds between 1 and 86400"),
+        ("--hosts", "two", "'two' is not a whole number: allowed is 2 to 8"),
         ("--hosts", "9", "9 is out of range: allowed is 2 to 8"),
-        ("--ranks-per-host", "0.5", "'0.5' is no whole number: allowed is 1 to 8"),
+        ("--ranks-per-host", "0.5", "'0.5' is not a whole number: allowed is 1 to 8"),
     ],
 )
 def test_an_option_of_the_demo_says_what_it_takes(
@@ -87,7 +87,7 @@ def test_the_help_of_record_lists_what_matters_to_a_recording_and_takes_the_rest
 def test_a_folder_that_is_not_there_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["agent", "--once", "--path.procfs", "/nonexistent"]) == 2
     assert capsys.readouterr().err == (
-        "railscope agent: --path.procfs: /nonexistent is no folder; name where it is mounted\n"
+        "railscope agent: --path.procfs: /nonexistent is not a folder; name where it is mounted\n"
     )
 
 

@@ -66,20 +66,20 @@ def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...]
             LifecycleKind.SPLIT,
             Result.INVALID_ARGUMENT,
             0,
-            "ncclCommSplit failed with invalid_argument and made no communicator: the job's own log says why",
+            "ncclCommSplit failed with invalid_argument and created no communicator: the job's own log says why",
         ),
         (
             LifecycleKind.INIT,
             99,
             0,
-            "ncclCommInitRank failed with result_99 and made no communicator: the job's own log says why",
+            "ncclCommInitRank failed with result_99 and created no communicator: the job's own log says why",
         ),
         (
             LifecycleKind.INIT,
             Result.SUCCESS,
             0x7F00,
-            "ncclCommInitRank made a communicator that the kernel has no room for: its calls count as those of an "
-            "unknown one; --limit.communicators makes room",
+            "ncclCommInitRank created a communicator beyond the kernel table's limit: its calls count under an "
+            "unknown communicator; raise --limit.communicators",
         ),
     ],
     ids=["without a colour", "split not done", "shrink not done", "split failed", "unknown error", "table full"],

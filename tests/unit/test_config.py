@@ -236,13 +236,13 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         ("limits:\n  series: 5.5\n", "line 2: limits.series: '5.5' is not a whole number"),
         (
             "limits:\n  series: 0x1000\n",
-            "line 2: limits.series: '0x1000' is no whole number: allowed is 100 to 10000000",
+            "line 2: limits.series: '0x1000' is not a whole number: allowed is 100 to 10000000",
         ),
         ("limits:\n  series: 5\n", "line 2: limits.series: 5 is out of range: allowed is 100 to 10000000"),
         ("limits:\n  series: [500]\n", "line 2: limits.series: a list is not a whole number"),
         ("limits:\n  series: {a: 1}\n", "line 2: limits.series: a group of keys is not a whole number"),
         ("limits:\n  series:\n", "line 2: limits.series has no value: write a whole number, or remove the line"),
-        ("limits:\n  ring: 3MiB\n", "line 2: limits.ring: 3MiB is no power of two"),
+        ("limits:\n  ring: 3MiB\n", "line 2: limits.ring: 3MiB is not a power of two"),
         ("collectors:\n  netdev: 1\n", "line 2: collectors.netdev: '1' is not true or false"),
         ("collectors:\n  netdev: 'true'\n", "line 2: collectors.netdev: 'true' in quotes is not true or false"),
         ("rails:\n  devices: eth0\n", "line 2: rails.devices: 'eth0' is not a list, such as [a, b]"),
@@ -254,23 +254,23 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         ("rails:\n  devices: ['eth*=1']\n", "line 2: rails.devices: rail pattern 'eth*=1'"),
         (
             "rails:\n  sample_interval: 100\n",
-            "line 2: rails.sample_interval: '100' is no duration: write a number with its unit",
+            "line 2: rails.sample_interval: '100' is not a duration: write a number with its unit",
         ),
         (
             "rails:\n  sample_interval: 1us\n",
             "line 2: rails.sample_interval: 1us is out of range: allowed is 1ms to 10s",
         ),
         ("probes:\n  scope: node\n", "line 2: probes.scope: 'node' is not allowed: choose all or netns"),
-        ("probes:\n  sample_every: 12\n", "line 2: probes.sample_every: 12 is no power of two"),
+        ("probes:\n  sample_every: 12\n", "line 2: probes.sample_every: 12 is not a power of two"),
         ("probes:\n  scope: !!python/object:os.system all\n", "line 2: probes.scope: 'all' is not a text"),
-        ("web: [\n", "line 2, column 1: this is no YAML:"),
-        ("web:\n\tlisten_address: x\n", "line 2, column 1: this is no YAML:"),
-        ("a: 1\n---\nb: 2\n", "line 2, column 1: this is no YAML: but found another document"),
-        ("web: *nowhere\n", "line 1, column 6: this is no YAML: found undefined alias 'nowhere'"),
-        (b"web: \xff\n", "this is no YAML:"),
-        ("web: \x07\n", "this is no YAML:"),
-        ("[" * 50_000, "this is no configuration file: it is nested too deeply"),
-        ("#" * ((1 << 20) + 1), "this is no configuration file: it has more than 1048576 bytes"),
+        ("web: [\n", "line 2, column 1: this is not YAML:"),
+        ("web:\n\tlisten_address: x\n", "line 2, column 1: this is not YAML:"),
+        ("a: 1\n---\nb: 2\n", "line 2, column 1: this is not YAML: but found another document"),
+        ("web: *nowhere\n", "line 1, column 6: this is not YAML: found undefined alias 'nowhere'"),
+        (b"web: \xff\n", "this is not YAML:"),
+        ("web: \x07\n", "this is not YAML:"),
+        ("[" * 50_000, "this is not a configuration file: it is nested too deeply"),
+        ("#" * ((1 << 20) + 1), "this is not a configuration file: it has more than 1048576 bytes"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line_its_key_and_what_is_allowed(
@@ -324,20 +324,20 @@ def test_any_file_is_read_or_refused_with_one_line(tmp_path_factory: pytest.Temp
         (["--frobnicate"], "unknown option --frobnicate (see railscope --help)"),
         (["--web.listen"], "unknown option --web.listen"),
         (["stray"], "unknown argument stray"),
-        (["--web.listen-address=localhost"], "'localhost' is no address: write HOST:PORT"),
-        (["--web.listen-address=a:65536"], "'a:65536' is no address"),
-        (["--web.telemetry-path=/healthz"], "'/healthz' is no path for metrics"),
-        (["--web.telemetry-path=metrics"], "'metrics' is no path for metrics"),
+        (["--web.listen-address=localhost"], "'localhost' is not an address: write HOST:PORT"),
+        (["--web.listen-address=a:65536"], "'a:65536' is not an address"),
+        (["--web.telemetry-path=/healthz"], "'/healthz' is not a path for metrics"),
+        (["--web.telemetry-path=metrics"], "'metrics' is not a path for metrics"),
         (["--scope=node"], "argument --scope: 'node' is not allowed: choose all or netns"),
         (["--pid=0"], "argument --pid: 0 is out of range: allowed is 1 to 4194304"),
-        (["--pid=self"], "argument --pid: 'self' is no whole number"),
-        (["--rail.sample-interval=5"], "'5' is no duration: write a number with its unit, such as 100ms"),
+        (["--pid=self"], "argument --pid: 'self' is not a whole number"),
+        (["--rail.sample-interval=5"], "'5' is not a duration: write a number with its unit, such as 100ms"),
         (["--rail.sample-interval=11s"], "11s is out of range: allowed is 1ms to 10s"),
         (["--rail.devices", "eth*=0"], "give a rail number to one device name"),
-        (["--probe.sample-every=3"], "3 is no power of two"),
+        (["--probe.sample-every=3"], "3 is not a power of two"),
         (["--collector.rdm"], "unknown option --collector.rdm"),
         (["--log.level"], "argument --log.level: expected one argument"),
-        (["--path.sysfs="], "argument --path.sysfs: '' is no path of a folder"),
+        (["--path.sysfs="], "argument --path.sysfs: '' is not a folder's path"),
     ],
 )
 def test_a_wrong_command_line_prints_one_line_and_leaves_with_2(
@@ -381,7 +381,7 @@ def test_durations_are_written_as_in_other_exporters(text: str, nanoseconds: int
 
 @pytest.mark.parametrize("text", ["", "s", "1", "-1s", "1 s", "1s ", "1.s", "1e3s", "1S", "١s", "1week"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration"):
         duration_ns("1ns", "1d")(text)
 
 
@@ -395,7 +395,7 @@ def test_sizes_have_binary_units() -> None:
         8_388_608,
         1 << 30,
     ]
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         read("64KB")
 
 
@@ -406,5 +406,5 @@ def test_an_address_is_shown_as_it_was_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "9779", "::1:9779", "[::1]", "a:", "a b:1", "http://a:1", "a:1\n", "a:-1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         listen_address(text)

@@ -126,7 +126,7 @@ def test_every_metric_is_shown_somewhere() -> None:
         ),
         ("which nothing exports", asking("railscope_rail_up_bucket")),
         ("which nothing exports", asking("histogram_count(railscope_collective_duration_seconds)")),
-        ("is no PromQL", asking("sum by (rail (railscope_rail_up)")),
+        ("is not PromQL", asking("sum by (rail (railscope_rail_up)")),
         ("the label op", asking('railscope_rail_up{op="AllReduce"}')),
         ("the label le", asking('railscope_rail_up{le="1"}')),
         ("series without a name", asking('{instance="a"}')),
@@ -380,8 +380,8 @@ def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("grafana", "says"),
     [
-        (FakeGrafana(is_grafana=False), "is no Grafana: give its address"),
-        (FakeGrafana(prefix="/grafana-elsewhere"), "is no Grafana: give its address"),
+        (FakeGrafana(is_grafana=False), "is not Grafana: give its address"),
+        (FakeGrafana(prefix="/grafana-elsewhere"), "is not Grafana: give its address"),
         (FakeGrafana(version="10.4.19"), "is Grafana 10.4.19: these dashboards need 11 or newer"),
         (FakeGrafana(version=""), "of an unknown version"),
         (FakeGrafana(forbidden="/datasources"), "does not let this account make data sources (role Admin)"),
@@ -426,7 +426,7 @@ def test_a_data_source_that_is_not_there_says_where_to_look(token: str, capsys: 
 )
 def test_what_is_no_address_is_refused(url: str, token: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("publish", "--url", url, *with_prometheus(token)) == 2
-    assert "is no address of a Grafana" in capsys.readouterr().err
+    assert "is not the address of a Grafana" in capsys.readouterr().err
 
 
 def test_a_grafana_that_does_not_run_says_so(token: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,7 +224,7 @@ def test_the_same_recording_put_in_twice_is_there_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "one.npz").write_bytes(b"PK\x03\x04")
-    with pytest.raises(DatasetError, match=r"one\.npz: this is no recording of railscope, or only a part of one$"):
+    with pytest.raises(DatasetError, match=r"one\.npz: this is not a railscope recording, or only a part of one$"):
         convert_file(tmp_path / "one.npz", tmp_path / "job")
 
 

@@ -45,7 +45,7 @@ def test_what_was_not_ended_is_removed_and_it_is_said_what_is_lost(
     with open_dataset([tmp_path]) as dataset:
         assert dataset.rows(dataset["calls"].count()).as_py() == 10
     assert caplog.messages == [
-        f"{tmp_path}: writers of {NODE} were killed while they wrote (1 file in .partial): what came last is not in it"
+        f"{tmp_path}: writers of {NODE} were killed while they wrote (1 file in .partial): the last rows is not in it"
     ]
     caplog.clear()
     recover_leftovers(tmp_path, NODE)

@@ -122,7 +122,7 @@ def test_columns_that_a_newer_railscope_writes_are_left_out(job: Path) -> None:
         (lambda file: file.write_bytes(b""), "cannot be read"),
         (lambda file: file.write_bytes(file.read_bytes()[:-20]), "cannot be read"),
         (lambda file: file.write_bytes(b"PAR1" * 100), "cannot be read"),
-        (lambda file: pq.write_table(pa.table({"x": [1]}), file), "this is no file of a dataset"),
+        (lambda file: pq.write_table(pa.table({"x": [1]}), file), "this is not a file of a dataset"),
         (
             lambda file: pq.write_table(pa.table({"recording": [1], "time_ns": ["noon"]}), file),
             "column time_ns is of another type",
@@ -183,16 +183,16 @@ def test_sound_payloads_are_not_remarked_on(job: Path, caplog: pytest.LogCapture
 def test_what_is_no_dataset_is_refused_and_it_is_said_what_to_do(tmp_path: Path) -> None:
     assert refused(tmp_path / "nowhere").endswith("name one that 'railscope record' or 'railscope import' has written")
     assert refused(tmp_path) == (
-        f"{tmp_path}: no recorded dataset is in it: make one with 'railscope record -o FOLDER'"
+        f"{tmp_path}: it contains no recorded dataset: make one with 'railscope record -o FOLDER'"
     )
     text = tmp_path / "notes.txt"
     text.write_text("x")
-    assert refused(text).startswith(f"{text}: this is no recording of railscope")
+    assert refused(text).startswith(f"{text}: this is not a railscope recording")
 
 
 def test_a_folder_of_the_flight_recorders_files_is_refused_with_what_to_name_instead(tmp_path: Path) -> None:
     save(recording(), tmp_path / "railscope-gpu-01.npz")
-    assert refused(tmp_path) == f"{tmp_path}: it holds recordings' files: name those you mean, as {tmp_path}/*.npz"
+    assert refused(tmp_path) == f"{tmp_path}: it contains recording files: name those you mean, as {tmp_path}/*.npz"
 
 
 def test_another_version_of_the_tables_is_refused(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_the_description_says_what_is_in_it_and_what_is_missing(job: Path) -> No
     text = out.getvalue()
     for part in (
         "1 recording, tables of version 1",
-        "gpu-01                   railscope SIMULATED 2027-01-15 08:16:40       60.0         3 ms  "
-        "calls lost, nobody knows how many",
+        "gpu-01                   railscope SIMULATED 2027-01-15 08:16:40       60.0         3 ms  calls lost, "
+        "number unknown",
         "AllReduce        Int8                    100            104,857,600",
         "\n1 communicator\n",
     ):
@@ -294,6 +294,6 @@ def test_recordings_that_hold_the_same_moments_of_the_same_ranks_are_remarked_on
     with open_dataset(files[:2]):
         pass
     assert [one.getMessage() for one in caplog.records] == [
-        "recordings of gpu-01 hold the same ranks at the same time, for 10.0 s: what is in both counts twice; name one "
+        "recordings of gpu-01 hold the same ranks at the same time, for 10.0 s: calls in both count twice; name one "
         "of them"
     ]

@@ -144,7 +144,7 @@ def test_pieces_are_given_every_few_seconds_sooner_where_memory_is_short_and_lat
 @pytest.mark.parametrize(
     ("row", "communicators", "pids", "said"),
     [
-        (ROW, 0, (), ["no process used NCCL meanwhile"]),
+        (ROW, 0, (), ["no process used NCCL during the recording"]),
         (ROW, 0, (4711,), ["process 4711 did not use NCCL meanwhile: are these the pids of the job's ranks?"]),
         (
             ROW,
@@ -181,7 +181,7 @@ def test_a_folder_that_has_recordings_is_added_to_and_says_so(tmp_path: Path, ca
 def test_losses_are_told_by_their_cause() -> None:
     assert list(describe_losses(StreamTotals({}, {}))) == ["nothing was lost"]
     assert list(describe_losses(StreamTotals({"calls": 1234}, {"rail_samples": 2}))) == [
-        "lost by the kernel, whose ring was full: 1,234 calls (a larger one: --limit.ring)",
+        "lost by the kernel, whose ring was full: 1,234 calls (raise --limit.ring)",
         "overwritten before it was on disk: 2 rail samples (more memory holds more: --memory)",
     ]
     assert list(describe_losses(StreamTotals({"completions": 3}, {}))) == [

@@ -34,5 +34,5 @@ def test_the_answer_of_an_estimate_in_the_place_of_a_recording_is_told_what_is_g
         pass
     other = tmp_path / "other.json"
     other.write_text('{"volumes": 1}')
-    with pytest.raises(DatasetError, match="of no format that is known"), as_datasets([other], apart=apart):
+    with pytest.raises(DatasetError, match="unknown format"), as_datasets([other], apart=apart):
         pass

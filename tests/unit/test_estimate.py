@@ -120,22 +120,22 @@ def test_switches_of_a_file_may_be_off(
         ('layers = "3"', "layers: '3' is not a whole number"),
         ("layers = true", "layers: True is not a whole number"),
         ("layers = 3.0", "layers: 3.0 is not a whole number"),
-        ("layers = -4", "layers: '-4' is no whole number: allowed is 1 to 100000"),
+        ("layers = -4", "layers: '-4' is not a whole number: allowed is 1 to 100000"),
         ("layers = 0", "layers: 0 is out of range"),
-        ("c_tp = -3", "c_tp: '-3' is no number from 1 to 1e+24, such as 45e9"),
-        ("c_tp = nan", "c_tp: 'nan' is no number"),
-        ("c_tp = inf", "c_tp: 'inf' is no number"),
+        ("c_tp = -3", "c_tp: '-3' is not a number from 1 to 1e+24, such as 45e9"),
+        ("c_tp = nan", "c_tp: 'nan' is not a number"),
+        ("c_tp = inf", "c_tp: 'inf' is not a number"),
         ('c_tp = "6e9"', "c_tp: '6e9' is not a number"),
         ("c_tp = true", "c_tp: True is not a number"),
         ("mapping = 3", "mapping: 3 is not a text in quotes"),
         ('mapping = ""', "mapping: it must not be empty"),
         ("recompute = 1", "recompute: 1 is not true or false"),
         ("recompute = true\nno-recompute = true", "no-recompute says again what recompute says"),
-        ("tp = 1\ntp = 2", "this is no TOML: Cannot overwrite a value"),
+        ("tp = 1\ntp = 2", "this is not TOML: Cannot overwrite a value"),
         ("global-batch = 1\nglobal_batch = 1", "global_batch says again what global-batch says"),
-        ("layers =", "this is no TOML: Invalid value"),
-        (f"layers = {'9' * 5000}", "this is no TOML"),
-        ("x = " + "[" * 3000, "this is no"),
+        ("layers =", "this is not TOML: Invalid value"),
+        (f"layers = {'9' * 5000}", "this is not TOML"),
+        ("x = " + "[" * 3000, "nested too deeply"),
     ],
 )
 def test_a_file_with_something_else_in_it_is_refused(
@@ -150,15 +150,15 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "none.toml: cannot read the TOML file: No such file" in refusal(capsys, str(tmp_path / "none.toml"))
     assert "cannot read the TOML file: Is a directory" in refusal(capsys, str(tmp_path))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    assert "this is no TOML file: byte 0 is no UTF-8" in refusal(capsys, str(tmp_path / "binary"))
+    assert "this is not a TOML file: byte 0 is not UTF-8" in refusal(capsys, str(tmp_path / "binary"))
     (tmp_path / "large").write_bytes(b"#" * (1 << 20) + b"\n")
-    assert "this is no TOML file: it has more than 1048576 bytes" in refusal(capsys, str(tmp_path / "large"))
+    assert "this is not a TOML file: it has more than 1048576 bytes" in refusal(capsys, str(tmp_path / "large"))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"global_batch": 31}, "global batch 31 is no multiple of micro-batch 2 × data parallel 4 = 8"),
+        ({"global_batch": 31}, "global batch 31 is not a multiple of micro-batch 2 × data parallel 4 = 8"),
         ({"pp": 5}, "4 layers cannot fill 5 pipeline stages"),
         ({"tp": 3}, "hidden size 64 cannot be split over 3 tensor ranks"),
         ({"gpus_per_node": 5}, "16 ranks do not fill nodes of 5 GPUs"),
@@ -166,12 +166,12 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.Ca
         ({"stage": 2}, "there is no stage 2: the job has stages 0 to 1"),
         ({"layers": None}, "--layers must be given"),
         ({"layers": None, "vocab": None}, "--layers, --vocab must be given"),
-        ({"layers": -4}, "argument --layers: '-4' is no whole number"),
-        ({"hidden": "64.5"}, "argument --hidden: '64.5' is no whole number"),
-        ({"c_dp": 0}, "argument --c-dp: '0' is no number from 1"),
-        ({"c_dp": "fast"}, "argument --c-dp: 'fast' is no number from 1"),
-        ({"mu": 1.5}, "argument --mu: '1.5' is no number from 0.001 to 1, such as 0.4"),
-        ({"mu": -1}, "argument --mu: '-1' is no number"),
+        ({"layers": -4}, "argument --layers: '-4' is not a whole number"),
+        ({"hidden": "64.5"}, "argument --hidden: '64.5' is not a whole number"),
+        ({"c_dp": 0}, "argument --c-dp: '0' is not a number from 1"),
+        ({"c_dp": "fast"}, "argument --c-dp: 'fast' is not a number from 1"),
+        ({"mu": 1.5}, "argument --mu: '1.5' is not a number from 0.001 to 1, such as 0.4"),
+        ({"mu": -1}, "argument --mu: '-1' is not a number"),
         ({"mapping": ""}, "argument --mapping: it must not be empty"),
         ({"mapping": "/nonexistent/ranks.csv"}, "/nonexistent/ranks.csv: cannot read the mapping file: No such file"),
         ({"hidden": 10**9, "seq": 10**9}, "more bytes in an iteration than 64 bits can count"),

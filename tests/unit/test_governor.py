@@ -212,7 +212,8 @@ def test_the_reason_says_from_where_to_where_and_why() -> None:
     job.ticks(10)
     share = load(LIGHT, Level.RAILS)
     assert job.governor.reason == (
-        f"rails to all: {share:.2%} of the observed threads' time so far, what it adds is to be seen, budget 1.00%"
+        f"rails to all: {share:.2%} of the observed threads' time so far; the cost of the next level is not measured "
+        "yet, budget 1.00%"
     )
 
 

@@ -24,7 +24,7 @@ from tests.unit.importing import SAMPLES, Result, imported, written
 from tests.unit.test_import_nccl_log import call, init
 
 HOUR_NS = 3_600_000_000_000
-REPLACED = "these files, or their beginnings, were in the dataset already: what was there of them is replaced"
+REPLACED = "these files, or their beginnings, were already in the dataset: their earlier import is replaced"
 
 
 def log(calls: int, host: str = "a") -> str:
@@ -90,7 +90,9 @@ def test_a_copy_among_the_files_is_read_once_and_said(tmp_path: Path) -> None:
     files = [written(tmp_path, "log", log(2)), written(tmp_path, "log.gz", gzip.compress(log(2).encode()))]
     result = imported(tmp_path, *files)
     assert len(result.calls()) == 2
-    assert f"{files[1]} holds the same as another of these files: it is left out" in result.imported.problems.notes
+    assert (
+        f"{files[1]} has the same content as another of these files: it is left out" in result.imported.problems.notes
+    )
 
 
 def test_ranks_that_did_the_same_are_told_apart_by_their_files_names(tmp_path: Path) -> None:
@@ -286,7 +288,7 @@ def test_of_a_log_that_was_cut_off_the_longer_one_stays(tmp_path: Path, cut: int
     again = imported(tmp_path, written(tmp_path, "short", short))
     assert counted(tmp_path) == [50, 1]
     assert again.imported.problems.notes == [
-        f"{tmp_path}/short is the beginning of a file that was imported before: the longer one stays"
+        f"{tmp_path}/short is the beginning of a file that was imported before: the longer import is kept"
     ]
     # What comes with it is imported all the same.
     imported(tmp_path, tmp_path / "short", written(tmp_path, "b", log(4, "b")))
@@ -303,7 +305,7 @@ def test_a_log_that_was_cut_off_among_others_of_its_import_is_refused(tmp_path: 
     logs = [written(tmp_path, host, log(30, host)) for host in "ab"]
     imported(tmp_path, *logs)
     written(tmp_path, "a", log(20, "a"))
-    with pytest.raises(ImportFailure, match=r"/a: it was longer when it was imported into .*dataset before, together "):
+    with pytest.raises(ImportFailure, match=r"/a: its earlier import into .*dataset, together "):
         imported(tmp_path, *logs)
     imported(tmp_path, logs[0])
     assert counted(tmp_path) == [60, 2]
@@ -346,8 +348,8 @@ def test_a_second_job_of_the_same_shape_has_communicators_of_its_own(tmp_path: P
     assert [len(ranks) for ranks in jobs(first).values()] == [2]
     both = imported(tmp_path, *dumps(tmp_path / "second", 5))
     assert [len(ranks) for ranks in jobs(both).values()] == [2, 2]
-    assert any("another job whose communicators are called the same" in note for note in both.imported.problems.notes)
-    beside = "another recording or import is in the folder too: a report tells of all of it together"
+    assert any("another job with the same communicator names" in note for note in both.imported.problems.notes)
+    beside = "another recording or import is in the folder too: a report covers all of them together"
     assert not any("in the folder too" in note for note in first.imported.problems.notes)
     assert beside in both.imported.problems.notes
     again = imported(tmp_path, *sorted((tmp_path / "first").iterdir()))
@@ -370,7 +372,7 @@ def test_hosts_that_two_jobs_of_the_same_time_may_lack_are_with_the_first_and_th
     for path in both[1]:
         path.write_text(json.dumps({**json.loads(path.read_text()), "job": "second"}))
     said = [
-        any("several jobs that these hosts may be of" in note for note in result.imported.problems.notes)
+        any("these hosts may belong to any of several jobs" in note for note in result.imported.problems.notes)
         for rank in (0, 1)
         for job in (0, 1)
         for result in [imported(tmp_path, both[job][rank], node=f"{job}-{rank}")]
@@ -404,4 +406,4 @@ def test_logs_without_identifiers_are_communicators_of_their_own(tmp_path: Path)
 def test_one_rank_twice_in_one_import_is_said(tmp_path: Path) -> None:
     files = [*dumps(tmp_path / "first", 0, 1), *dumps(tmp_path / "second", 5, 1)]
     notes: list[Any] = imported(tmp_path, *files).imported.problems.notes
-    assert sum("a rank is twice in a communicator" in note for note in notes) == 1
+    assert sum("a rank occurs twice in a communicator" in note for note in notes) == 1

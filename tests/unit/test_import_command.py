@@ -35,9 +35,9 @@ def test_it_says_what_was_imported_left_out_and_made_up(tmp_path: Path) -> None:
         "gpu-node-1: 3 calls, 0 operations with times, 0 other kernels, 2 ranks of communicators",
         "gpu-node-2: 4 calls, 0 operations with times, 0 other kernels, 2 ranks of communicators",
     ]
-    assert lines[3].startswith("note: times are made up")
-    assert lines[4] == "left out: 2 lines or events that made no sense"
-    assert lines[5] == f"  {SAMPLES}/nccl-launchers.log:13: a data type that is not known: 99"
+    assert lines[3].startswith("note: timestamps are synthetic")
+    assert lines[4] == "left out: 2 malformed lines or events"
+    assert lines[5] == f"  {SAMPLES}/nccl-launchers.log:13: an unknown data type: 99"
     assert lines[-1] == f"wrote {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'"
 
 
@@ -47,9 +47,8 @@ def test_a_file_that_was_cut_off_meanwhile_is_said_and_no_failure(tmp_path: Path
     short = written(tmp_path, "short", whole[: len(whole) // 2])
     assert run(short, "-o", tmp_path / "d") == (
         0,
-        "1 file of nccl-log\n"
-        f"note: {short} is the beginning of a file that was imported before: the longer one stays\n"
-        f"nothing new for {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'\n",
+        f"1 file of nccl-log\nnote: {short} is the beginning of a file that was imported before: the longer import is "
+        f"kept\nnothing new for {tmp_path}/d: look at it with 'railscope report {tmp_path}/d'\n",
     )
 
 
@@ -74,7 +73,7 @@ def test_more_problems_than_are_shown_are_counted(tmp_path: Path) -> None:
     bad = "a:1:1 [0] NCCL INFO Coffee: opCount 0 nothing\n"
     good = (SAMPLES / "nccl-2.32.3-split.log").read_text()
     _, text = run(written(tmp_path, "log", good + bad * 100), "-o", tmp_path / "d")
-    assert "left out: 100 lines or events that made no sense" in text
+    assert "left out: 100 malformed lines or events" in text
     assert "  and 80 more" in text
 
 
@@ -94,9 +93,9 @@ def test_two_imports_into_one_folder_are_one_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("notes.txt", "hello", "of no format that is known: name one of nccl-log, kineto, chakra"),
-        ("empty", "", "of no format that is known"),
-        ("r.npz", "PK\x03\x04", "this is no recording of railscope"),
+        ("notes.txt", "hello", "unknown format: choose one of nccl-log, kineto, chakra"),
+        ("empty", "", "unknown format"),
+        ("r.npz", "PK\x03\x04", "this is not a railscope recording"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(

@@ -134,7 +134,7 @@ def test_a_length_of_any_size_takes_no_memory(tmp_path: Path) -> None:
     for length, reason in (
         (b"\xff" * 9 + b"\x01", f"a message of {(1 << 64) - 1} bytes"),
         (b"\x81\x80\x80\x08", f"a message of {chakra_messages.LARGEST_MESSAGE_BYTES + 1} bytes"),
-        (b"\xff" * 11, "a length that is none"),
+        (b"\xff" * 11, "a malformed length"),
         (b"\x80", "the file ends in the middle of a length"),
     ):
         result = imported(tmp_path / str(len(length)), written(tmp_path, "long.0.et", content + length))
@@ -216,7 +216,7 @@ def test_a_reduce_scatter_among_an_unknown_number_of_ranks_is_left_out(tmp_path:
     said = "comm op: {} | time (ms): 1.00 | msg size: 1.0 KB | algbw (Gbps): 0.01 | busbw (Gbps): 0.01\n"
     result = imported(tmp_path, written(tmp_path, "log", said.format("broadcast") + said.format("reduce_scatter")))
     assert [row[1] for row in result.calls()] == ["Broadcast"]
-    assert result.skipped == [(2, "ReduceScatter among a number of ranks that the log does not tell")]
+    assert result.skipped == [(2, "ReduceScatter among a number of ranks that the log does not contain")]
 
 
 def test_a_recording_of_railscopes_own_goes_into_the_dataset(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_recording_of_railscopes_own_goes_into_the_dataset(tmp_path: Path) -> 
 def test_a_damaged_recording_is_one_line_to_the_user(tmp_path: Path) -> None:
     from railscope.agent.dataset.files import DatasetError
 
-    with pytest.raises(DatasetError, match="this is no recording of railscope"):
+    with pytest.raises(DatasetError, match="this is not a railscope recording"):
         imported(tmp_path, written(tmp_path, "railscope-1.npz", b"PK\x03\x04" + b"\0" * 100))
 
 
@@ -347,19 +347,19 @@ def test_sizes_whose_sums_would_not_fit_are_left_out_with_their_line(tmp_path: P
     more["coll_perf"]["coll_msg_size_bytes"] = (1 << 50) + 1
     result = imported(tmp_path / "a", written(tmp_path, "log", f"{json.dumps(line)}\n{json.dumps(more)}\n"))
     assert len(result.calls()) == 1
-    assert result.skipped == [(2, f"a size that cannot be: {(1 << 50) + 1} bytes")]
+    assert result.skipped == [(2, f"an impossible size: {(1 << 50) + 1} bytes")]
 
     said = "comm op: broadcast | time (ms): 1.00 | msg size: {} | algbw (Gbps): 0.01 | busbw (Gbps): 0.01\n"
     log = written(tmp_path, "ds.log", said.format("1.0 PB") + said.format("1.1 PB"))
     result = imported(tmp_path / "b", log)
     assert [row[2] for row in result.calls()] == [1 << 50]
-    assert result.skipped == [(2, "a size that cannot be")]
+    assert result.skipped == [(2, "an impossible size")]
 
     trace = (SAMPLES / "gpt.0.json").read_text()
     large = written(tmp_path, "gpt.1.json", trace.replace('"16384"', f'"{(1 << 50) + 1}"'))
     result = imported(tmp_path / "c", SAMPLES / "gpt.0.json", large)
     assert len(result.calls()) == 1
-    assert {reason for _, reason in result.skipped} == {"a node whose comm_size cannot be"}
+    assert {reason for _, reason in result.skipped} == {"a node with an impossible comm_size"}
 
 
 ODD: tuple[Any, ...] = (

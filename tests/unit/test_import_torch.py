@@ -134,7 +134,7 @@ def test_kernels_of_old_traces_have_times_and_no_sizes(tmp_path: Path) -> None:
     row = result.rows("operations")[0]
     assert (row["op"], row["payload_bytes"], row["end_ns"] - row["begin_ns"]) == ("SendRecv", None, 4250)
     assert result.rows("communicators")[0]["nranks"] is None
-    assert any("no arguments" in note for note in result.imported.problems.notes)
+    assert any("lack the arguments" in note for note in result.imported.problems.notes)
 
 
 def test_lists_of_ranks_that_are_cut_short_are_taken_from_the_job(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_an_event_whose_time_cannot_be_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elements", [(1 << 48) + 1, 1 << 50])
 def test_sizes_whose_sums_would_not_fit_are_left_out(tmp_path: Path, elements: int) -> None:
-    reason = f"a size that cannot be: {elements} elements"
+    reason = f"an impossible size: {elements} elements"
     events = [host_side(**{"In msg nelems": number}) for number in (elements, 1 << 48)]
     result = imported(tmp_path / "trace", written(tmp_path, "rank0.json", trace(*events)))
     assert [row[2] for row in result.calls()] == [1 << 50]

@@ -414,7 +414,7 @@ def test_what_is_no_table_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFi
         path.write_text(content)
         assert dwarf_layouts.main([library, "--table", str(path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"{path}: it is no table of layouts: ")
+        assert line.startswith(f"{path}: it is not a table of layouts: ")
         assert path.read_text() == content
     assert not list(tmp_path.glob("*.partial"))
 

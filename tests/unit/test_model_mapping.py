@@ -90,7 +90,7 @@ def test_comments_empty_lines_spaces_quotes_and_a_byte_order_mark_are_fine() -> 
         (SMALL_TEXT.replace("3,1,0,1", "1,1,0,1"), "line 5: rank 1 is there a second time; line 3 has it too"),
         (SMALL_TEXT.replace("3,1,0,1", "3,0,0,1"), "line 5: rank 3 takes the position of rank 2"),
         (SMALL_TEXT.replace("2,0,0,1\n", ""), "3 of 4 ranks are there; rank 2 is missing"),
-        ("rank,pipeline,tensor,data\n" + "9" * 200_000, "line 2: this is no CSV: field larger"),
+        ("rank,pipeline,tensor,data\n" + "9" * 200_000, "line 2: this is not CSV: field larger"),
     ],
 )  # fmt: skip
 def test_text_that_is_no_mapping_is_refused_in_one_line(text: str, said: str) -> None:

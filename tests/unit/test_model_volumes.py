@@ -118,7 +118,7 @@ def test_payload_is_of_whole_elements(shape: Shape, mode: Mode) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"global_batch": 1000}, "1000 is no multiple of .* = 128, .* choose 896 or 1024"),
+        ({"global_batch": 1000}, "1000 is not a multiple of .* = 128, .* choose 896 or 1024"),
         ({"global_batch": 64}, "choose 128$"),
         ({"pipeline": 55, "data": 1}, "54 layers cannot fill 55 pipeline stages: .* at most 54"),
         ({"tensor": 3}, "hidden size 2000 cannot be split over 3 tensor ranks"),

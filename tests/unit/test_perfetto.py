@@ -454,7 +454,7 @@ def test_a_trace_that_cannot_be_written_leaves_what_was_there(tmp_path: Path) ->
         export(tmp_path, tmp_path / "one.npz")
     (tmp_path / "text").write_text("no recording")
     (tmp_path / "out").write_text("before")
-    with pytest.raises(RecordingError, match=r"text: this is no recording of railscope"):
+    with pytest.raises(RecordingError, match=r"text: this is not a railscope recording"):
         export(tmp_path / "out", tmp_path / "text")
     assert (tmp_path / "out").read_text() == "before"
 

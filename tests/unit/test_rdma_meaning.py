@@ -248,7 +248,7 @@ def test_trouble_with_one_port_is_one_line_and_its_end_another(
         host.beat()
     assert [record.message for record in caplog.records] == [
         "RDMA counters: mlx5_3/1: np_cnp_sent: expected a counter, found b'?'",
-        "RDMA counters: all ports are read again",
+        "RDMA counters: all ports are readable again",
     ]
     assert [result.success for result in host.watch.collectors()] == [True]
 

@@ -223,14 +223,14 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
     ("words", "message"),
     [
         (["--describe", "/nowhere/one.npz"], "/nowhere/one.npz: cannot read the recording: No such file or directory"),
-        (["-o", "/nowhere/one.npz"], "/nowhere/one.npz: there is no folder /nowhere: make it first"),
+        (["-o", "/nowhere/one.npz"], "/nowhere/one.npz: there is not a folder /nowhere: make it first"),
         (
             ["-o", "/nowhere/one.npz", "--max-size", "1GiB"],
             "/nowhere/one.npz: --max-size is for a folder; a file is bounded by --memory",
         ),
         (
             ["-o", "/etc"],
-            "/etc: this folder holds other things: name a new one for a dataset, or a file that ends in .npz",
+            "/etc: this folder contains other files: name a new one for a dataset, or a file that ends in .npz",
         ),
         (
             ["-o", "/etc/passwd"],
@@ -238,7 +238,7 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
         ),
         (["-o", "/etc/passwd/job"], "/etc/passwd/job: the dataset cannot be written: Not a directory"),
         (["-o", "/proc/job"], "/proc/job: the dataset cannot be written: No such file or directory"),
-        (["--describe", "/etc"], "/etc: no recorded dataset is in it: make one with 'railscope record -o FOLDER'"),
+        (["--describe", "/etc"], "/etc: it contains no recorded dataset: make one with 'railscope record -o FOLDER'"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once_in_one_line(
@@ -255,9 +255,9 @@ def test_what_cannot_be_done_is_said_at_once_in_one_line(
         (["-o", "a", "--describe", "b"], "argument --describe: not allowed with argument -o/--output"),
         (["-o", "a", "--schema"], "argument --schema: not allowed with argument -o/--output"),
         (["-o", "a", "--max-size", "1KiB"], "1KiB is out of range"),
-        (["-o", "a", "--seconds", "0"], "'0' is no number of seconds between 0.1 and 86400"),
-        (["-o", "a", "--seconds", "nan"], "'nan' is no number of seconds between 0.1 and 86400"),
-        (["-o", "a", "--memory", "much"], "'much' is no size"),
+        (["-o", "a", "--seconds", "0"], "'0' is not a number of seconds between 0.1 and 86400"),
+        (["-o", "a", "--seconds", "nan"], "'nan' is not a number of seconds between 0.1 and 86400"),
+        (["-o", "a", "--memory", "much"], "'much' is not a size"),
         (["-o", "a", "--memory", "1KiB"], "1KiB is out of range"),
     ],
 )

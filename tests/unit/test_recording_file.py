@@ -130,7 +130,7 @@ def test_a_damaged_file_is_an_error_of_one_line_or_still_a_recording(tmp_path: P
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, length: int) -> None:
     path = tmp_path / "short.npz"
     path.write_bytes(as_bytes(recording())[:length])
-    assert error_of(path) == "this is no recording of railscope, or only a part of one"
+    assert error_of(path) == "this is not a railscope recording, or only a part of one"
 
 
 def test_a_file_that_is_not_there_or_is_something_else_is_named(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_file_that_is_not_there_or_is_something_else_is_named(tmp_path: Path) 
     assert error_of(tmp_path) == "cannot read the recording: Is a directory"
     other = tmp_path / "other.npz"
     np.savez(other, calls=np.zeros(3))
-    assert error_of(other) == "this is no recording of railscope"
+    assert error_of(other) == "this is not a railscope recording"
 
 
 def test_in_the_file_an_end_s_identity_lies_among_what_else_is_told_of_it() -> None:
@@ -169,7 +169,7 @@ def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _
             lambda header: header.update(version=FORMAT_VERSION + 1),
             "format 3, this railscope reads format 2: read it with",
         ),
-        (lambda header: header.update(format="other"), "this is no recording of railscope"),
+        (lambda header: header.update(format="other"), "this is not a railscope recording"),
         (lambda header: header.pop("host"), r"damaged: recording lacks fields, or has others \(host\)"),
         (lambda header: header.update(extra=1), r"damaged: recording lacks fields, or has others \(extra\)"),
         (lambda header: header.update(host=7), "damaged: host is 7"),
@@ -252,12 +252,12 @@ def pickled() -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "calls.npy is no array"),
-        (b"\x93NUMPY\x01\x00", "calls.npy is no array"),
-        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9) + b"(" * 9, "calls.npy is no array"),
-        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 60_000) + b"(" * 60_000, "calls.npy is no array"),
+        (b"", "calls.npy is not an array"),
+        (b"\x93NUMPY\x01\x00", "calls.npy is not an array"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9) + b"(" * 9, "calls.npy is not an array"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 60_000) + b"(" * 60_000, "calls.npy is not an array"),
         (pickled(), "calls.npy holds other records than its version has"),
-        (npy(np.dtype("<u8"), (0,)), "calls.npy is no array|calls.npy holds other records"),
+        (npy(np.dtype("<u8"), (0,)), "calls.npy is not an array|calls.npy holds other records"),
         (npy(KINDS["losses"], (0,)), "calls.npy holds other records than its version has"),
         (npy(KINDS["calls"], (1 << 50,)), "calls.npy has another length than it says"),
         (npy(KINDS["calls"], (-1,)), "calls.npy has another length than it says"),

@@ -321,7 +321,7 @@ def test_a_folder_that_nobody_may_write_to_is_told_before_it_is_needed(
     store.prepare()
     store.close()
     assert [one.getMessage() for one in caplog.records] == [
-        f"no recording will be kept: {tmp_path}: it cannot be written to; see recordings.directory"
+        f"no recording will be kept: {tmp_path}: it is not writable; see recordings.directory"
     ]
 
 

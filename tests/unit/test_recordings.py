@@ -269,5 +269,5 @@ def test_without_a_folder_requests_are_refused_and_a_signal_says_so(caplog: pyte
     recordings.close()
     assert bench.made == []
     assert [one.getMessage() for one in caplog.records] == [
-        "no recording is made: recordings.directory or recordings.memory switches them off"
+        "no recording is made: recordings.directory or recordings.memory switches the flight recorder off"
     ]

@@ -404,7 +404,7 @@ def test_periods_outside_one_millisecond_to_ten_seconds_are_refused(period: floa
 
 def test_a_key_is_used_once() -> None:
     bench = Bench()
-    with pytest.raises(ValueError, match="'netdev' is registered already"):
+    with pytest.raises(ValueError, match="'netdev' is already registered"):
         bench.sampler.add("netdev", 1, bench.source)
 
 

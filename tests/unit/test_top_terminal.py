@@ -226,8 +226,8 @@ def test_plain_lines_hold_rates_stalls_and_evidence(serve: Serve) -> None:
     ("arguments", "said"),
     [
         (["--url", NOBODY], f"no agent answers at {NOBODY} (Connection refused): is 'railscope agent' running there?"),
-        (["--url", "ftp://x"], "--url: ftp://x is no URL of an agent: write http://127.0.0.1:9779"),
-        (["--url", "http://ada:secret@x"], "--url: a URL with a password shows it to everybody"),
+        (["--url", "ftp://x"], "--url: ftp://x is not a URL of an agent: write http://127.0.0.1:9779"),
+        (["--url", "http://ada:secret@x"], "--url: a password in the URL is visible to others"),
         (["--user", "ada"], "--user and --password-file belong together"),
         (["--user", "ada", "--password-file", "/nonexistent"], "--password-file: /nonexistent: No such file"),
         (["--insecure"], "--ca-file and --insecure are for an agent behind TLS"),

@@ -293,7 +293,7 @@ def _parallelism(
     ]
     if not shapes:
         shapes = [(pipeline, tensors[0], max(total // (pipeline * tensors[0]), 1))]
-        doubts.append(f"{total} GPUs are no multiple of {pipeline} stages × {tensors[0]} tensor ranks")
+        doubts.append(f"{total} GPUs are not a multiple of {pipeline} stages × {tensors[0]} tensor ranks")
     data_sizes = sorted({one.size for one in by_role[DP]})
     expert = max((one.size for one in by_role[EP]), default=1)
     if data_sizes and shapes[0][2] % data_sizes[-1]:

@@ -57,7 +57,7 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
 def _whole(smallest: int, largest: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not text.isdecimal() or not smallest <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {smallest} to {largest}")
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} to {largest}")
         return int(text)
 
     return read
@@ -70,7 +70,7 @@ def _real(smallest: float, largest: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not smallest <= value <= largest:
-            raise argparse.ArgumentTypeError(f"{text} is no number from {smallest:g} to {largest:g}")
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {smallest:g} to {largest:g}")
         return value
 
     return read

@@ -229,7 +229,7 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str)
         ("operations_lost", "completed operations were seen and not recorded: latencies are of the rest"),
         ("calls_removed", "calls were removed again by --max-size: counts and bytes are of the rest"),
         ("operations_removed", "completed operations were removed again by --max-size: latencies are of the rest"),
-        ("lines_skipped", "lines or events of imported data made no sense and were skipped"),
+        ("lines_skipped", "lines or events of imported data were malformed and were skipped"),
     ):
         lost = sum(row[column] or 0 for row in recordings)
         if lost:

@@ -85,5 +85,5 @@ def _fields(file: Path, lines: Iterable[str]) -> Iterable[tuple[int, list[str]]]
             try:
                 fields = next(csv.reader([line]))
             except csv.Error as error:
-                raise ConfigError(f"{file}: line {number}: this is no CSV: {error}") from None
+                raise ConfigError(f"{file}: line {number}: this is not CSV: {error}") from None
             yield number, [field.strip() for field in fields]

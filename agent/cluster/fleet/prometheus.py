@@ -151,11 +151,11 @@ class PrometheusStore:
             (url.hostname or "").encode("idna")
             self._path = urllib.parse.quote(url.path.rstrip("/").removesuffix("/api/v1"), safe="/%:@!$&'()*+,;=~")
         except ValueError as error:
-            raise PrometheusError(f"{endpoint.url} is no URL: {error}") from None
+            raise PrometheusError(f"{endpoint.url} is not a URL: {error}") from None
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise PrometheusError(f"{endpoint.url} is no URL of a Prometheus: write http://HOST:9090")
+            raise PrometheusError(f"{endpoint.url} is not a URL of a Prometheus: write http://HOST:9090")
         if url.username or url.password:
-            raise PrometheusError("a URL with a password shows it to everybody: use --basic-auth USER:FILE")
+            raise PrometheusError("a password in the URL is visible to others: use --basic-auth USER:FILE")
         self.shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
         """The URL as messages show it."""
         self._connect = self._connector(url.scheme == "https", url.hostname, port)
@@ -201,7 +201,7 @@ class PrometheusStore:
         try:
             body = urllib.parse.urlencode({**parameters, "nocache": "1"})
         except UnicodeEncodeError:
-            raise PrometheusError("--comm: this is no text that a store could be asked for") from None
+            raise PrometheusError("--comm: not a valid label value") from None
         status, text = self._exchange("POST", call, body)
         if status == 405:
             # A proxy in front that refuses POST.
@@ -344,7 +344,7 @@ def parse_samples(data: Any, source: str) -> tuple[Sample, ...]:
             raise KeyError(data["resultType"])
         samples = [Sample(_labels(labels), float(value)) for labels, (_, value) in found]
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        raise PrometheusError(f"{source} answers with something that is no Prometheus vector") from None
+        raise PrometheusError(f"{source} answers with something that is not a Prometheus vector") from None
     return tuple(sample for sample in samples if _is_number(sample.value))
 
 
@@ -365,7 +365,7 @@ def parse_series(data: Any, source: str) -> tuple[Series, ...]:
             for one in data["result"]
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        raise PrometheusError(f"{source} answers with something that is no Prometheus matrix") from None
+        raise PrometheusError(f"{source} answers with something that is not a Prometheus matrix") from None
 
 
 def _is_number(value: float) -> bool:
@@ -380,7 +380,7 @@ def _moment(given: Any) -> float:
     """
     moment = float(given)
     if not 0 <= moment <= _LATEST:
-        raise ValueError(f"{moment} is no moment")
+        raise ValueError(f"{moment} is not a valid time")
     return moment
 
 
@@ -413,7 +413,7 @@ def parse_duration(text: str) -> float:
         ValueError: it is none.
     """
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-    wrong = ValueError(f"{text!r} is no length of time: write 90s, 5m or 1h30m")
+    wrong = ValueError(f"{text!r} is not a duration: write 90s, 5m or 1h30m")
     total, rest = 0.0, text
     while rest:
         number = rest[: len(rest) - len(rest.lstrip("0123456789."))]

@@ -124,7 +124,7 @@ class Collectives:
         try:
             self._sequences.read_changed(self._communicators.rows, now_ns)
         except KernelRefusal as refusal:
-            _log.error("the table of communicators cannot be read: %s", refusal.strerror)
+            _log.error("the kernel's table of communicators cannot be read: %s", refusal.strerror)
 
     def position(self, instance: int, enqueued: int) -> int | None:
         """Collectives that a rank entered since its communicator was made; None: that cannot be known."""

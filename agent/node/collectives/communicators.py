@@ -232,11 +232,11 @@ def _nothing_made(kind: LifecycleKind, event: Records) -> str:
     """
     call, result = _BIRTHS.get(kind, kind.name), int(event["result"])
     if result not in NO_ERRORS:
-        return f"{call} failed with {error_name(result)} and made no communicator: the job's own log says why"
+        return f"{call} failed with {error_name(result)} and created no communicator: the job's own log says why"
     if event["comm"]:
         return (
-            f"{call} made a communicator that the kernel has no room for: its calls count as those of an unknown one; "
-            "--limit.communicators makes room"
+            f"{call} created a communicator beyond the kernel table's limit: its calls count under an unknown "
+            "communicator; raise --limit.communicators"
         )
     if kind is LifecycleKind.SPLIT and result == Result.SUCCESS:
         return (

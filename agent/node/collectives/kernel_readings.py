@@ -143,7 +143,7 @@ class KernelReadings:
             reading = read()
         except KernelRefusal as refusal:
             if what not in self._refused:
-                _log.error("the kernel's %s cannot be read, the last reading stands: %s", what, refusal.strerror)
+                _log.error("the kernel's %s cannot be read, the last reading is kept: %s", what, refusal.strerror)
             self._refused.add(what)
             return None
         self._refused.discard(what)

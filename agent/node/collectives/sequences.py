@@ -177,8 +177,8 @@ class Sequences:
             if not self._said and not isinstance(error, (FileNotFoundError, ProcessLookupError)):
                 self._said = True
                 _log.warning(
-                    "process %d: its memory cannot be read (%s): ranks that were not seen from their first call on are "
-                    "not compared by number; give railscope CAP_SYS_PTRACE",
+                    "process %d: its memory cannot be read (%s): ranks that were not observed from their first call "
+                    "on are not compared by sequence; grant railscope CAP_SYS_PTRACE",
                     tgid,
                     error.strerror,
                 )

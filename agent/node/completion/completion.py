@@ -328,7 +328,7 @@ class Completion:
 
     def _trouble(self, refusal: KernelRefusal) -> None:
         self._complete = False
-        _log.error("what operations completed cannot be read: %s", refusal.strerror)
+        _log.error("completed operations cannot be read: %s", refusal.strerror)
 
 
 def _histograms(records: dict[Op, Records], bounds: tuple[float, ...], per_unit: float) -> tuple[OpHistogram, ...]:

@@ -255,7 +255,9 @@ class CudaCompletion:
             if not kept:
                 os.close(descriptor)
         for symbol in points.refused:
-            _log.warning("%s: %s is not probed: its first instructions would be single-stepped", mapping.path, symbol)
+            _log.warning(
+                "%s: %s is not probed: the kernel would single-step its first instructions", mapping.path, symbol
+            )
         self._files.append(file)
         return file
 
@@ -263,7 +265,7 @@ class CudaCompletion:
         """Take the probes off files that were written over in place, and look for CUDA anew."""
         for file in list(self._files):
             if file_stamp(file.descriptor) != file.stamp:
-                self._drop(file, "it was changed while processes had it mapped")
+                self._drop(file, "it was modified while processes had it mapped")
                 for process in self._processes.values():
                     if file in process.files:
                         process.files.clear()
@@ -274,7 +276,7 @@ class CudaCompletion:
         wanted = [file for process in self._processes.values() for file in process.probed_files()]
         for file in list(self._files):
             if file not in mapped:
-                self._drop(file, "no observed process maps it any more")
+                self._drop(file, "no observed process maps it any longer")
             elif file not in wanted:
                 self._detach(file, "its processes are watched at the runtime")
             elif file.links is None:
@@ -315,7 +317,7 @@ class CudaCompletion:
         with Elf.open(library.descriptor) as elf:
             points = library_points(elf, library.number)
         if not points:
-            _log.info("%s: CUDA tells nothing of it: it has none of the functions that launch", library.path)
+            _log.info("%s: CUDA launches are not observed: it exports none of the launch functions", library.path)
         return _Nccl(library, points)
 
     def _detach(self, file: _CudaFile, why: str) -> None:

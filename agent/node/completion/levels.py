@@ -27,7 +27,7 @@ from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, sequen
 from railscope.probes.nccl.records.errors import ErrorLayout, error_layout
 from railscope.probes.nccl.records.internals import layout_record
 
-UNLISTED: Final = "what lies below its communicators is known of listed builds only, and it is none of them"
+UNLISTED: Final = "its internal structs are known for listed builds only, and this build is not listed"
 _log = logging.getLogger("railscope.levels")
 
 
@@ -159,7 +159,7 @@ class Levels:
                         self._before_forgetting()
                         self._programs.forget_library(number)
                 except KernelRefusal as refusal:
-                    errors.append(f"what ended with a level cannot be forgotten: {refusal.strerror}")
+                    errors.append(f"records of an ended level cannot be removed: {refusal.strerror}")
         for observed in self._observed.values():
             try:
                 self._raise(observed)
@@ -219,7 +219,7 @@ class Levels:
         self._programs.describe(library.number, layout)
         highest = highest_level(points, layout)
         if why := completion_unseen(points, layout):
-            _log.info("%s: calls are counted, completion is not seen: %s", library.path, why)
+            _log.info("%s: calls are counted, completions are not observed: %s", library.path, why)
         return _Observed(
             library,
             points,
@@ -263,9 +263,9 @@ def highest_level(points: InternalPoints, layout: Records | None) -> Level:
 def completion_unseen(points: InternalPoints, layout: Records | None) -> str:
     """Why nothing tells when operations of such a library are complete; empty where something does."""
     if not points.points:
-        return "it has no names of functions that tell: it is stripped, or not NCCL's own"
+        return "it has no symbols of the functions to probe: it is stripped, or not NVIDIA's NCCL"
     if not points.at(Level.COMPLETION):
-        return "it has none of the functions that tell, as NCCL has from 2.23 on"
+        return "it lacks the functions to probe, which NCCL has from 2.23 on"
     return UNLISTED if layout is None else ""
 
 

@@ -219,7 +219,7 @@ class NvlinkWatch:
             session = NvmlSession.open(self._library)
         except NvmlMissing as missing:
             if not self._missing:
-                _log.info("NVLinks and GPUs are not shown: %s", missing)
+                _log.info("NVLinks and GPUs are not read: %s", missing)
             self._missing = str(missing)
             self._result = None
             return _LONGEST_PAUSE_NS

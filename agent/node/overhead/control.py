@@ -78,7 +78,7 @@ class LevelControl:
             if self._completion is not None and (processes or calls != self._calls):
                 self._below = self._completion.hits()
         except KernelRefusal as refusal:
-            return [f"what the probes cost cannot be read: {refusal.strerror}"]
+            return [f"the probes' cost cannot be read: {refusal.strerror}"]
         self._calls = calls
         interval = self._overhead.add_hits(calls, *self._below)
         if self._completion is None:

@@ -99,7 +99,7 @@ class RdmaWatch:
         self._inventory = RdmaInventory(sysfs)
         self._inventory_ns: int | None = None
         self._ports: tuple[RdmaPort, ...] = ()
-        self._remark = Remark(_log, "RDMA counters", "all ports are read again")
+        self._remark = Remark(_log, "RDMA counters", "all ports are readable again")
 
     def update(self) -> None:
         """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
@@ -157,7 +157,7 @@ class RdmaWatch:
         try:
             only = RdmaCounters(self._sysfs, self._clock, wanted=choose_byte_counters, excluded=self._excluded)
         except OSError as error:
-            _log.warning("RDMA bytes are read every %g s only: %s", self._period_seconds, error.strerror)
+            _log.warning("RDMA byte counters are read only every %g s: %s", self._period_seconds, error.strerror)
             return
         self._sampler.add(BYTES_KEY, _NETNS, only, self._bytes_period_seconds)
 
@@ -167,5 +167,8 @@ class RdmaWatch:
         try:
             return RdmaNetlink()
         except OSError as error:
-            _log.info("RDMA netlink does not work here (%s): hw_counters are read file by file", error.strerror)
+            _log.info(
+                "RDMA netlink does not work on this host (%s): hw_counters are read from sysfs, file by file",
+                error.strerror,
+            )
             return None

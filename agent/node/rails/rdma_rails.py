@@ -211,7 +211,7 @@ class RdmaRails:
                 known=known,
             )
         except (OSError, ValueError) as error:
-            _log.warning("which RDMA ports are rails cannot be told: %s", error)
+            _log.warning("cannot determine which RDMA ports are rails: %s", error)
             return
         self._mapped = {(entry.nic.device, entry.nic.port): entry for entry in mapped}
         for entry in mapped:

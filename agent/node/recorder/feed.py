@@ -155,5 +155,5 @@ class RecorderFeed:
                 _, operations = self._internals.operations()
                 _, connections = self._internals.connections()
         except KernelRefusal as refusal:
-            _log.warning("a recording lacks what is under way: %s", refusal.strerror)
+            _log.warning("a recording lacks operations in flight: %s", refusal.strerror)
         return operations, connections

@@ -112,10 +112,10 @@ class RecordingStore:
         try:
             self._make_folder()
             if not os.access(self._folder, os.W_OK | os.X_OK, effective_ids=True):
-                raise OSError(errno.EACCES, "it cannot be written to")
+                raise OSError(errno.EACCES, "it is not writable")
         except OSError as error:
             _log.warning(
-                "no recording will be kept: %s: %s; see recordings.directory", self._folder, error.strerror or error
+                "recordings cannot be written: %s: %s; see recordings.directory", self._folder, error.strerror or error
             )
 
     def write(self, recording: Recording, done: Callable[[str, WriteResult], None]) -> None:
@@ -137,7 +137,7 @@ class RecordingStore:
             self._thread.join(self._patience_seconds)
         if self._thread.is_alive():
             _log.error(
-                "%s: the disk has not answered for %g s: nobody waits for it, what was being recorded is lost",
+                "%s: the disk has not answered for %g s: the recording is given up and lost",
                 self._folder,
                 self._patience_seconds,
             )
@@ -159,7 +159,9 @@ class RecordingStore:
             trouble = f"{self._folder}: {error.strerror}"
             if trouble != self._trouble:
                 self._trouble = trouble
-                _log.error("no recording is kept: %s; see recordings.directory and recordings.max_bytes", trouble)
+                _log.error(
+                    "the recording was not written: %s; see recordings.directory and recordings.max_bytes", trouble
+                )
             done(recording.reason, WriteResult.FAILED)
             return
         self._trouble = ""
@@ -211,7 +213,7 @@ def _reach(recording: Recording) -> str:
         f"{kind.replace('_', ' ')} of the last {recording.seconds - missing:.1f} s only"
         for kind, missing in recording.overwritten_seconds().items()
     )
-    return f"; {short}: more memory holds more (recordings.memory)" if short else ""
+    return f"; {short}: raise recordings.memory to hold more" if short else ""
 
 
 def file_name(recording: Recording) -> str:
@@ -245,7 +247,11 @@ def save(
             size_bytes = os.fstat(file.fileno()).st_size
         if most_bytes is not None:
             if size_bytes > most_bytes:
-                raise OSError(0, f"one recording has {size_bytes} bytes, more than the {most_bytes} for all", str(path))
+                raise OSError(
+                    0,
+                    f"one recording has {size_bytes} bytes, above the limit of {most_bytes} for all recordings",
+                    str(path),
+                )
             removed = make_room(path.parent, most_bytes - size_bytes)
         partial.replace(path)
     except BaseException as error:

@@ -129,7 +129,9 @@ class Recordings:
         if self._store is None:
             if self._signalled:
                 self._signalled = False
-                _log.warning("no recording is made: recordings.directory or recordings.memory switches them off")
+                _log.warning(
+                    "no recording is made: recordings.directory or recordings.memory switches the flight recorder off"
+                )
             return
         if self._store.busy:
             return

@@ -92,7 +92,7 @@ class Sampler:
             raise ValueError(f"sampling period {period_seconds} s: choose between 0.001 and 10 s")
         with self._lock:
             if key in self._entries:
-                raise ValueError(f"a counter source named {key!r} is registered already")
+                raise ValueError(f"a counter source named {key!r} is already registered")
             due_ns = self._clock.monotonic_ns()
             self._entries[key] = SampledSource(key, netns, source, round(period_seconds * 1e9), due_ns)
             self._listed = tuple(self._entries.values())
@@ -158,12 +158,14 @@ class Sampler:
             self._thread.join(_STOP_PATIENCE_SECONDS)
             if self._thread.is_alive():
                 hanging = sorted(key for key, entry in self._entries.items() if entry.use.locked())
-                _log.warning("%s does not answer: the agent ends without it", ", ".join(hanging) or "a source")
+                _log.warning(
+                    "%s does not answer: the agent exits without waiting for it", ", ".join(hanging) or "a source"
+                )
             self._thread = None
         for key in list(self._entries):
             self.remove(key)
         if self._beats is not None and not self._beats.stop(_STOP_PATIENCE_SECONDS):
-            _log.warning("a counter does not answer: the agent ends without it")
+            _log.warning("a counter does not answer: the agent exits without waiting for it")
 
     @property
     def alive(self) -> bool:

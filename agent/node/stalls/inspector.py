@@ -99,7 +99,7 @@ class Inspector:
             try:
                 readings.append(process_state(self._procfs, process.identity, self._clock))
             except OSError as error:
-                _log.debug("process %d cannot be looked at: %s", process.identity.pid, error)
+                _log.debug("process %d cannot be inspected: %s", process.identity.pid, error)
                 return _UNKNOWN_PROCESS
             self._states[process.identity.pid] = readings
             _drop_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
@@ -242,7 +242,7 @@ class Inspector:
         except (OSError, NamespaceError, MalformedNetlink) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self._hidden.get(namespace.inode) != reason:
-                _log.warning("connections of network namespace %d cannot be seen: %s", namespace.inode, reason)
+                _log.warning("connections of network namespace %d cannot be read: %s", namespace.inode, reason)
             self._hidden[namespace.inode] = reason
             opened = self._opened.pop(namespace.inode, None)
             if opened is not None:

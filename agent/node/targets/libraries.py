@@ -42,7 +42,7 @@ from railscope.probes.processes.processes import Mapping as MappedFile
 _log = logging.getLogger("railscope.discovery")
 
 _DELETED: Final = " (deleted)"
-_UNMAPPED: Final = "no process maps it any more"
+_UNMAPPED: Final = "no process maps it any longer"
 
 
 class _NoNumberError(Exception):
@@ -140,7 +140,7 @@ class Libraries:
         try:
             self._changes = FileChanges()
         except KernelRefusal as refusal:
-            _log.warning("libraries that are written over will be seen by looking only: %s", refusal.strerror)
+            _log.warning("overwritten libraries will be noticed by scans only: %s", refusal.strerror)
         self._libraries: dict[int, Library] = {}
         self._by_file: dict[FileKey, int] = {}
         """Numbers of the libraries, by file."""
@@ -288,7 +288,7 @@ class Libraries:
             number = next((n for n in range(MOST_LIBRARIES) if n not in self._libraries), None)
             if number is None:
                 raise _NoNumberError(
-                    f"not observed, for {MOST_LIBRARIES} NCCL libraries are mapped already: end jobs that still hold "
+                    f"not observed: {MOST_LIBRARIES} NCCL libraries are already mapped; end jobs that still map "
                     "replaced ones"
                 )
             points = probe_points(elf, number)
@@ -296,7 +296,9 @@ class Libraries:
             version = self._layouts.nccl_version_of(elf)
         library = Library(number, mapping.path, stamp, key.build_id, descriptor, version, layout, points)
         for symbol in points.refused:
-            _log.warning("%s: %s is not probed: its first instructions would be single-stepped", mapping.path, symbol)
+            _log.warning(
+                "%s: %s is not probed: the kernel would single-step its first instructions", mapping.path, symbol
+            )
         library.watch = self._watch(library)
         self._libraries[number] = library
         return library
@@ -305,7 +307,7 @@ class Libraries:
         try:
             return self._changes.watch(library.descriptor) if self._changes is not None else None
         except KernelRefusal as refusal:
-            _log.warning("%s: that it is written over will be seen by looking only: %s", library.path, refusal.strerror)
+            _log.warning("%s: an overwrite will be noticed by scans only: %s", library.path, refusal.strerror)
             return None
 
     def _attach(self, library: Library, file: FileKey, this: _Round) -> None:
@@ -335,7 +337,7 @@ class Libraries:
             except (ElfUnreadable, OSError) as error:
                 _log.debug("%s: %s", library.path, error)
                 continue
-            self._drop(library, "it was written over while processes had it mapped")
+            self._drop(library, "it was overwritten while processes had it mapped")
 
     def _still_the_same(self, library: Library) -> bool:
         stamp = file_stamp(library.descriptor)

@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.table}: the table cannot be written: {error.strerror}", file=sys.stderr)
         return 2
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        print(f"{options.table}: it is no table of layouts: {error}", file=sys.stderr)
+        print(f"{options.table}: it is not a table of layouts: {error}", file=sys.stderr)
         return 2
     for build in builds:
         print(f"{build.build_id} NCCL {build.nccl_version} {build.machine}: {len(build.structures)} structures")
