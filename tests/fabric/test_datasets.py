@@ -152,7 +152,7 @@ def test_a_recorder_that_is_killed_leaves_what_it_had_written_and_another_one_ad
 
 def test_a_recording_begins_when_all_is_attached_and_says_that_nobody_called(tmp_path: Path) -> None:
     folder, pid, attached_ns = tmp_path / "job", os.getpid(), []
-    for already in ("", f"{folder} holds 1 recording of {socket.gethostname()}: this one is added"):
+    for already in ("", f"{folder} already holds 1 recording of {socket.gethostname()}: this recording is added"):
         one = subprocess.run(
             [RAILSCOPE, "record", "-o", folder, "--pid", str(pid), "--seconds", "1"],
             capture_output=True,

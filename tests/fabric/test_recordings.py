@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_to_costs_a_recording_and_nothing_else(t
         assert agent.process.stderr is not None
         lines = [line for line in agent.process.stderr if str(tmp_path / "file") in line]
     # At the start, and when one was to be made.
-    assert ["no recording will be kept" in line for line in lines] == [True, False]
+    assert ["recordings cannot be written" in line for line in lines] == [True, False]
 
 
 def test_an_agent_without_a_recorder_takes_the_signal_and_goes_on() -> None:

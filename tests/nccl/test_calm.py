@@ -18,7 +18,7 @@ from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.nccl, pytest.mark.slow]
 
-TIME, NO_TIME, STALLS = "a tick every 4 s", "a tick a second", " stalls in "
+TIME, NO_TIME, STALLS = "one tick every 4 s", "one tick a second", " stalls in "
 
 
 class Said:

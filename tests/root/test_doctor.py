@@ -146,7 +146,7 @@ def test_a_version_that_does_not_tell_of_completion_and_a_build_that_is_not_list
     )
     assert "when operations are complete is not seen: it has none of the functions" in of_old["what"]
     assert (of_old["status"], of_old["remedy"]) == ("note", "")
-    assert "is known of listed builds only, and it is none of them" in of_stranger["what"]
+    assert "are known for listed builds only, and this build is not listed" in of_stranger["what"]
     assert "railscope.probes.nccl.layouts.dwarf" in of_stranger["remedy"]
 
 

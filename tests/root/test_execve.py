@@ -32,7 +32,7 @@ def test_what_a_process_did_before_it_executed_another_program_has_ended() -> No
         assert {jobs[comm] for comm in ended} == {"111"}
         said = log_of(agent)
     assert f"process {job.pid} executes another program" in said
-    assert said.count("will be seen by scanning only") == 0
+    assert said.count("will be noticed by scans only") == 0
 
 
 def living(agent: AgentProcess, pid: int) -> dict[str, int]:

@@ -136,7 +136,7 @@ def test_a_library_beyond_the_programs_room_is_named_and_gets_the_next_place_tha
             for _ in range(2):
                 found.scan()
                 (error,) = found.errors
-                assert error.startswith(f"{left_out}: not observed, for 1 NCCL libraries are mapped already")
+                assert error.startswith(f"{left_out}: not observed: 1 NCCL libraries are already mapped")
                 assert paths(found) == [str(held)]
         for _ in range(2):
             found.scan()

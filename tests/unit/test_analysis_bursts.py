@@ -387,4 +387,4 @@ def test_a_folder_that_is_no_dataset_is_one_line(tmp_path: Path, capsys: pytest.
     parser = argparse.ArgumentParser()
     add_bursts_arguments(parser)
     assert run_bursts(parser.parse_args([str(tmp_path)]), io.StringIO()) == 2
-    assert capsys.readouterr().err.startswith(f"railscope bursts: {tmp_path}: no recorded dataset")
+    assert capsys.readouterr().err.startswith(f"railscope bursts: {tmp_path}: it contains no recorded dataset")

@@ -45,12 +45,12 @@ def test_what_was_not_ended_is_removed_and_it_is_said_what_is_lost(
     with open_dataset([tmp_path]) as dataset:
         assert dataset.rows(dataset["calls"].count()).as_py() == 10
     assert caplog.messages == [
-        f"{tmp_path}: writers of {NODE} were killed while they wrote (1 file in .partial): the last rows is not in it"
+        f"{tmp_path}: the writers of {NODE} were killed (1 file in .partial): its last rows are missing"
     ]
     caplog.clear()
     recover_leftovers(tmp_path, NODE)
     assert caplog.messages == [
-        f"{part}: its recorder was killed while it wrote it: 19 bytes of calls cannot be read and are removed"
+        f"{part}: its recorder was killed while writing it: 19 bytes of calls are unreadable and removed"
     ]
     assert not partial.exists()
     assert sequences(tmp_path) == list(range(1, 11))
@@ -77,7 +77,7 @@ def test_a_part_that_only_lacked_its_name_is_saved_and_the_recording_goes_so_far
     (row,) = read(tmp_path, "recordings")
     assert row["ended_ns"] == BEGAN_NS + REALTIME_NS + SECOND_NS + 9001
     assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "saved: its recorder was killed when 10 rows were on disk"
+        "recovered: its recorder was killed with 10 rows on disk"
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_whole_part_whose_times_fit_in_no_row_keeps_no_recorder_from_starting(
     (row,) = read(tmp_path, "recordings")
     recover_leftovers(tmp_path, NODE)
     (message,) = caplog.messages
-    assert message.startswith(f"{partial}: left by a recorder that was killed, and stays: ")
+    assert message.startswith(f"{partial}: left by a killed recorder and kept: ")
     assert read(tmp_path, "recordings") == [row]
     assert sequences(tmp_path) == list(range(1, 11))
 

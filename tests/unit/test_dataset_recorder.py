@@ -172,9 +172,9 @@ def test_a_folder_that_has_recordings_is_added_to_and_says_so(tmp_path: Path, ca
         RecordingWriter(DatasetWriter(tmp_path / "new" / "job", node), ROW)
         make_dataset_folder(tmp_path / "new" / "job")
     assert caplog.messages == [
-        f"{tmp_path}/new/job holds 1 recording of gpu/01: this one is added",
-        f"{tmp_path}/new/job holds 2 recordings of gpu/01: this one is added",
-        f"{tmp_path}/new/job holds 3 recordings of gpu-02, gpu/01: this one is added",
+        f"{tmp_path}/new/job already holds 1 recording of gpu/01: this recording is added",
+        f"{tmp_path}/new/job already holds 2 recordings of gpu/01: this recording is added",
+        f"{tmp_path}/new/job already holds 3 recordings of gpu-02, gpu/01: this recording is added",
     ]
 
 
@@ -182,7 +182,7 @@ def test_losses_are_told_by_their_cause() -> None:
     assert list(describe_losses(StreamTotals({}, {}))) == ["nothing was lost"]
     assert list(describe_losses(StreamTotals({"calls": 1234}, {"rail_samples": 2}))) == [
         "lost by the kernel, whose ring was full: 1,234 calls (raise --limit.ring)",
-        "overwritten before it was on disk: 2 rail samples (more memory holds more: --memory)",
+        "overwritten before it was on disk: 2 rail samples (raise --memory to hold more)",
     ]
     assert list(describe_losses(StreamTotals({"completions": 3}, {}))) == [
         "lost by the kernel, whose ring was full: 3 completions"

@@ -126,7 +126,7 @@ def test_the_last_part_stays_even_where_it_is_too_large(tmp_path: Path, caplog: 
         writer.add(piece(number), NO_LOSSES, {})
         bound.remove_excess(writer, 1)
     assert sequences(tmp_path) == list(range(21, 31))
-    assert len([one for one in caplog.messages if "nothing older is left: allow more (--max-size)" in one]) == 1
+    assert len([one for one in caplog.messages if "nothing older is left to remove: raise --max-size" in one]) == 1
 
 
 def test_a_dataset_has_files_only_of_its_tables(tmp_path: Path) -> None:

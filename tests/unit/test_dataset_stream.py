@@ -37,7 +37,7 @@ def test_a_stream_writes_all_that_it_is_given(tmp_path: Path) -> None:
     assert writer.row.calls_lost == 10
     assert stream.totals.overwritten == {"calls": 10}
     assert list(describe_losses(stream.totals)) == [
-        "overwritten before it was on disk: 10 calls (more memory holds more: --memory)"
+        "overwritten before it was on disk: 10 calls (raise --memory to hold more)"
     ]
 
 
@@ -66,7 +66,7 @@ def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
     assert not stream.ready
     with pytest.raises(
         DatasetError,
-        match=r"the last 10 calls could not be written \(.*No space left on device.*\); what was written before can be",
+        match=r"the last 10 calls could not be written \(.*No space left on device.*\); earlier rows are",
     ):
         stream.close()
 

@@ -54,9 +54,9 @@ def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary
 @pytest.mark.parametrize(
     ("functions", "why"),
     [
-        (EVERYTHING, "known of listed builds only"),
-        (("socket_send",), "none of the functions that tell"),
-        ((), "no names of functions"),
+        (EVERYTHING, "known for listed builds only"),
+        (("socket_send",), "lacks the functions to probe"),
+        ((), "no symbols of the functions"),
     ],
 )
 def test_why_completion_is_not_seen_does_not_deny_the_layout_of_communicators(
@@ -71,7 +71,7 @@ def test_why_completion_is_not_seen_does_not_deny_the_layout_of_communicators(
     with caplog.at_level("INFO"):
         levels_of(SimulatedPrograms(), Level.ALL).set_libraries([library])
     (line,) = caplog.messages
-    assert line.startswith("/opt/libnccl.so.2: calls are counted, completion is not seen: ")
+    assert line.startswith("/opt/libnccl.so.2: calls are counted, completions are not observed: ")
     assert why in line
     assert "layout" not in line
 

@@ -153,7 +153,7 @@ def test_times_that_only_tell_the_order_are_said_to_be_so(job: JobDataset, tmp_p
 
 
 def test_a_folder_that_is_no_dataset_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match=r"no recorded dataset is in it"):
+    with pytest.raises(RecordingError, match=r"it contains no recorded dataset"):
         export(tmp_path / "out", tmp_path)
 
 
