@@ -29,7 +29,7 @@ _AGENTS = f"and on (job, instance) last_over_time({catalogue.BUILD_INFO.where(HO
 def dashboard() -> Dashboard:
     return page.page(
         page.AGENT,
-        "railscope itself: its cost to jobs and to Prometheus, what it lost, what is attached and which source fails.",
+        "railscope itself: its cost to jobs and to Prometheus, its losses, attached probes and failing collectors.",
         [variables.host()],
         [
             Section("Agents", _agents()),
@@ -45,28 +45,28 @@ def _agents() -> list[AnyPanel]:
         stat("Agents", "Agents that answer.", "short", f"count({catalogue.BUILD_INFO.where(HOST)})"),
         stat(
             "Silent",
-            "Agents that told of themselves within the last hour and do not answer now.",
+            "Agents that were scraped within the last hour and do not answer now.",
             "short",
             f"count(up{{{HOST}}} == 0 {_AGENTS}) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
             "Failing sources",
-            "Sources (collectors) whose last run failed; the others are unaffected.",
+            "Collectors whose last run failed. Other collectors are not affected.",
             "short",
             f"count({catalogue.COLLECTOR_SUCCESS.where(HOST)} == 0) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
             "Simulated inputs",
-            "Agents of which an input is recorded or synthesised: their values are of no real job.",
+            "Agents with a recorded or synthesised input: their values do not come from a real job.",
             "short",
             f'count({catalogue.BUILD_INFO}{{simulated="true",{HOST}}}) or vector(0)',
             thresholds=((None, GOOD), (1.0, WATCH)),
         ),
         stat(
             "Oldest values",
-            "Age of the values of the agent that is furthest behind, the time since the last scrape included.",
+            "Age of the oldest agent's values, including the time since the last scrape.",
             "s",
             f"max(time() - {catalogue.SNAPSHOT_TIMESTAMP.where(HOST)})",
         ),
@@ -90,8 +90,7 @@ def _agents() -> list[AnyPanel]:
         ),
         timeseries(
             "Running for",
-            "Time since each agent began: where it falls to 0 it began anew, and ranks that ran before count from "
-            "then on.",
+            "Uptime of each agent. After a restart (drop to 0), ranks that already ran are counted from that moment.",
             "s",
             query(f"time() - {catalogue.AGENT_START_TIME.where(HOST)}", "{{instance}}"),
             width=24,
@@ -104,21 +103,21 @@ def _cost() -> list[AnyPanel]:
     return [
         timeseries(
             "Cost to jobs",
-            "Time that the eBPF programs take of observed processes, calibrated: the share of one CPU, by host.",
+            "Calibrated CPU time that the eBPF programs take from observed processes, as a share of one CPU, by host.",
             "percentunit",
             query(f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{instance}}"),
             thresholds=_COST,
         ),
         timeseries(
             "Cost by program",
-            "The same by eBPF program, over all hosts.",
+            "The same cost by eBPF program, summed over all hosts.",
             "percentunit",
             query(f"sum by (program) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{program}}"),
             stacked=True,
         ),
         timeseries(
             "Cost of one NCCL call",
-            "Time that the programs took over the calls that were observed.",
+            "CPU time of the eBPF programs / observed NCCL calls.",
             "s",
             query(
                 f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
@@ -128,7 +127,7 @@ def _cost() -> list[AnyPanel]:
         ),
         timeseries(
             "CPU of the agents",
-            "CPU time of each agent's own process: the share of one CPU.",
+            "CPU time of each agent's own process, as a share of one CPU.",
             "percentunit",
             query(f"rate(process_cpu_seconds_total{{{HOST}}}[$__rate_interval]) {_AGENTS}", "{{instance}}"),
         ),
@@ -141,7 +140,7 @@ def _cost() -> list[AnyPanel]:
         ),
         timeseries(
             "File descriptors of the agents",
-            "File descriptors that each agent has open, over those that it may have.",
+            "Open file descriptors of each agent / its limit.",
             "percentunit",
             query(
                 f"process_open_fds{{{HOST}}} / process_max_fds{{{HOST}}} {_AGENTS}",
@@ -156,19 +155,19 @@ def _cost() -> list[AnyPanel]:
         ),
         timeseries(
             "Time of a source",
-            "How long the last run of each source took: the longest of all hosts.",
+            "Duration of each collector's last run, maximum over all hosts.",
             "s",
             query(f"max by (collector) ({catalogue.COLLECTOR_DURATION.where(HOST)})", "{{collector}}"),
         ),
         timeseries(
             "Series",
-            "Series that each agent shows, as Prometheus counts them.",
+            "Series that each agent exports, as counted by Prometheus.",
             "short",
             query(f"scrape_samples_scraped{{{HOST}}} {_AGENTS}", "{{instance}}"),
         ),
         timeseries(
             "Time of a scrape",
-            "How long Prometheus waited for each agent's answer.",
+            "Duration of each agent's scrape, as measured by Prometheus.",
             "s",
             query(f"scrape_duration_seconds{{{HOST}}} {_AGENTS}", "{{instance}}"),
         ),
@@ -188,7 +187,8 @@ def _losses() -> list[AnyPanel]:
         ),
         timeseries(
             "Series left out",
-            "Series that the limit kept out of expositions, added up over expositions: 0 unless something is missing.",
+            "Series left out of expositions because of --limit.series, added up over expositions: 0 unless any is "
+            "missing.",
             "cps",
             query(
                 f"sum by (instance, reason) (rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval]))",
@@ -197,7 +197,7 @@ def _losses() -> list[AnyPanel]:
         ),
         timeseries(
             "Reads missed",
-            "Reads of sources that were due and left out because the reader came too late.",
+            "Scheduled reads of collectors that were skipped because the reader was late.",
             "cps",
             query(
                 f"sum by (instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
@@ -207,7 +207,7 @@ def _losses() -> list[AnyPanel]:
         ),
         timeseries(
             "Flight recordings",
-            "Recordings made on a stall or on a signal, by whether they were written.",
+            "Flight recordings triggered by a stall or a signal; result says whether the file was written.",
             "short",
             query(
                 f"sum by (reason, result) (increase({catalogue.RECORDINGS.where(HOST)}[$__rate_interval]))",
@@ -221,26 +221,26 @@ def _observed() -> list[AnyPanel]:
     return [
         states(
             "Sources",
-            "Whether the last run of each source worked.",
+            "Whether each collector's last run succeeded.",
             query(catalogue.COLLECTOR_SUCCESS.where(HOST), "{{instance}} {{collector}}"),
             words=FINE_OR_FAILED,
         ),
         timeseries(
             "Level",
-            "What is observed of each NCCL library: 0 calls, 1 what completes, 2 messages too, 3 every launch too.",
+            "Observation level of each NCCL library: 0 counts, 1 completion, 2 rails, 3 all.",
             "short",
             query(catalogue.PROBE_LEVEL.where(HOST), "{{instance}} {{nccl_version}} {{library}}"),
             largest=3,
         ),
         table(
             "Programs that are not attached",
-            "eBPF programs that are not attached to an NCCL library that is in use: what they tell is missing there.",
+            "eBPF programs that are not attached to an NCCL library in use: their metrics are missing there.",
             "instance library nccl_version program",
             f"{catalogue.PROBE_ATTACHED.where(HOST)} == 0",
         ),
         table(
             "NCCL libraries",
-            "Libraries that are observed, and how their struct layouts are known.",
+            "Observed NCCL libraries and the source of their struct layouts.",
             "instance library nccl_version layout_source",
             catalogue.PROBE_LAYOUT_INFO.where(HOST),
         ),

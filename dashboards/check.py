@@ -51,7 +51,7 @@ def find_differences(folder: Path) -> Iterator[str]:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
     for file in sorted(folder.glob("*.json")):
         if file.name not in texts:
-            yield f"{file.name}: nothing builds it: take it away"
+            yield f"{file.name}: no code builds it: remove it"
 
 
 def find_problems(documents: Mapping[str, Document]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _of_selector(selector: Selector, known: _Known) -> Iterator[str]:
         return
     metric = known.exported.get(name)
     if metric is None:
-        yield f"asks for {name or 'series without a name'}, which nothing exports or records"
+        yield f"asks for {name or 'series without a name'}, which no metric and no recording rule provides"
         return
     for label in selector.labels:
         if label not in _labels(metric, name):

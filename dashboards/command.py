@@ -38,7 +38,7 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     build.set_defaults(act=_build, parser=build)
     check = actions.add_parser(
         "check",
-        help="look for queries that find nothing, and panels that say nothing",
+        help="check queries, descriptions, units, layout and links of dashboards",
         description="Check dashboards: every query parses and asks only for what railscope exports or records, "
         "every panel has a description and a unit, none overlap, links lead somewhere; without FOLDER also whether the "
         "files are what the code builds.",
@@ -48,9 +48,9 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     check.set_defaults(act=_check, parser=check)
     publish = actions.add_parser(
         "publish",
-        help="bring dashboards and alert rules to a Grafana",
-        description="Make folder, data source, dashboards and alert rules in a Grafana (11 or newer).  What is there "
-        "already and equal is left alone.  The recording rules stay Prometheus' own: load "
+        help="publish dashboards and alert rules to a Grafana",
+        description="Create folder, data source, dashboards and alert rules in a Grafana (11 or newer).  What already "
+        "exists and is equal stays unchanged.  Prometheus evaluates the recording rules: load "
         "dashboards/rules/railscope-recording.yml there.",
         epilog=f"The token is read from --token-file, or from the environment variable {_TOKEN}.  "
         "example: railscope dashboards publish --url https://grafana:3000 --prometheus http://prometheus:9090 "
@@ -60,10 +60,10 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     publish.set_defaults(act=_publish, parser=publish)
     cost = actions.add_parser(
         "cost",
-        help="what a fleet's series cost Prometheus",
-        description="Series, samples and disk for fleets of some sizes, in a Prometheus and in a store that keeps the "
-        "essential for long.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 communicators), "
-        "or one of yours: curl http://NODE:9779/metrics > FILE.",
+        help="what a fleet's series cost in Prometheus",
+        description="Series, samples and disk space for fleets of several sizes, in Prometheus and in a long-term store "
+        "that keeps a subset.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 "
+        "communicators), or one of yours: curl http://NODE:9779/metrics > FILE.",
         epilog="example: railscope dashboards cost --gpus 512 2048 --scrape-interval 5s --exposition FILE",
     )
     _add_cost_arguments(cost)
@@ -73,21 +73,21 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
 def _add_publish_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--url", required=True, metavar="URL", help="Grafana's address, its path included")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prometheus", default="", metavar="URL", help="make a data source for this Prometheus")
-    source.add_argument("--datasource", default="", metavar="UID", help="use this data source of Grafana's")
+    source.add_argument("--prometheus", default="", metavar="URL", help="create a data source for this Prometheus")
+    source.add_argument("--datasource", default="", metavar="UID", help="use this existing data source (its uid)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with a service account's token")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
-    parser.add_argument("--insecure", action="store_true", help="take any certificate of Grafana's")
+    parser.add_argument("--insecure", action="store_true", help="accept any certificate of Grafana")
     parser.add_argument(
         "--scrape-interval", default="15s", metavar="15s", help="how often that Prometheus scrapes (default: 15s)"
     )
     parser.add_argument(
         "--no-alerts",
         action="store_true",
-        help="no alert rules in Grafana: Prometheus does the alerting",
+        help="publish no alert rules: Prometheus does the alerting",
     )
-    parser.add_argument("--runbooks", default="", metavar="URL", help="where dashboards/runbooks are served")
+    parser.add_argument("--runbooks", default="", metavar="URL", help="URL under which dashboards/runbooks is served")
     parser.add_argument("--folder", type=Path, default=COMMITTED, metavar="FOLDER", help="publish these dashboards")
 
 
@@ -98,8 +98,10 @@ def _add_cost_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--gpus-per-node", type=_at_least_one, default=8, metavar="N", help="default: 8")
     parser.add_argument("--scrape-interval", type=_seconds, default=15.0, metavar="15s", help="default: 15s")
     parser.add_argument("--retention", type=_seconds, default=15 * 86_400.0, metavar="15d", help="default: 15d")
-    parser.add_argument("--exposition", type=Path, metavar="FILE", help="what a node of yours shows at /metrics")
-    parser.add_argument("--metrics", type=int, default=0, metavar="N", help="also name the N metrics with most series")
+    parser.add_argument("--exposition", type=Path, metavar="FILE", help="/metrics of one of your nodes, as a file")
+    parser.add_argument(
+        "--metrics", type=int, default=0, metavar="N", help="also list the N metrics with the most series"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
 
 

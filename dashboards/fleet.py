@@ -28,7 +28,7 @@ _RAIL = "{{instance}} {{device}} {{netns}}"
 def dashboard() -> Dashboard:
     return page.page(
         page.FLEET,
-        "All hosts at a glance: what is stalled, what is silent, what jobs send, and the worst rails.",
+        "All hosts: stalls, silent hosts, traffic of jobs, and the worst rails.",
         [variables.job(), variables.communicator(of_job=True), variables.host()],
         [
             Section("Now", _now()),
@@ -43,21 +43,21 @@ def _now() -> list[AnyPanel]:
     return [
         stat(
             "Stalled communicators",
-            "Communicators of which at least one rank says that an operation does not come to its end.",
+            "Communicators with at least one stalled rank.",
             "short",
             f"count(count by (comm) ({catalogue.COMM_STALLED.where(HOST)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
             "Rails down",
-            "Rails without a link, on all hosts; ports that nobody cabled count too.",
+            "Rails without a link, on all hosts, including ports without a cable.",
             "short",
             f"count({catalogue.RAIL_UP.where(HOST)} == 0) or vector(0)",
             thresholds=BETTER_NONE,
         ),
         stat(
             "Silent hosts",
-            "Hosts whose agent told of itself within the last hour and does not answer now.",
+            "Hosts whose agent was scraped within the last hour and does not answer now.",
             "short",
             f"count(up{{{HOST}}} == 0 and on (job, instance) last_over_time({catalogue.BUILD_INFO}[1h])) or vector(0)",
             thresholds=NEVER_FINE,
@@ -82,8 +82,9 @@ def _stalls() -> list[AnyPanel]:
     return [
         table(
             "Stalled now",
-            "Each rank that waits or keeps others waiting, and what its host puts that down to.  Ranks that only wait "
-            "say rank_behind.  strength weak: nothing saw the operation itself.  A communicator opens its incident.",
+            "Each stalled rank with the cause that its host gives.  Ranks that only wait report rank_behind.  "
+            "strength weak: the stall is inferred, no probe saw the operation itself.  A click on a communicator "
+            "opens its Stall dashboard.",
             "comm rank cause strength blamed_rank rail device netns instance",
             f"{ranks_of_job(catalogue.COMM_STALL_INFO.where(HOST))}",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
@@ -91,14 +92,14 @@ def _stalls() -> list[AnyPanel]:
         ),
         timeseries(
             "Stalls begun",
-            "Stalls that began, as often as each host saw one, by cause.",
+            "Stalls that began, by cause; each host counts its own.",
             "short",
             query(f"sum by (cause) (increase({catalogue.STALLS.where(HOST)}[$__rate_interval]))", "{{cause}}"),
             stacked=True,
         ),
         timeseries(
             "Ranks stalled",
-            "How many ranks were stalled at a time, by the cause that their host gave.",
+            "Mean number of stalled ranks, by the cause that their host gave.",
             "short",
             query(
                 f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(HOST)}[$__rate_interval]))",
@@ -107,9 +108,8 @@ def _stalls() -> list[AnyPanel]:
             stacked=True,
         ),
         table(
-            "Best founded causes",
-            "For each communicator the causes that any host gives; the greater the number, the less the evidence "
-            "leaves open.",
+            "Causes with the strongest evidence",
+            "Causes of each communicator's stall as given by any host. A larger number means stronger evidence.",
             "comm cause",
             f'{recorded.STALL_EVIDENCE}{{comm=~"$comm"}}',
             value="evidence",
@@ -117,7 +117,7 @@ def _stalls() -> list[AnyPanel]:
         ),
         timeseries(
             "Errors from NCCL",
-            "Errors that NCCL reported for communicators, each once, by name.",
+            "Errors that NCCL reported for communicators, each counted once, by ncclResult_t name.",
             "short",
             query(f"sum by (error) (increase({catalogue.COMM_ERRORS.where(HOST)}[$__rate_interval]))", "{{error}}"),
             thresholds=NEVER_FINE,
@@ -129,7 +129,7 @@ def _jobs() -> list[AnyPanel]:
     return [
         table(
             "Jobs",
-            "The jobs that run, and how many communicator ends (ranks of communicators) each has.",
+            "Running jobs and their number of communicator instances (ranks, summed over communicators).",
             "exported_job",
             f'{catalogue.COMM_INFO}{{exported_job=~"$job",{HOST}}}',
             aggregate="count",
@@ -138,21 +138,21 @@ def _jobs() -> list[AnyPanel]:
         ),
         timeseries(
             "Payload by operation",
-            "Payload (count x dtype size) that all processes gave to NCCL: not what crossed the network.",
+            "Payload (count x dtype size) that all processes passed to NCCL. Bytes on the network differ.",
             "Bps",
             query(f"sum by (op) (rate({catalogue.COLLECTIVE_PAYLOAD_BYTES.where(HOST)}[$__rate_interval]))", "{{op}}"),
             stacked=True,
         ),
         timeseries(
             "Bytes on the rails",
-            "Port bytes of all rails, as the devices count them.",
+            "Port bytes of all rails, as counted by the devices.",
             "Bps",
             query(f"sum({recorded.TRANSMIT_RATE.where(HOST)})", "transmit"),
             query(f"sum({recorded.RECEIVE_RATE.where(HOST)})", "receive"),
         ),
         timeseries(
             "Communicators made and ended",
-            "Communicators that were made, ended, aborted, revoked and so on.",
+            "Communicator events: created, destroyed, aborted, revoked and others.",
             "short",
             query(f"sum by (event) (increase({catalogue.COMM_EVENTS.where(HOST)}[$__rate_interval]))", "{{event}}"),
         ),
@@ -170,7 +170,7 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Fullest rails",
-            "Port bytes sent over the line rate: the ten fullest rails.",
+            "Port bytes sent / line rate: the ten rails with the highest utilization.",
             "percentunit",
             query(f"topk(10, {recorded.TRANSMIT_UTILIZATION.where(HOST)})", _RAIL),
             thresholds=FULLNESS,
@@ -178,28 +178,28 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Slowest against their siblings",
-            "Mean TCP round trip over that of the best rail of the same host: 1 is the best itself.",
+            "Mean TCP round-trip time / that of the fastest rail of the same host. The fastest rail reads 1.",
             "short",
             query(f"topk(10, {recorded.ROUND_TRIP_TO_SIBLINGS.where(HOST)})", _RAIL),
             thresholds=((None, GOOD), (2.0, WATCH), (5.0, BAD)),
         ),
         timeseries(
             "Least against their siblings",
-            "Bytes sent over those of the busiest rail of the same host: the ten rails that carry the smallest share.",
+            "Bytes sent / bytes of the busiest rail of the same host: the ten rails with the smallest share.",
             "percentunit",
             query(f"bottomk(10, {recorded.TRANSMIT_TO_SIBLINGS.where(HOST)})", _RAIL),
             largest=1,
         ),
         timeseries(
             "Most sent again",
-            "Of the payload that observed TCP connections sent, what they sent again: the ten worst rails.",
+            "Share of TCP payload that observed connections retransmitted: the ten worst rails.",
             "percentunit",
             query(f"topk(10, {recorded.RETRANSMITTED.where(HOST)})", _RAIL),
             thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
         ),
         timeseries(
-            "Errors of which any matters",
-            "Increase of the counters with severity page (link downs, retries exceeded and so on): the ten worst.",
+            "Errors with severity page",
+            "Increase of counters with severity page (link downed, retries exceeded and others): the ten worst.",
             "short",
             query(
                 f'topk(10, increase({catalogue.RAIL_COUNTER}{{severity="page",{HOST}}}[$__rate_interval]))',
@@ -209,13 +209,13 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Least explained",
-            "Wire bytes that collectives should have sent over port bytes: low where others use the rail as well.",
+            "Expected wire bytes / port bytes, transmit. Low if other traffic uses the rail.",
             "percentunit",
             query(f"bottomk(10, {recorded.EXPLAINED.where(HOST)})", _RAIL + " {{direction}}"),
         ),
         timeseries(
-            "Most of others",
-            "Share of the port bytes that is not of observed processes: the ten rails with the largest.",
+            "Most foreign traffic",
+            "Share of port bytes of processes that are not observed: the ten rails with the largest share.",
             "percentunit",
             query(f'topk(10, {recorded.BYTES_BY_ORIGIN}{{origin="foreign",{HOST}}})', _RAIL + " {{direction}}"),
             largest=1,

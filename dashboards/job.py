@@ -16,7 +16,7 @@ from railscope.dashboards.page import Section
 from railscope.dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
 from railscope.dashboards.variables import HOST, hosts_of_job, ranks_of_job
 
-_ON_HOSTS = "  Told for a host as a whole: jobs that share a host are added."
+_ON_HOSTS = "  This panel covers whole hosts: jobs that share a host are added up."
 _RANK = "{{comm}} rank {{rank}}"
 _INFO = f'{catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
 
@@ -40,7 +40,7 @@ def _quantile_of_either(quantile: float, metric: str, by: str) -> str:
 def dashboard() -> Dashboard:
     return page.page(
         page.JOB,
-        "One job: its communicators, what it gives to NCCL in which sizes, how long that takes, and who is late.",
+        "One job: its communicators, payload and sizes of its NCCL calls, durations, and late ranks.",
         [variables.job(), variables.communicator(of_job=True), variables.host()],
         [
             Section("Job", _job()),
@@ -59,7 +59,7 @@ def _job() -> list[AnyPanel]:
         stat("Hosts", "Hosts on which the job runs.", "short", f"count(count by (instance) ({_INFO}))"),
         stat(
             "Stalled ranks",
-            "Ranks of the job that say that an operation does not come to its end.",
+            "Ranks of the job whose host reports a stalled operation.",
             "short",
             f"count({ranks_of_job(f'{catalogue.COMM_STALLED.where(HOST)} == 1')}) or vector(0)",
             thresholds=NEVER_FINE,
@@ -67,21 +67,21 @@ def _job() -> list[AnyPanel]:
         ),
         stat(
             "Oldest operation in flight",
-            "Age of the oldest operation that was handed to the network and is not complete.",
+            "Age of the oldest operation in flight: handed to NCCL's proxy thread and not complete.",
             "s",
             f"max({ranks_of_job(catalogue.COMM_INFLIGHT_SECONDS.where(HOST))})",
         ),
         stat(
             "Operations behind",
-            "How many operations the hindmost rank entered less than the foremost, of the worst communicator.  It may "
-            "be above 0 for a moment at any time.",
+            "Largest number of operations by which a rank is behind the most advanced rank of its communicator.  "
+            "Short values above 0 are normal.",
             "short",
             f"max({ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})",
             whole=True,
         ),
         table(
             "Communicators",
-            "Every rank's end of every communicator, with its process.  A communicator opens its incidents.",
+            "Every rank of every communicator, with its process.  A click on a communicator opens its Stall dashboard.",
             "comm rank nranks gpu exported_job user nccl_version pid identity_source instance",
             f"{_INFO}",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
@@ -105,14 +105,14 @@ def _operations() -> list[AnyPanel]:
         ),
         timeseries(
             "Payload",
-            "Payload (count x dtype size) by operation and type, exact: not what crossed the network." + _ON_HOSTS,
+            "Payload (count x dtype size) by operation and data type, exact. Bytes on the network differ." + _ON_HOSTS,
             "Bps",
             query(f"sum by (op, dtype) ({_of_hosts(payload)})", "{{op}} {{dtype}}"),
             stacked=True,
         ),
         timeseries(
             "Bus bandwidth by size",
-            "busbw of completed operations: payload x nccl-tests' factor over their time, by operation and payload "
+            "busbw of completed operations: payload x nccl-tests' factor / duration, by operation and payload "
             "rounded up to a power of two." + _ON_HOSTS,
             "Bps",
             query(
@@ -121,7 +121,7 @@ def _operations() -> list[AnyPanel]:
         ),
         timeseries(
             "Algorithm bandwidth by size",
-            "algbw of completed operations: payload over their time, by operation and payload rounded up to a power of "
+            "algbw of completed operations: payload / duration, by operation and payload rounded up to a power of "
             "two." + _ON_HOSTS,
             "Bps",
             query(
@@ -131,21 +131,21 @@ def _operations() -> list[AnyPanel]:
         ),
         timeseries(
             "Bus bandwidth of single operations",
-            "Median and best tenth of the bus bandwidth of completed collectives." + _ON_HOSTS,
+            "Median and 90th percentile of the bus bandwidth of completed collectives." + _ON_HOSTS,
             "Bps",
             query(_quantile_of_either(0.5, bandwidth, "op"), "{{op}} median"),
-            query(_quantile_of_either(0.9, bandwidth, "op"), "{{op}} best tenth"),
+            query(_quantile_of_either(0.9, bandwidth, "op"), "{{op}} 90th percentile"),
         ),
         timeseries(
             "Operations under way",
-            "Time that operations of a rank took, in sum, per second: 1 where one is always under way, more where they "
-            "overlap, and the nearer to 0 the less the rank waits for the network.",
+            "Mean number of a rank's operations in flight. 1: one is always in flight; more: they overlap; near 0: "
+            "the rank hardly waits for the network.",
             "short",
             query(f"sum by (comm, rank) ({_of_ranks(catalogue.COMM_OPERATION_SECONDS.name)})", _RANK),
         ),
         timeseries(
             "Algorithms",
-            "Collectives launched, by the algorithm, protocol and number of channels that NCCL chose." + _ON_HOSTS,
+            "Collectives launched, by algorithm, protocol and number of channels chosen by NCCL." + _ON_HOSTS,
             "cps",
             query(
                 f"sum by (op, algorithm, protocol, channels) ({_of_hosts(catalogue.COLLECTIVE_LAUNCHES.name)})",
@@ -232,8 +232,7 @@ def _traffic() -> list[AnyPanel]:
         ),
         timeseries(
             "Ring or named peers",
-            "Of the same bytes: how much goes round rings (ring), and how much to peers that the calls name (call)."
-            + only,
+            "The same bytes by basis: sent around rings (ring) or to peers that the calls name (call)." + only,
             "Bps",
             query(f"sum by (comm, basis) ({_of_ranks(peers)})", "{{comm}} {{basis}}"),
             stacked=True,
@@ -246,40 +245,39 @@ def _stragglers() -> list[AnyPanel]:
     return [
         timeseries(
             "Who waits least",
-            "Mean time from hand-over to completion, the ten ranks with the least: the rank that waits least comes "
-            "last, and the others wait for it.",
+            "Mean duration from hand-over to completion: the ten ranks with the smallest. The rank that waits least "
+            "arrives last, and the others wait for it.",
             "s",
             query(f"bottomk(10, {ranks_of_job(recorded.OPERATION_SECONDS.where(HOST))})", _RANK),
         ),
         timeseries(
             "Operations behind",
-            "Operations that a rank entered less than the foremost of its communicator: the ten worst.",
+            "Operations by which a rank is behind the most advanced rank of its communicator: the ten worst.",
             "short",
             query(f"topk(10, {ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})", _RANK),
             whole=True,
         ),
         timeseries(
             "Last on its host",
-            "How often a rank made a call last among the ranks on its host: the ten that do most.",
+            "Calls that a rank made last among its host's ranks: the ten ranks with the most.",
             "cps",
             query(f"topk(10, {_of_ranks(catalogue.COMM_LAST_ARRIVALS.name)})", _RANK),
         ),
         timeseries(
             "How late the last is",
-            "By how much the last rank on its host came after the one before it, in sum, per second: the share of "
-            "time that it cost.",
+            "Delay of the last rank on its host behind the second-to-last, per second: the share of time that it cost.",
             "percentunit",
             query(f"topk(10, {_of_ranks(catalogue.COMM_ARRIVAL_LAG_SECONDS.name)})", _RANK),
         ),
         timeseries(
             "Operations",
-            "Operations that each rank gave to NCCL: ranks of one communicator go together.",
+            "Operations that each rank enqueued. Ranks of one communicator advance together.",
             "ops",
             query(_of_ranks(catalogue.COMM_ENQUEUED.name), _RANK),
         ),
         timeseries(
             "Age of the oldest operation in flight",
-            "How long the oldest operation that was handed to the network is not complete: the ten oldest.",
+            "Age of the oldest operation in flight: the ten oldest.",
             "s",
             query(f"topk(10, {ranks_of_job(catalogue.COMM_INFLIGHT_SECONDS.where(HOST))})", _RANK),
         ),

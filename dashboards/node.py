@@ -40,7 +40,7 @@ def _lines(title: str, description: str, unit: str, metric: str, more: str = "")
 def dashboard() -> Dashboard:
     return page.page(
         page.NODE,
-        "One host: what its rails carry and where it comes from, bursts, queues, TCP, errors, GPUs and NVLinks.",
+        "One host: traffic of its rails by origin, bursts, queues, TCP, errors, GPUs and NVLinks.",
         [variables.host(), variables.rail()],
         [
             Section("Rails", _rails()),
@@ -58,26 +58,26 @@ def _rails() -> list[AnyPanel]:
     return [
         table(
             "Rails",
-            "The network port behind each rail; gpu is the nearest GPU.",
+            "The network port of each rail; gpu is the nearest GPU.",
             "instance rail device port netdev netns pci gpu numa link_layer driver",
             catalogue.RAIL_INFO.where(RAIL),
             width=24,
         ),
         timeseries(
             "Sent",
-            "Port bytes sent, as the device counts them.",
+            "Port bytes sent, as counted by the device.",
             "Bps",
             query(_rate(catalogue.RAIL_TRANSMIT_BYTES.name), _RAIL),
         ),
         timeseries(
             "Received",
-            "Port bytes received, as the device counts them.",
+            "Port bytes received, as counted by the device.",
             "Bps",
             query(_rate(catalogue.RAIL_RECEIVE_BYTES.name), _RAIL),
         ),
         timeseries(
             "How full",
-            "Port bytes over what the line rate allows, in each direction.",
+            "Port bytes / bytes that the line rate allows, by direction.",
             "percentunit",
             query(catalogue.RAIL_UTILIZATION.where(RAIL), _RAIL + " {{direction}}"),
             thresholds=FULLNESS,
@@ -85,7 +85,7 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Line rate",
-            "What the link was negotiated to, one direction: a step down is a link that came up slower.",
+            "Negotiated link speed, per direction. A step down is a link that came up slower.",
             "Bps",
             query(catalogue.RAIL_SPEED.where(RAIL), _RAIL),
         ),
@@ -97,7 +97,7 @@ def _rails() -> list[AnyPanel]:
         ),
         states(
             "Members of bonds",
-            "Whether the bond takes each of its members' links for up.",
+            "Whether the bond considers each member's link up.",
             query(catalogue.RAIL_BOND_MEMBER_UP.where(RAIL), _RAIL + " {{member}}"),
             words=UP_OR_DOWN,
         ),
@@ -113,8 +113,9 @@ def _origins() -> list[AnyPanel]:
         *(
             timeseries(
                 title,
-                "Port bytes by where they come from: collective, overhead (headers), retransmission, unseen (of "
-                "observed processes and no observed collective), offload (by the network itself), foreign (of others).",
+                "Port bytes by origin: collective, overhead (packet headers), retransmission, unseen (of observed "
+                "processes, but of no observed collective), offload (moved by the network itself), foreign (of other "
+                "processes).",
                 "Bps",
                 query(by_origin(direction), "{{origin}}"),
                 stacked=True,
@@ -122,26 +123,27 @@ def _origins() -> list[AnyPanel]:
             for title, direction in (("Sent, by origin", "transmit"), ("Received, by origin", "receive"))
         ),
         timeseries(
-            "How sure that is",
-            "Half the width of the band that an origin's bytes may lie in, over all of them.",
+            "Uncertainty of the origins",
+            "Uncertainty of the origins: half the width of an origin's error band / bytes of all origins.",
             "percentunit",
             query(catalogue.RAIL_LEDGER_ERROR.where(RAIL), _RAIL + " {{direction}}"),
         ),
         timeseries(
             "Explained",
-            "Wire bytes that the observed collectives should have sent over port bytes: 1 when they explain it all.",
+            "Expected wire bytes of the observed collectives / port bytes. 1 means that they explain all of the "
+            "rail's traffic.",
             "percentunit",
             query(catalogue.RAIL_EXPLAINED_RATIO.where(RAIL), _RAIL + " {{direction}}"),
         ),
         _lines(
             "Given to the rail by collectives",
-            "Bytes that NCCL handed to the network device, exact.",
+            "Bytes that NCCL posted to the network device, exact.",
             "Bps",
             catalogue.RAIL_COLLECTIVE_BYTES.name,
         ),
         _lines(
             "Expected of collectives",
-            "Wire bytes that the observed collectives should put on the rail (payload x algorithm factor).",
+            "Wire bytes that the observed collectives are expected to put on the rail (payload x algorithm factor).",
             "Bps",
             catalogue.RAIL_EXPECTED_WIRE_BYTES.name,
             " {{direction}}",
@@ -163,33 +165,34 @@ def _bursts() -> list[AnyPanel]:
     return [
         heatmap(
             "Bursts sent",
-            "Port bytes per second over short intervals: bursts that the time between scrapes averages away.",
+            "Port bytes per second over short intervals. Shows bursts that a scrape interval averages away.",
             "Bps",
             burst("transmit"),
         ),
         heatmap("Bursts received", "Port bytes per second over short intervals.", "Bps", burst("receive")),
         timeseries(
-            "Highest hundredth of short intervals",
-            "The rate that one short interval in a hundred exceeds.",
+            "99th percentile of short intervals",
+            "99th percentile of the rate over short intervals.",
             "Bps",
             query(peak("transmit"), _RAIL + " transmit"),
             query(peak("receive"), _RAIL + " receive"),
         ),
         timeseries(
             "Waiting to be sent",
-            "Bytes in the rail's queueing discipline.",
+            "Bytes queued in the rail's queueing discipline (qdisc).",
             "bytes",
             query(catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(RAIL), _RAIL),
         ),
         timeseries(
             "Packets waiting to be sent",
-            "Packets in the rail's queueing discipline.",
+            "Packets queued in the rail's queueing discipline (qdisc).",
             "short",
             query(catalogue.RAIL_QUEUE_BACKLOG_PACKETS.where(RAIL), _RAIL),
         ),
         timeseries(
             "Queue drops",
-            "Packets that the rail's queueing discipline dropped, held back, or took back from the device.",
+            "Packets that the rail's queueing discipline (qdisc) dropped or requeued, and times that it was over its "
+            "limit.",
             "pps",
             query(_rate(catalogue.RAIL_QUEUE_DROPS.name), _RAIL + " dropped"),
             query(_rate(catalogue.RAIL_QUEUE_REQUEUES.name), _RAIL + " put back"),
@@ -206,21 +209,22 @@ def _counters() -> list[AnyPanel]:
     legend = _RAIL + " {{counter}}"
     return [
         timeseries(
-            "Counters of which any increase matters",
-            "Increase of link downs, retries exceeded, drops on a lossless priority and so on.",
+            "Counters with severity page",
+            "Increase of counters with severity page: link downed, retries exceeded, drops on a lossless priority "
+            "and others.",
             "short",
             query(events("page"), legend),
             thresholds=NEVER_FINE,
         ),
         timeseries(
-            "Counters of which lasting increase matters",
-            "Increase of congestion marks, retransmissions, discards and so on.",
+            "Counters with severity warn",
+            "Increase of counters with severity warn: congestion marks, retransmissions, discards and others.",
             "short",
             query(events("warn"), legend),
         ),
         timeseries(
             "Counters together",
-            "Increase of all counters of a severity in sum, those included that are not shown because they were 0.",
+            "Total increase of all counters of a severity, including counters left out because they were 0.",
             "short",
             query(
                 f"increase({catalogue.RAIL_COUNTER_BY_SEVERITY.where(RAIL)}[$__rate_interval])",
@@ -229,21 +233,21 @@ def _counters() -> list[AnyPanel]:
         ),
         timeseries(
             "The other counters",
-            "Increase of what else the device counts, context for the others: congestion, and with "
-            "--series.detail=counters everything, such as packets.",
+            "Increase of counters with severity context: congestion; with --series.detail=counters all others, such "
+            "as packets.",
             "short",
             query(f"topk(20, {events('context')})", legend),
         ),
         table(
-            "Counters at their end",
-            "Counters that show the most they can: more may have happened since, and nothing says how much.",
+            "Saturated counters",
+            "Saturated counters: they read their maximum and no longer count.",
             "instance rail device netns counter",
             f"{catalogue.RAIL_COUNTER_PINNED.where(RAIL)} == 1",
         ),
         timeseries(
             "Waiting for PCIe",
-            "Part of the last second in which the card waited for the PCIe bus: read (of memory, to send) or write "
-            "(what was received).",
+            "Fraction of the last second in which the NIC waited for the PCIe bus. read: reads from memory to send; "
+            "write: writes of received data.",
             "percentunit",
             query(catalogue.RAIL_PCI_STALLED.where(RAIL), _RAIL + " {{direction}}"),
             thresholds=((None, GOOD), (0.05, WATCH), (0.25, BAD)),
@@ -256,28 +260,27 @@ def _tcp() -> list[AnyPanel]:
     return [
         timeseries(
             "Round trips",
-            "Smoothed round trip of the observed processes' sending connections.",
+            "Smoothed TCP round-trip time of the observed processes' sending connections.",
             "s",
             query(catalogue.RAIL_TCP_ROUND_TRIP.where(RAIL), _RAIL + " {{stat}}"),
         ),
         timeseries(
             "Sent again",
-            "Of the payload that observed connections sent, what they sent again.",
+            "Share of TCP payload that observed connections retransmitted.",
             "percentunit",
             query(recorded.RETRANSMITTED.where(RAIL), _RAIL),
             thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
         ),
         timeseries(
             "Segments",
-            "Segments with payload that observed connections sent, and those of them that were sent again.",
+            "TCP segments with payload that observed connections sent, and those that they retransmitted.",
             "pps",
             query(_rate(catalogue.RAIL_TCP_SENT_SEGMENTS.name), _RAIL + " sent"),
             query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS.name), _RAIL + " again"),
         ),
         timeseries(
             "Payload",
-            "Payload that observed connections sent, that peers acknowledged, that was received, and that was sent "
-            "again.",
+            "TCP payload of observed connections: sent, acknowledged by peers, received, retransmitted.",
             "Bps",
             query(_rate(catalogue.RAIL_TCP_SENT_BYTES.name), _RAIL + " sent"),
             query(_rate(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES.name), _RAIL + " acknowledged"),
@@ -286,20 +289,19 @@ def _tcp() -> list[AnyPanel]:
         ),
         timeseries(
             "Connections",
-            "Connections of observed processes: all, those that send, and those that go only as fast as the "
-            "application gives.",
+            "TCP connections of observed processes: all, sending, and application-limited ones.",
             "short",
             query(catalogue.RAIL_TCP_CONNECTIONS.where(RAIL), _RAIL + " {{state}}"),
         ),
         timeseries(
             "Under way",
-            "Segments that are not acknowledged yet.",
+            "TCP segments not acknowledged yet.",
             "short",
             query(catalogue.RAIL_TCP_UNACKNOWLEDGED.where(RAIL), _RAIL),
         ),
         timeseries(
             "Not sent yet",
-            "Bytes in socket buffers of observed processes that wait to be sent.",
+            "Bytes in TCP send buffers of observed processes that were not sent yet.",
             "bytes",
             query(catalogue.RAIL_TCP_UNSENT_BYTES.where(RAIL), _RAIL),
         ),
@@ -310,9 +312,9 @@ def _tcp() -> list[AnyPanel]:
             query(catalogue.RAIL_TCP_DELIVERY_RATE.where(RAIL), _RAIL),
         ),
         _lines(
-            "What held connections back",
-            "Connections that had data under way (nothing: all of them) or were held back by the receiver's window or "
-            "their own buffer: seconds per second, in sum.",
+            "What limited connections",
+            "Mean number of connections with unacknowledged data (nothing: all of them), and of those limited by the "
+            "receive window or the send buffer.",
             "short",
             catalogue.RAIL_TCP_BUSY_SECONDS.name,
             " {{limited_by}}",
@@ -330,25 +332,25 @@ def _gpus() -> list[AnyPanel]:
         ),
         table(
             "NVLinks",
-            "What is at the other end of each NVLink, and which bytes its counters hold.",
+            "The remote end of each NVLink, and which bytes its counters hold.",
             "instance gpu link remote remote_type counted",
             catalogue.NVLINK_INFO.where(HOST),
         ),
         timeseries(
             "NVLink sent",
-            "Bytes sent on each NVLink, as the GPU counts them.",
+            "Bytes sent on each NVLink, as counted by the GPU.",
             "Bps",
             query(_rate(catalogue.NVLINK_TRANSMIT_BYTES.name, HOST), _LINK),
         ),
         timeseries(
             "NVLink received",
-            "Bytes received on each NVLink, as the GPU counts them.",
+            "Bytes received on each NVLink, as counted by the GPU.",
             "Bps",
             query(_rate(catalogue.NVLINK_RECEIVE_BYTES.name, HOST), _LINK),
         ),
         timeseries(
-            "How full NVLinks are",
-            "Bytes over what the NVLinks' speed allows: mean and fullest of each GPU's; single links with "
+            "NVLink utilization",
+            "Bytes / bytes that the NVLink's speed allows: mean and max of each GPU's links; single links with "
             "--series.detail=nvlinks.",
             "percentunit",
             query(catalogue.GPU_NVLINK_UTILIZATION.where(HOST), _GPU + " {{direction}} {{stat}}"),
@@ -358,8 +360,7 @@ def _gpus() -> list[AnyPanel]:
         ),
         timeseries(
             "NVLink speed",
-            "Nominal speed of each GPU's NVLinks together, one direction; of single links with "
-            "--series.detail=nvlinks.",
+            "Total nominal speed of each GPU's NVLinks, per direction; single links with --series.detail=nvlinks.",
             "Bps",
             query(catalogue.GPU_NVLINK_SPEED.where(HOST), _GPU),
             query(catalogue.NVLINK_SPEED.where(HOST), _LINK),
@@ -372,7 +373,7 @@ def _gpus() -> list[AnyPanel]:
         ),
         timeseries(
             "NVLink errors",
-            "Increase of the error counters of each GPU's NVLinks together, by kind, and of the links that have any.",
+            "Increase of NVLink error counters by kind: total of each GPU, and of each link that has errors.",
             "short",
             query(f"increase({catalogue.GPU_NVLINK_ERRORS.where(HOST)}[$__rate_interval])", _GPU + " {{kind}}"),
             query(f"increase({catalogue.NVLINK_ERRORS.where(HOST)}[$__rate_interval])", _LINK + " {{kind}}"),
@@ -386,14 +387,14 @@ def _gpus() -> list[AnyPanel]:
             query(_rate(catalogue.GPU_PCIE_RECEIVE_BYTES.name, HOST), _GPU + " receive"),
         ),
         table(
-            "Complaints of the NVLink fabric",
-            "What the health of a GPU's NVLink fabric complains of.",
+            "Health problems of the NVLink fabric",
+            "Health problems that a GPU reports for its NVLink fabric.",
             "instance gpu reason",
             f"{catalogue.GPU_FABRIC_UNHEALTHY.where(HOST)} == 1",
         ),
         timeseries(
-            "How often NVLink counters are renewed",
-            "The time between two renewals by the GPU, measured: bursts shorter than it are not seen.",
+            "Update interval of NVLink counters",
+            "Measured interval between the GPU's updates of its NVLink counters. Shorter bursts are not visible.",
             "s",
             query(catalogue.NVLINK_REFRESH_SECONDS.where(HOST), _GPU),
         ),
@@ -404,7 +405,7 @@ def _processes() -> list[AnyPanel]:
     return [
         timeseries(
             "Payload by GPU",
-            "Payload (count x dtype size) that processes gave to NCCL, by GPU and operation.",
+            "Payload (count x dtype size) that processes passed to NCCL, by GPU and operation.",
             "Bps",
             query(
                 f"sum by (instance, gpu, op) ({_rate(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, HOST)})",

@@ -263,7 +263,7 @@ def _explained(doing: str) -> Iterator[None]:
             "Grafana does not take the token or password: make a token in Administration, Service accounts"
         ) from None
     except GrafanaServerError as error:
-        raise PublishError(f"Grafana failed ({_line(error)}): look into its log") from None
+        raise PublishError(f"Grafana failed ({_line(error)}): see its log") from None
     except GrafanaException as error:
         if error.status_code == 403:
             raise PublishError(f"Grafana does not let this account {doing}") from None

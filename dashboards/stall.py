@@ -35,8 +35,8 @@ def _of_rails(metric: str) -> str:
 def dashboard() -> Dashboard:
     return page.page(
         page.STALL,
-        "One communicator that does not get on: what each host says, which rank is behind, and what its rails do.  "
-        "For a verdict with its evidence run: railscope diagnose --prometheus URL --comm HASH",
+        "One stalled communicator: each host's finding, ranks that are behind, and its rails.  For a verdict with "
+        "evidence run: railscope diagnose --prometheus URL --comm HASH",
         [variables.communicator(of_job=False), variables.host(), variables.rail()],
         [
             Section("What is wrong", _summary()),
@@ -50,7 +50,7 @@ def _summary() -> list[AnyPanel]:
     return [
         stat(
             "Ranks stalled",
-            "Ranks that wait or keep others waiting.",
+            "Stalled ranks: they wait or keep others waiting.",
             "short",
             f"count(count by (comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
@@ -58,26 +58,26 @@ def _summary() -> list[AnyPanel]:
         ),
         stat(
             "Ranks seen",
-            "Ranks of the communicator that any agent tells of.",
+            "Ranks of the communicator that any agent observes.",
             "short",
             f"count(count by (comm, rank) ({catalogue.COMM_INFO.where(COMM)}))",
             whole=True,
         ),
         stat(
             "Longest",
-            "How long any of its ranks was stalled, in sum.",
+            "Total stall time of the communicator's ranks.",
             "s",
             f"max({catalogue.COMM_STALL_SECONDS.where(COMM)})",
         ),
         stat(
             "Oldest operation in flight",
-            "Age of the oldest operation that was handed to the network and is not complete.",
+            "Age of the oldest operation in flight: handed to NCCL's proxy thread and not complete.",
             "s",
             f"max({catalogue.COMM_INFLIGHT_SECONDS.where(COMM)})",
         ),
         stat(
             "Operations behind",
-            "How many operations the hindmost rank entered less than the foremost.",
+            "Number of operations by which the last rank is behind the most advanced one.",
             "short",
             f"max({recorded.SEQUENCE_SPREAD.where(COMM)})",
             whole=True,
@@ -92,8 +92,8 @@ def _summary() -> list[AnyPanel]:
         ),
         table(
             "What the hosts say",
-            "A rank a row: the cause as its host sees it, and whom it blames; empty: nothing of the kind.  "
-            f"A rank that only waits says {Cause.RANK_BEHIND}; {Cause.PROCESS_STOPPED}, {Cause.PROCESS_GONE} and "
+            "One row per rank: the cause that its host gives, and the blamed rank or rail (empty: none).  "
+            f"A rank that only waits reports {Cause.RANK_BEHIND}; {Cause.PROCESS_STOPPED}, {Cause.PROCESS_GONE} and "
             "rail_* name the reason.",
             "comm rank instance cause strength blamed_rank rail device netns",
             catalogue.COMM_STALL_INFO.where(COMM),
@@ -101,8 +101,8 @@ def _summary() -> list[AnyPanel]:
             width=16,
         ),
         table(
-            "Best founded causes",
-            "What any host puts the stall down to; the greater the number, the less the evidence leaves open.",
+            "Causes with the strongest evidence",
+            "Causes of the stall as given by any host. A larger number means stronger evidence.",
             "comm cause",
             recorded.STALL_EVIDENCE.where(COMM),
             value="evidence",
@@ -110,7 +110,7 @@ def _summary() -> list[AnyPanel]:
         ),
         table(
             "Ranks seen beside how many there are",
-            "Of nranks ranks this many are seen by an agent: where fewer, an agent is missing or silent.",
+            "Ranks that an agent observes, beside nranks. If fewer, an agent is missing or silent.",
             "comm nranks",
             recorded.RANKS.where(COMM),
             value="seen",
@@ -118,8 +118,8 @@ def _summary() -> list[AnyPanel]:
         ),
         table(
             "Ranks that write",
-            "Ranks whose process makes no call and writes to storage, as for a checkpoint: the others may wait for "
-            "them, and that is no stall.",
+            "Ranks whose process makes no NCCL call and writes to storage, for example a checkpoint. The others may "
+            "wait for them; this is not a stall.",
             "comm rank instance",
             catalogue.COMM_WRITING.where(COMM),
             links={"instance": page.TO_HOST},
@@ -127,8 +127,7 @@ def _summary() -> list[AnyPanel]:
         ),
         table(
             "Ranks that left",
-            "Ranks that destroyed or aborted their end of the communicator, or whose process has ended: they do not "
-            "wait.",
+            "Ranks that destroyed or aborted the communicator, or whose process ended. They do not wait.",
             "comm rank instance",
             catalogue.COMM_ENDED.where(COMM),
             links={"instance": page.TO_HOST},
@@ -136,7 +135,7 @@ def _summary() -> list[AnyPanel]:
         ),
         timeseries(
             "Stalled, by cause",
-            "How many ranks were stalled at a time, by the cause that their host gave.",
+            "Mean number of stalled ranks, by the cause that their host gave.",
             "short",
             query(f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(COMM)}[$__rate_interval]))", "{{cause}}"),
             stacked=True,
@@ -149,7 +148,7 @@ def _ranks() -> list[AnyPanel]:
     return [
         states(
             "Stalled",
-            "Which ranks were stalled when, with operation and cause.",
+            "Stalled ranks over time, with operation and cause.",
             query(
                 f"max by (rank, instance, op, cause) ({catalogue.COMM_STALLED.where(COMM)})",
                 "{{rank}} {{op}} {{cause}}",
@@ -158,20 +157,20 @@ def _ranks() -> list[AnyPanel]:
         ),
         timeseries(
             "Operations behind",
-            "Operations that each rank entered less than the foremost: who is above 0 keeps the others waiting.",
+            "Operations by which each rank is behind the most advanced one. A rank above 0 keeps the others waiting.",
             "short",
             query(recorded.OPERATIONS_BEHIND.where(COMM), _RANK),
             whole=True,
         ),
         timeseries(
             "Age of the oldest operation in flight",
-            "Rises a second each second while a rank waits; 0 on a rank that did not enter the operation.",
+            "Grows by one second per second while a rank waits; 0 on a rank that did not enter the operation.",
             "s",
             query(catalogue.COMM_INFLIGHT_SECONDS.where(COMM), _RANK),
         ),
         timeseries(
             "Operations entered",
-            "Operations that each rank gave to NCCL per second: 0 from the stall on.",
+            "Operations that each rank enqueued per second: 0 once the stall began.",
             "ops",
             query(f"rate({catalogue.COMM_ENQUEUED.where(COMM)}[$__rate_interval])", _RANK),
         ),
@@ -184,7 +183,7 @@ def _ranks() -> list[AnyPanel]:
         ),
         timeseries(
             "How long operations took before",
-            "Mean time from hand-over to completion: who waits least comes last.",
+            "Mean duration from hand-over to completion. The rank that waits least arrives last.",
             "s",
             query(recorded.OPERATION_SECONDS.where(COMM), _RANK),
         ),
@@ -209,19 +208,19 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Sent",
-            "Port bytes sent: in a ring all rails drop together with the slowest.",
+            "Port bytes sent. In a ring, all rails drop together with the slowest one.",
             "Bps",
             query(_of_rails(recorded.TRANSMIT_RATE.name), _RAIL),
         ),
         timeseries(
             "Waiting to be sent",
-            "Bytes in each rail's queue: a slow rail has some while its siblings have none.",
+            "Bytes in each rail's qdisc. A slow rail has a backlog while its siblings have none.",
             "bytes",
             query(_of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES.name), _RAIL),
         ),
         timeseries(
             "Round trips",
-            "Mean smoothed round trip of the sending connections.",
+            "Mean smoothed TCP round-trip time of the sending connections.",
             "s",
             query(
                 hosts_of_communicator(
@@ -232,19 +231,19 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Sent again",
-            "Of the payload that observed connections sent, what they sent again.",
+            "Share of TCP payload that observed connections retransmitted.",
             "percentunit",
             query(_of_rails(recorded.RETRANSMITTED.name), _RAIL),
         ),
         timeseries(
             "Under way",
-            "Segments that are not acknowledged yet: they stay while nothing arrives.",
+            "TCP segments not acknowledged yet. They stay while nothing arrives.",
             "short",
             query(_of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED.name), _RAIL),
             whole=True,
         ),
         timeseries(
-            "Errors of which any matters",
+            "Errors with severity page",
             "Increase of counters with severity page.",
             "short",
             query(
@@ -258,7 +257,7 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "How full",
-            "Port bytes sent over the line rate.",
+            "Port bytes sent / line rate.",
             "percentunit",
             query(_of_rails(recorded.TRANSMIT_UTILIZATION.name), _RAIL),
             largest=1,

@@ -75,7 +75,7 @@ def job() -> QueryVariable:
     return _choice(
         "job",
         "Job",
-        "The batch system's identifier of the job.",
+        "Job identifier of the batch system.",
         f"label_values({catalogue.COMM_INFO}, exported_job)",
     )
 
@@ -85,16 +85,16 @@ def communicator(*, of_job: bool) -> QueryVariable:
     return _choice(
         "comm",
         "Communicator",
-        "NCCL's own hash of the communicator.",
+        "NCCL's commHash of the communicator.",
         f"label_values({catalogue.COMM_INFO}{chosen}, comm)",
     )
 
 
 def host() -> QueryVariable:
     return _choice(
-        "host", "Host", "The agent, as Prometheus calls it.", f"label_values({catalogue.BUILD_INFO}, instance)"
+        "host", "Host", "Prometheus' instance label of the agent.", f"label_values({catalogue.BUILD_INFO}, instance)"
     )
 
 
 def rail() -> QueryVariable:
-    return _choice("rail", "Rail", "The number of the rail.", f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)")
+    return _choice("rail", "Rail", "Rail number.", f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)")

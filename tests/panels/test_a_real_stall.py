@@ -64,7 +64,7 @@ def test_the_dashboards_show_who_stopped() -> None:
         assert text(during, "Ranks stalled").split()[-1] != "0"
         said = next(one.rows for one in during.panels if one.title == "What the hosts say")
         assert [row for row in said if "host1" in row and "process_stopped" in row]
-        assert "process_stopped" in text(fleet, "Best founded causes")
+        assert "process_stopped" in text(fleet, "Causes with the strongest evidence")
         (states,) = (one for one in during.panels if one.title == "Stalled")
         assert states.coloured > 0
         # What namespace hosts lack is not drawn; nothing fails.

@@ -119,13 +119,13 @@ def test_every_metric_is_shown_somewhere() -> None:
 @pytest.mark.parametrize(
     ("what", "change"),
     [
-        ("which nothing exports", asking("railscope_rail_gone_total")),
+        ("which no metric", asking("railscope_rail_gone_total")),
         (
-            "which nothing exports",
+            "which no metric",
             asking("railscope_rail_rate_bytes_total"),
         ),
-        ("which nothing exports", asking("railscope_rail_up_bucket")),
-        ("which nothing exports", asking("histogram_count(railscope_collective_duration_seconds)")),
+        ("which no metric", asking("railscope_rail_up_bucket")),
+        ("which no metric", asking("histogram_count(railscope_collective_duration_seconds)")),
         ("is not PromQL", asking("sum by (rail (railscope_rail_up)")),
         ("the label op", asking('railscope_rail_up{op="AllReduce"}')),
         ("the label le", asking('railscope_rail_up{le="1"}')),
@@ -140,10 +140,10 @@ def test_every_metric_is_shown_somewhere() -> None:
         ("no such dashboard", lambda it: it["links"][0].update(url="/d/railscope-elsewhere?a=b")),
         ("label_values", offering("query_result(up)")),
         (
-            "which nothing exports",
+            "which no metric",
             offering("label_values(nothing, instance)"),
         ),
-        ("which nothing exports", lambda it: it["annotations"]["list"][0].update(expr="nothing == 1")),
+        ("which no metric", lambda it: it["annotations"]["list"][0].update(expr="nothing == 1")),
         ("which railscope-job.json has too", lambda it: it.update(uid="railscope-job")),
         ("has no uid", lambda it: it.update(uid="")),
     ],
@@ -388,7 +388,7 @@ def test_the_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
         (FakeGrafana(forbidden="/folders"), "does not let this account make folders"),
         (FakeGrafana(forbidden="/dashboards"), "does not let this account save dashboards"),
         (FakeGrafana(forbidden="/v1/provisioning"), "does not let this account provision alert rules"),
-        (FakeGrafana(broken="/folders"), "Grafana failed (Server Error 500: database is locked): look into its log"),
+        (FakeGrafana(broken="/folders"), "Grafana failed (Server Error 500: database is locked): see its log"),
     ],
 )
 def test_what_goes_wrong_is_one_line_that_says_what_to_do(

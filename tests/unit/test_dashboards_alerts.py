@@ -23,7 +23,9 @@ def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
     told = {name: alerts.to_grafana_template(text) for name, text in stalled.annotations if name != "runbook_url"}
     assert told == {
         "summary": "Communicator {{ $labels.comm }} is stalled",
-        "description": "For the whole picture run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        "description": (
+            "For the verdict on all hosts run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}"
+        ),
     }
 
 

@@ -192,7 +192,7 @@ def test_the_log_tells_what_was_overwritten_in_the_words_of_the_summary(
         assert record.run_record(RecordSettings(tmp_path / "job.npz", 1.0), Config(), out, "1.2.3") == 0
     assert caplog.messages == [said]
     for words in said.split(", ", 1)[1].split("; "):
-        assert words.startswith("lost: ") or f"\n{words}: more memory holds more" in out.getvalue()
+        assert words.startswith("lost: ") or f"\n{words}: raise recordings.memory" in out.getvalue()
 
 
 def test_describe_takes_a_dataset_and_schema_needs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
