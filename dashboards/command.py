@@ -61,8 +61,8 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     cost = actions.add_parser(
         "cost",
         help="what a fleet's series cost in Prometheus",
-        description="Series, samples and disk space for fleets of several sizes, in Prometheus and in a long-term store "
-        "that keeps a subset.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 "
+        description="Series, samples and disk space for fleets of several sizes, in Prometheus and in a long-term "
+        "store that keeps a subset.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 "
         "communicators), or one of yours: curl http://NODE:9779/metrics > FILE.",
         epilog="example: railscope dashboards cost --gpus 512 2048 --scrape-interval 5s --exposition FILE",
     )
