@@ -108,7 +108,8 @@ class _Command(CommandParser):
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="railscope",
-        description="Every NCCL collective of this host and what it put on each rail, without touching the job.",
+        description="Shows every NCCL collective of this host and the bytes that it put on each rail, without "
+        "touching the job.",
     )
     parser.add_argument("--version", action="version", version=f"railscope {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
@@ -129,105 +130,107 @@ def _parser() -> CommandParser:
     add(
         "doctor",
         _doctor,
-        help="what works on this host and what to do about the rest",
-        description="Try everything the agent needs, and say what is missing and how to mend it.",
-        epilog="Takes every option of 'railscope agent', so that its command line can be tried.  "
+        help="check what works on this host, and how to fix the rest",
+        description="Try everything that the agent needs, and report what is missing and how to fix it.",
+        epilog="It accepts every option of 'railscope agent', so that the agent's command line can be tested.  "
         "example: railscope doctor --json",
     )
     add(
         "top",
         _top,
         help="live view of a running agent: communicators, ranks, rails, NVLinks, stalls",
-        description="What a running agent sees, live: ranks with their operations, rails and NVLinks with their rates, "
-        "stalls with cause, blame and evidence.  Needs no root; '?' shows the keys.  Exit status 2: the agent cannot "
-        "be asked.",
+        description="Live view of a running agent: ranks with their operations, rails and NVLinks with their "
+        "rates, stalls with cause, blamed rank or rail and evidence.  It needs no root; '?' shows "
+        "the keys.  Exit status 2: the agent cannot be reached.",
         epilog="example: railscope top --plain --count 1 | grep kind=stall",
     )
     add(
         "demo",
         _demo,
-        help="two hosts, two rails, a real collective job, the agent beside it",
-        description="Start namespace hosts, a job that really sends, and the agent; compare what both counted.",
+        help="run a real collective job on two namespace hosts with two rails, and the agent beside it",
+        description="Start namespace hosts, a job that sends real data, and the agent; compare the counts of both.",
         epilog="example: railscope demo --pattern gpt --ranks-per-host 4 --record job/ && railscope report job/",
     )
     add(
         "record",
         _record,
-        help="watch this host for a while and write everything to a file",
-        description="Record calls, what completed, rails and links until the time is over or Ctrl-C: into a folder as "
-        "tables for report, matrix, compare and place, or into one file that ends in .npz.  It needs no running agent; "
-        "from one that runs, SIGUSR2 gets the last moments.",
+        help="record calls, completions, rails and links of this host to files",
+        description="Record calls, completed operations, rails and links until --seconds are over or Ctrl-C: "
+        "into a folder of tables for report, matrix, compare and place, or into one .npz file.  It "
+        "needs no running agent.  To record the last minute of a running agent, send it SIGUSR2.",
         epilog="example: railscope record -o job/ --seconds 60 --pid 4711 && railscope report job/",
     )
     add(
         "estimate",
         _estimate,
-        help="what a training job of a given shape sends, where, and how long it takes",
-        description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of a\n"
-        "GPT-shaped job, from a model: nothing is measured, no rights are needed.",
+        help="model the traffic and the time of a training job of a given shape",
+        description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of "
+        "a\nGPT-shaped job, computed from a model: nothing is measured, no privileges are needed.",
     )
     add(
         "diagnose",
         _diagnose,
-        help="what is stuck in the whole cluster, and who is to blame",
-        description="Ask a Prometheus-compatible store for all ranks of stalled communicators, and give a verdict: "
-        "the rank or rail to blame with the evidence, what only waits because of it, and what to check next.  "
-        "Exit status 0: no stall; 1: a stall, now or within the last minute (two scrapes, if that is longer); "
-        "2: the store could not be asked, or tells of no host that answers.",
+        help="find stalled communicators of the whole cluster and their root cause",
+        description="Query a Prometheus-compatible store for all ranks of stalled communicators and print a "
+        "verdict: the blamed rank or rail with the evidence, the communicators that only wait "
+        "because of it, and the next checks.  Exit status 0: no stall; 1: a stall, now or within the "
+        "last minute (two scrapes, if that is longer); 2: the store cannot be queried, or knows no "
+        "host that answers.",
         epilog="example: railscope diagnose --prometheus http://prometheus:9090",
     )
     # What works on recordings needs no rights, and no GPU.
     add(
         "report",
         _report,
-        help="what a recorded job did: operations, sizes, pairs, iterations, bandwidth, and what stays unknown",
-        description="Everything that a recording tells of a job, as tables, JSON, or a page with pictures.",
+        help="report on a recorded job: operations, sizes, pairs, iterations, bandwidth, and what remains unknown",
+        description="All measurements of a recorded job, as tables, JSON, or an HTML page with pictures.",
     )
     add(
         "matrix",
         _matrix,
-        help="which GPU sent how much to which, as a picture, beside what the model predicts",
+        help="show bytes between each pair of GPUs as a heat map, beside the model's prediction",
         description="The bytes between each pair of GPUs of a recorded job.",
     )
     add(
         "compare",
         _compare,
-        help="two recordings, or a recording and an estimate, figure by figure",
-        description="Every figure of two recordings side by side, and whether a difference means something.",
+        help="compare two recordings, or a recording and an estimate, figure by figure",
+        description="Every figure of two recordings side by side, and whether each difference is significant.",
     )
     add(
         "place",
         _place,
-        help="where the ranks of a recorded job would better run, and which links it needs",
-        description="The job's shape and mapping as its communicators show it, other mappings by the bytes over their "
-        "busiest NIC, and the links whose removal would cost little.",
+        help="find a better placement of a recorded job's ranks, and the links that it needs",
+        description="Print the job's shape and mapping as derived from its communicators, other mappings ranked "
+        "by the bytes over their busiest NIC, and the links whose removal would cost little.",
     )
     add(
         "bursts",
         _bursts,
-        help="when each rail and job is busy, and whether jobs on one link meet",
-        description="The burst calendar of recorded rails and jobs: period, duty, bytes, regularity.",
+        help="show when each rail and job is busy, and whether jobs that share a link overlap",
+        description="Burst calendar of recorded rails and jobs: period, duty cycle, bytes, regularity.",
     )
     add(
         "import",
         _import,
-        help="what others recorded (NCCL logs, Kineto, Chakra, flight recorder, Inspector), for the same analyses",
-        description="Put data from elsewhere into a dataset; what makes no sense in it is counted and shown.",
+        help="import other tools' data (NCCL logs, Kineto, Chakra, flight recorder, NCCL Inspector) for the same "
+        "analyses",
+        description="Import other tools' data into a dataset.  Malformed entries are skipped, counted and listed.",
         epilog="example: railscope import nccl.*.log -o imported/ && railscope report imported/",
     )
     add(
         "export",
         _export,
-        help="a recording as a trace for Perfetto",
-        description="Calls, network legs and rails of one or several hosts as a trace for ui.perfetto.dev.",
+        help="export a recording as a Perfetto trace",
+        description="Write calls, network operations and rails of one or several hosts as a trace for ui.perfetto.dev.",
         epilog="example: railscope export node-1.npz node-2.npz --perfetto job.pftrace",
     )
     add(
         "dashboards",
         _dashboards,
-        help="Grafana dashboards: build, check, publish; what they cost",
-        description="The dashboards for Grafana, as code: write their JSON, check it, bring it to a Grafana; and what "
-        "a fleet's series take.",
+        help="build, check and publish Grafana dashboards; compute their cost",
+        description="Grafana dashboards as code: write their JSON, check it, publish it to a Grafana; compute "
+        "the cost of a fleet's series.",
         epilog="example: railscope dashboards check",
     )
     return parser
@@ -255,11 +258,11 @@ def _agent(parsed: Any) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
         if not folder.is_dir():
-            print(f"railscope agent: {flag}: {folder} is not a folder; name where it is mounted", file=sys.stderr)
+            print(f"railscope agent: {flag}: {folder} is not a folder; name its mount point", file=sys.stderr)
             return COULD_NOT_RUN
     require_processes(config.procfs, config.pids)
     if config.textfile is not None and not config.once:
-        raise ConfigError("--textfile goes with --once: without it the metrics are served, not written")
+        raise ConfigError("--textfile requires --once: without --once the agent serves the metrics over HTTP")
     clock = SystemClock()
     daemon = Daemon(config, clock, version(), serve=not config.once)
     try:
@@ -277,7 +280,7 @@ def _agent(parsed: Any) -> int:
                     write_textfile(config.textfile, exposition)
                 except OSError as error:
                     why = f"--textfile: {config.textfile}: {error.strerror}"
-                    raise ConfigError(f"{why}; name a file in a folder that can be written") from None
+                    raise ConfigError(f"{why}; name a file in a writable folder") from None
             return FINE
         signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.request_from_signal())
         # To the very end: a second signal ends nothing halfway.

@@ -97,7 +97,7 @@ def _add_doctor_options(parser: CommandParser) -> None:
         "--topology",
         type=Path,
         metavar="FILE",
-        help="which rail is which on the machine of this NCCL topology file (XML), which may be another one",
+        help="show the GPUs, ports and rails of the machine that this NCCL topology file (XML) describes",
     )
 
 
@@ -105,7 +105,7 @@ def _add_demo_options(parser: CommandParser) -> None:
     # In less than a second there is nothing to compare.
     time, hosts, ranks = seconds(1, _DAY_SECONDS), whole_number(2, 8), whole_number(1, 8)
     parser.add_argument(
-        "--seconds", type=option_type(time), default=10.0, metavar="N", help="how long jobs run in all (default 10)"
+        "--seconds", type=option_type(time), default=10.0, metavar="N", help="total run time of the jobs (default 10)"
     )
     parser.add_argument(
         "--hosts", type=option_type(hosts), default=2, metavar="N", help="namespace hosts, 2 to 8 (default 2)"
@@ -115,36 +115,38 @@ def _add_demo_options(parser: CommandParser) -> None:
         "--pattern",
         default="all",
         choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt"),
-        help="what the job does (default: all but gpt, one after the other); gpt is a pipeline of tensor-parallel "
-        "stages with replicas, as far as the ranks suffice",
+        help="traffic pattern of the job (default: all but gpt, one after the other); gpt: pipeline of "
+        "tensor-parallel stages with replicas, as far as the ranks suffice",
     )
-    parser.add_argument("--record", type=Path, metavar="DIR", help="also record it into this folder, for 'report'")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="also record the job into this folder, for 'report'")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the live view")
 
 
 def _add_record_options(parser: CommandParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", type=Path, metavar="DIR|FILE.npz", help="write the recording here")
-    what.add_argument("--describe", type=Path, metavar="DIR|FILE", help="record nothing: say what a recording holds")
-    what.add_argument("--schema", action="store_true", help="record nothing: say what the tables of a folder mean")
+    what.add_argument(
+        "--describe", type=Path, metavar="DIR|FILE", help="record nothing: print a summary of a recording"
+    )
+    what.add_argument("--schema", action="store_true", help="record nothing: print the schema of a dataset's tables")
     parser.add_argument(
         "--seconds",
         type=option_type(seconds(0.1, _DAY_SECONDS)),
         metavar="N",
-        help="for how long (default: until Ctrl-C)",
+        help="duration of the recording (default: until Ctrl-C)",
     )
     parser.add_argument(
         "--memory",
         type=option_type(size_bytes("1MiB", "64GiB")),
         metavar="SIZE",
-        help="most memory for what is not written yet; what is oldest is overwritten (default: 64MiB, 256MiB for a "
-        "file, which is written at the end)",
+        help="maximum memory for rows that are not written yet; the oldest are overwritten (default: 64MiB, "
+        "256MiB for a file, which is written at the end)",
     )
     parser.add_argument(
         "--max-size",
         type=option_type(size_bytes("1MiB", "1048576GiB")),
         metavar="SIZE",
-        help="most that a folder may hold of this node; what is oldest is removed (default: no limit)",
+        help="maximum size of this node's files in the folder; the oldest are removed (default: no limit)",
     )
     parser.add_argument("--json", action="store_true", help="with --describe: one JSON object instead of text")
     _add_agents_options(parser, _RECORD_OPTIONS)

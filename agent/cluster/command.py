@@ -83,7 +83,7 @@ def question_from(parsed: Any) -> Question:
         raise PrometheusError(f"--window: {error}") from None
     comm = None if parsed.comm is None else normalise_hash(parsed.comm)
     if comm == "":
-        raise PrometheusError(f"--comm: {parsed.comm!r} is not a communicator hash: write it, or how it begins")
+        raise PrometheusError(f"--comm: {parsed.comm!r} is not a communicator hash: write the hash or a prefix of it")
     return Question(
         url=parsed.prometheus,
         comm=comm,

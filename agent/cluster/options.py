@@ -10,16 +10,16 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
     """The options of `railscope diagnose`."""
     parser.add_argument("--prometheus", required=True, metavar="URL", help="the store, as in http://prometheus:9090")
     parser.add_argument(
-        "--comm", metavar="HASH", help="only this communicator, or the one whose hash begins so, and what it waits for"
+        "--comm", metavar="HASH", help="only this communicator (hash or prefix of it), and what it waits for"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
-        "--time", metavar="T", help="at this moment, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"
+        "--time", metavar="T", help="evaluate at this time, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"
     )
     parser.add_argument(
-        "--window", default="5m", metavar="5m", help="how far back to look for what is usual, and for stalls"
+        "--window", default="5m", metavar="5m", help="how far back to look for normal values and for stalls"
     )
     parser.add_argument("--bearer-token-file", type=Path, metavar="FILE", help="a file with a token for the store")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
-    parser.add_argument("--insecure", action="store_true", help="take any certificate of the store")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates to trust instead of the system's")
+    parser.add_argument("--insecure", action="store_true", help="accept any certificate of the store")

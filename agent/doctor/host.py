@@ -54,7 +54,7 @@ CAPABILITIES: Final = (
     _Capability(
         "CAP_SYS_PTRACE",
         CAP_SYS_PTRACE,
-        "see what other users' processes have mapped",
+        "read the mappings of other users' processes",
         "jobs of other users are not found",
     ),
     _Capability(
@@ -154,12 +154,12 @@ def check_pid_namespace(procfs: Path) -> list[Finding]:
         OSError: the namespace cannot be asked for.
     """
     if (procfs / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE:
-        return [Finding("pid namespace", "ok", "the host's own: all processes can be seen")]
+        return [Finding("pid namespace", "ok", "the host's own: all processes are visible")]
     return [
         Finding(
             "pid namespace",
             "note",
-            "a nested one, as in a container: processes outside it are not observed",
+            "nested, as in a container: processes outside it are not observed",
             "run the agent on the host, or with docker run --pid=host, or hostPID: true in Kubernetes",
         )
     ]

@@ -13,7 +13,7 @@ from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSe
 
 _CHECK: Final = "NVLink"
 _PATIENCE_SECONDS: Final = 10.0
-_DRIVER_LOG: Final = "look for NVRM in the kernel's log: dmesg | grep NVRM"
+_DRIVER_LOG: Final = "look for NVRM in the kernel log: dmesg | grep NVRM"
 
 
 def check_nvlink(
@@ -31,7 +31,7 @@ def check_nvlink(
     look.join(patience_seconds)
     if look.is_alive():
         what = f"the NVIDIA driver has not answered for {patience_seconds:.0f} s"
-        return [Finding(_CHECK, "problem", what, f"{_DRIVER_LOG}; --no-collector.nvlink leaves it alone")]
+        return [Finding(_CHECK, "problem", what, f"{_DRIVER_LOG}; --no-collector.nvlink skips it")]
     return findings
 
 
@@ -41,7 +41,7 @@ def _examine(sysfs: Path, clock: Clock, library: str) -> list[Finding]:
     except NvmlMissing as missing:
         return [Finding(_CHECK, "note", f"GPUs and NVLinks are not read: {missing}", missing.remedy)]
     except NvmlError as error:
-        return [Finding(_CHECK, "problem", f"NVML does not start: {error}", _DRIVER_LOG)]
+        return [Finding(_CHECK, "problem", f"NVML does not initialise: {error}", _DRIVER_LOG)]
     try:
         return _gpus(session, sysfs, clock)
     except NvmlError as error:

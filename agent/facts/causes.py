@@ -164,13 +164,13 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         words="{who} {is} stopped (SIGSTOP or a debugger)",
         now=(
             StepFacts("grep -E 'State|TracerPid' /proc/{pid}/status", "T: stopped; a TracerPid: a debugger holds it"),
-            StepFacts("kill -CONT {pid}", "lets it go on, once you know who stopped it"),
+            StepFacts("kill -CONT {pid}", "resumes it; first find out who stopped it"),
         ),
         after=(
             StepFacts(
                 "journalctl {window}",
-                "who stopped process {pid} and let it go on: a batch system that suspends jobs, a debugger, somebody "
-                "logged in",
+                "who stopped process {pid} and let it go on: a batch system that suspends jobs, a debugger, a "
+                "logged-in user",
             ),
             _anywhere("the job's log of rank {rank}, {period}: whether it tells of a signal"),
         ),
@@ -185,7 +185,10 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         words="{rail} is down{unnamed}",
         words_by={"back": "{rail} went down and is back"},
         now=(
-            StepFacts("{inside}ip -s link show {device}", "NO-CARRIER: cable, module, switch; DOWN: somebody did it"),
+            StepFacts(
+                "{inside}ip -s link show {device}",
+                "NO-CARRIER: cable, module or switch; DOWN: an administrator switched it off",
+            ),
             StepFacts("{inside}ethtool {device}", "whether a link is detected, and the module's state"),
             _anywhere("the switch port at the other end, and what was changed there"),
         ),
@@ -250,9 +253,11 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         meaning="A rail is slow beside its siblings.",
         words="{rail} is slow{unnamed}",
         now=(
-            StepFacts("{inside}tc -s qdisc show dev {device}", "a shaper, and how much waits in it"),
+            StepFacts("{inside}tc -s qdisc show dev {device}", "a shaper, and its backlog"),
             StepFacts("{inside}ethtool {device}", "whether the link came up slower than it should"),
-            StepFacts("{inside}ethtool -S {device}", "pauses and congestion marks: the network holds it back"),
+            StepFacts(
+                "{inside}ethtool -S {device}", "pause frames and congestion marks: the network slows the port down"
+            ),
         ),
         after=(
             StepFacts(
@@ -286,12 +291,12 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         meaning="A rank's GPU has not begun with the operation.",
         words="the GPU of {who} does not progress",
         now=(
-            StepFacts("dmesg --ctime | grep -i xid", "a GPU that failed says so as an Xid"),
+            StepFacts("dmesg --ctime | grep -i xid", "a failed GPU reports an Xid"),
             StepFacts("nvidia-smi -i {gpu} -q -d ECC,PERFORMANCE,TEMPERATURE", "errors and throttling"),
             StepFacts("systemctl status nvidia-fabricmanager", "NVLink needs it on systems with NVSwitch"),
         ),
         after=(
-            StepFacts("journalctl -k {window} | grep -i xid", "a GPU that failed said so as an Xid"),
+            StepFacts("journalctl -k {window} | grep -i xid", "a failed GPU reported an Xid"),
             StepFacts("nvidia-smi -i {gpu} -q -d ECC", "errors that were counted"),
         ),
         remedy="drain the host",
@@ -310,7 +315,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         now=(
             StepFacts("py-spy dump --pid {pid}", "where in the program it is instead of the collective"),
             StepFacts("cat /proc/{pid}/stack", "what it waits for in the kernel: disk, a lock, nothing"),
-            StepFacts("top -H -b -n 1 -p {pid}", "busy, or kept from the CPU by others"),
+            StepFacts("top -H -b -n 1 -p {pid}", "busy, or starved of CPU by others"),
             _anywhere("the job's log of rank {rank}: an exception, a checkpoint, a branch the others do not take"),
         ),
         after=(
@@ -330,12 +335,12 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         meaning="No agent sees a rank of the communicator.",
         words="cannot tell: {missing} cannot be seen{last_seen}",
         now=(
-            StepFacts("ping -c 3 {host}", "whether the host is there at all", Where.ANYWHERE),
-            StepFacts("systemctl status railscope", "why the agent says nothing"),
+            StepFacts("ping -c 3 {host}", "whether the host is reachable", Where.ANYWHERE),
+            StepFacts("systemctl status railscope", "why the agent does not answer"),
             StepFacts("", "on which hosts the job runs, and that Prometheus scrapes each of them", Where.UNPLACED),
         ),
         after=(
-            StepFacts("journalctl -u railscope {window}", "why the agent said nothing"),
+            StepFacts("journalctl -u railscope {window}", "why the agent did not answer"),
             StepFacts("journalctl -k {window}", "what happened to the host or to its processes"),
         ),
         remedy="bring the host or its agent back, and ask again",

@@ -138,7 +138,7 @@ def test_the_text_names_the_rank_first_and_says_what_to_do(cluster: Cluster) -> 
 @pytest.mark.usefixtures("seconds_until_named")
 def test_a_silent_host_is_told_as_what_cannot_be_known(cluster: Cluster) -> None:
     finding = cluster.finding("lost")
-    assert any("rank 3 on lost3: its agent has said nothing for" in line for line in finding["unknown"])
+    assert any("rank 3 on lost3: its agent has not answered for" in line for line in finding["unknown"])
 
 
 @pytest.mark.usefixtures("seconds_until_named")

@@ -87,7 +87,7 @@ def test_the_help_of_record_lists_what_matters_to_a_recording_and_takes_the_rest
 def test_a_folder_that_is_not_there_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["agent", "--once", "--path.procfs", "/nonexistent"]) == 2
     assert capsys.readouterr().err == (
-        "railscope agent: --path.procfs: /nonexistent is not a folder; name where it is mounted\n"
+        "railscope agent: --path.procfs: /nonexistent is not a folder; name its mount point\n"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_file_without_once_or_in_no_folder_is_one_line(tmp_path: Path, capsys:
     assert agent_once("--textfile", str(tmp_path / "railscope.prom"), sysfs=tmp_path) == 2
     assert (
         capsys.readouterr().err
-        == "railscope: --textfile goes with --once: without it the metrics are served, not written\n"
+        == "railscope: --textfile requires --once: without --once the agent serves the metrics over HTTP\n"
     )
     assert agent_once("--once", "--textfile", str(tmp_path / "nowhere/railscope.prom"), sysfs=tmp_path) == 2
     error = capsys.readouterr().err

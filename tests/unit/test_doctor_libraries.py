@@ -72,6 +72,8 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
     found = check(procfs)
     unopened = found["mapped files"]
     assert unopened.status == "problem"
-    assert unopened.what.startswith(f"1 may not be opened: whether they hold NCCL is unknown; the first: {secret}, ")
+    assert unopened.what.startswith(
+        f"1 cannot be opened (no permission): whether they contain NCCL is unknown; the first: {secret}, "
+    )
     assert unopened.remedy
     assert str(library) in found["NCCL library"].what

@@ -130,7 +130,7 @@ def _prediction(compared: Compared) -> Iterator[str]:
         shown = _SHOWN[figure.unit]
         yield f"{figure.name}: measured {shown(figure.a)}, predicted {shown(figure.b)}."
     if not known:
-        yield "Nothing of the estimate could be held against the recording: what stands above and the notes say why."
+        yield "Nothing of the estimate could be held against the recording: the findings above and the notes say why."
 
 
 def _differences(compared: Compared) -> Iterator[str]:

@@ -106,7 +106,7 @@ def bearer_header(file: Path) -> str:
     """
     token = _secret(file, "--bearer-token-file")
     if not token.isascii():
-        raise PrometheusError(f"--bearer-token-file: {file} holds letters that are in no token: copy it once more")
+        raise PrometheusError(f"--bearer-token-file: {file} contains characters that no token has: copy it again")
     return f"Bearer {token}"
 
 
@@ -169,9 +169,7 @@ class PrometheusStore:
         try:
             context = ssl.create_default_context(cafile=self._endpoint.ca_file)
         except (OSError, ssl.SSLError):
-            raise PrometheusError(
-                f"--ca-file: {self._endpoint.ca_file} holds no certificate that can be read"
-            ) from None
+            raise PrometheusError(f"--ca-file: {self._endpoint.ca_file} contains no readable certificate") from None
         if self._endpoint.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -193,7 +191,7 @@ class PrometheusStore:
 
     def warnings(self) -> tuple[str, ...]:
         """That answers were partial, and what the store warned of; empty: neither."""
-        partial = f"{self.shown} calls its answers partial: hosts and ranks may be missing from all that is said here"
+        partial = f"{self.shown} marks its answers as partial: hosts and ranks may be missing from the verdict"
         warned = [f"{self.shown} warns: {warning}" for warning in tuple(self._warnings)[:_MOST_WARNINGS]]
         return (*((partial,) if self._partial else ()), *warned)
 
@@ -249,7 +247,7 @@ class PrometheusStore:
             connection.close()
         if 300 <= response.status < 400:
             raise PrometheusError(
-                f"{self.shown} sends us to {location or 'another place'}: give that URL, if you trust it"
+                f"{self.shown} redirects to {location or 'another place'}: give that URL, if you trust it"
             )
         if len(text) > _MOST_BYTES:
             raise PrometheusError(f"{self.shown} answers with more than {_MOST_BYTES >> 20} MiB: name one --comm")

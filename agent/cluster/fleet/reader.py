@@ -73,7 +73,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     if at is None:
         clock = store.query("time()")
         if not clock:
-            raise PrometheusError("the store does not tell its time: is it a Prometheus?")
+            raise PrometheusError("the store does not report its time: is it a Prometheus?")
         at = clock[0].value
     ask = Asker(store, at)
     scrapes = read_scrapes(ask)

@@ -347,7 +347,7 @@ def _is_busy(rail: RailSigns) -> bool:
 
 
 def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
-    return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, slowly")
+    return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, but slowly")
 
 
 def _with_slowness(diagnosis: Diagnosis, rank: RankFacts) -> Diagnosis:

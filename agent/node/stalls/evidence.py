@@ -163,7 +163,7 @@ class Elsewhere:
     def sentence(self) -> str:
         where = f"communicator {self.comm}" if self.comm else "another of its communicators"
         because = f": {self.why}" if self.why else ""
-        return f"rank {self.rank} of this host is held up itself, in {where}{because}"
+        return f"rank {self.rank} of this host is itself stalled in {where}{because}"
 
 
 @dataclass(frozen=True, slots=True)

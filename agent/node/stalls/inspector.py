@@ -179,7 +179,7 @@ class Inspector:
     def why_hidden(self, process: ObservedProcess) -> str:
         """Why the connections of a process could not be seen when its rails were last asked for; empty: they could."""
         if process.namespace is None:
-            return "its network namespace is not known"
+            return "its network namespace is unknown"
         return self._hidden.get(process.namespace.inode, "")
 
     @property
